@@ -1,0 +1,26 @@
+"""Gradient clipping with one meaning for every framework, and a bound that holds exactly."""
+
+from gradclip.clip import (
+    clip_by_global_norm,
+    clip_by_layer_norm,
+    clip_by_value,
+    global_norm,
+    layer_norms,
+)
+from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.per_example import PerExampleInfo, per_example_clip
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "PerExampleInfo",
+    "clip_by_global_norm",
+    "clip_by_layer_norm",
+    "clip_by_value",
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "global_norm",
+    "grad_norm",
+    "layer_norms",
+    "per_example_clip",
+]

@@ -1,0 +1,108 @@
+"""Backends: the operations of one framework, behind one set of verbs.
+
+A framework is touched only when one of its arrays arrives: it is found by the type of the array, among the modules
+that are already imported.
+"""
+
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import numpy as np
+
+from gradclip.backends.formats import Format
+
+Array = Any
+
+_FRAMEWORK_BY_TYPE: dict[type, str | None] = {}
+
+
+class Backend(Protocol):
+    """What the core asks of a framework. `portable.Portable` documents each operation."""
+
+    xp: Any
+    concrete: bool
+    visible: bool
+    wide: Format
+
+    def precision(self) -> AbstractContextManager[Any]: ...
+    def prepare(self, leaf: Any) -> Any: ...
+    def prepare_in_place(self, leaf: Any, name: str) -> Any: ...
+    def enter(self, leaf: Any) -> Array: ...
+    def update(self, leaf: Any, x: Array, new: Array, coefficient: Any) -> Any: ...
+    def update_clamped(self, leaf: Any, x: Array, bound: float) -> Any: ...
+    def leave(self, array: Array, leaf: Any) -> Any: ...
+    def leave_sum(self, wide: Array, x: Array) -> Any: ...
+    def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any: ...
+    def flushed_below(self, x: Array) -> float: ...
+    def leave_count(self, flags: Array) -> Any: ...
+    def scalar(self, value: Any, near: Sequence[Array]) -> Array: ...
+    def booleans(self, mask: Any) -> Array: ...
+    def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array: ...
+    def gather(self, terms: Sequence[Array]) -> list[Array]: ...
+    def total(self, terms: Sequence[Array]) -> Array: ...
+    def power_sum(self, x: Array, p: float, divisor: Array = None, *, batched: bool = False) -> Array: ...
+    def largest(self, x: Array, *, batched: bool = False) -> Array: ...
+    def smallest(self, x: Array, *, batched: bool = False) -> Array: ...
+    def count_nonfinite(self, x: Array) -> tuple[int, int]: ...
+    def without_nonfinite(self, x: Array) -> Array: ...
+    def shrink(self, x: Array, coefficient: Any) -> Array: ...
+    def weighted_sum(self, x: Array, coefficient: Any) -> Array: ...
+    def clamp(self, x: Array, bound: float) -> Array: ...
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
+
+
+def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: Any) -> Backend:
+    """Return the backend for these leaves, and for the thresholds and masks that come with them.
+
+    Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
+    """
+    frameworks = {framework_of(leaf) for leaf in leaves}
+    if frameworks <= {"number", "numpy"} and "jax" in map(framework_of, scalars):
+        frameworks.add("jax")
+    if None in frameworks:
+        at = [framework_of(leaf) for leaf in leaves].index(None)
+        raise TypeError(
+            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {leaves[at]!r:.80} "
+            f"of type {type(leaves[at]).__name__} at {names()[at] or 'the root'}."
+        )
+    frameworks -= {"number"}
+    if "jax" in frameworks:
+        frameworks -= {"numpy"}
+    if len(frameworks) > 1:
+        raise TypeError(
+            f"one tree must hold arrays of one framework, got {' and '.join(sorted(map(str, frameworks)))}. "
+            "Convert them, or clip them separately."
+        )
+    return _module_of(frameworks.pop() if frameworks else "numpy").backend(leaves, scalars)
+
+
+def _module_of(framework: str) -> Any:
+    if framework == "torch":
+        from gradclip.backends import torch as module
+    elif framework == "jax":
+        from gradclip.backends import jax as module
+    else:
+        from gradclip.backends import numpy as module
+    return module
+
+
+def framework_of(leaf: Any) -> str | None:
+    """Return `numpy`, `torch`, `jax`, or `number` for a Python number; None for anything else."""
+    kind = type(leaf)
+    if kind not in _FRAMEWORK_BY_TYPE:
+        _FRAMEWORK_BY_TYPE[kind] = _classify(leaf)
+    return _FRAMEWORK_BY_TYPE[kind]
+
+
+def _classify(leaf: Any) -> str | None:
+    if isinstance(leaf, (np.ndarray, np.generic)):
+        return "numpy"
+    if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):
+        return "number"
+    for framework, array in (("torch", "Tensor"), ("jax", "Array")):
+        module = sys.modules.get(framework)
+        if module is not None and isinstance(leaf, getattr(module, array)):
+            return framework
+    return None

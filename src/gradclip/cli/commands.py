@@ -1,0 +1,64 @@
+"""The commands and their options; the work is done elsewhere, imported only when it is asked for."""
+
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from gradclip.cli.app import INSTALL
+from gradclip.cli.settings import DemoSettings
+from gradclip.cli.versions import installed_versions
+
+app = typer.Typer(
+    name="gradclip",
+    help="Gradient clipping with one meaning for every framework.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+
+@app.command()
+def demo(
+    steps: Annotated[int, typer.Option(help="Training steps of each run.")] = DemoSettings.steps,
+    seeds: Annotated[
+        int, typer.Option(help="Seeds trained in each run: 0, 1, ... All of them are reported.")
+    ] = DemoSettings.seeds,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of both runs, decayed to 0 along a cosine.")
+    ] = DemoSettings.learning_rate,
+    max_norm: Annotated[float, typer.Option(help="Threshold of the run with clipping.")] = DemoSettings.max_norm,
+    out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = DemoSettings.out,
+) -> None:
+    """Train a recurrent network on handwritten digits, without clipping and with it.
+
+    Both runs share the seeds, the data, the network and the optimizer; only the clipping differs.
+    Lower the learning rate to see where training no longer needs clipping.
+    """
+    try:
+        settings = DemoSettings(steps, seeds, learning_rate, max_norm, out)
+    except ValueError as error:
+        _fail(str(error), 2)
+    try:
+        from gradclip.cli.demo import run_demo
+
+        run_demo(settings)
+    except OSError as error:
+        _fail(f"could not write to {str(out)!r}: {error}. Pass another folder with --out.", 2)
+    except ModuleNotFoundError as error:
+        # A missing module of our own is a bug to be seen, not something to install.
+        if error.name is None or error.name.partition(".")[0] == "gradclip":
+            raise
+        _fail(f"The demo needs {error.name}, not installed here. To install it: {INSTALL}", 1)
+
+
+@app.command()
+def info() -> None:
+    """Show the versions of gradclip, of Python and of the libraries found beside it."""
+    for name, version in installed_versions().items():
+        typer.echo(f"{name:<18} {version or 'not installed'}")
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    typer.echo(f"error: {message}", err=True)
+    raise typer.Exit(code)

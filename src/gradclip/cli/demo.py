@@ -1,0 +1,112 @@
+"""The demo: train twice, report, and write the picture and the numbers."""
+
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gradclip.cli import digits_rnn, training
+from gradclip.cli.picture import write_picture
+from gradclip.cli.results import LEARNED_LOSS, RunResult, describe_run, summarise
+from gradclip.cli.settings import DemoSettings
+from gradclip.cli.table import results_table
+from gradclip.cli.versions import installed_versions
+
+
+def run_demo(settings: DemoSettings) -> None:
+    """Train without clipping and with it, print what came of it and write it to the folder."""
+    console = Console()
+    # A folder that cannot be made is better known before the training than after it.
+    settings.out.mkdir(parents=True, exist_ok=True)
+    started = time.perf_counter()
+    runs = _train_both(settings, console)
+    seconds = time.perf_counter() - started
+    summary = summarise(*runs, settings)
+    title = f"Reading digits pixel by pixel, learning rate {settings.learning_rate:g}"
+    written = (
+        write_picture(runs, title, settings.max_norm, settings.out / "demo.png"),
+        _write_results(runs, settings, summary, seconds, settings.out / "results.json"),
+        _write_curves(runs, settings.out / "curves.json"),
+    )
+    console.print(results_table(runs))
+    console.print(summary, style="bold", highlight=False)
+    console.print(f"\nTraining took {seconds:.0f} s. Written:", highlight=False)
+    for path in written:
+        console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _train_both(settings: DemoSettings, console: Console) -> tuple[RunResult, RunResult]:
+    console.print(
+        f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
+        f"{settings.seeds} seeds, {settings.steps} steps, twice.",
+        highlight=False,
+    )
+    columns = (
+        TextColumn("{task.description:<16}"),
+        BarColumn(),
+        TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
+        TextColumn("{task.fields[loss]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        plain = _train_one("without clipping", False, settings, progress)
+        clipped = _train_one("with gradclip", True, settings, progress)
+    return plain, clipped
+
+
+def _train_one(name: str, clip: bool, settings: DemoSettings, progress: Progress) -> RunResult:
+    task = progress.add_task(name, total=settings.steps, loss="")
+
+    def on_chunk(steps: int, losses: np.ndarray) -> None:
+        progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.2f}")
+
+    curves = training.train(settings, clip, on_chunk)
+    return describe_run(name, curves, settings.max_norm if clip else math.inf)
+
+
+def _write_results(
+    runs: tuple[RunResult, ...], settings: DemoSettings, summary: str, seconds: float, path: Path
+) -> Path:
+    document = {
+        "summary": summary,
+        "settings": asdict(settings) | {"out": str(settings.out)},
+        "network": {"hidden": digits_rnn.HIDDEN, "batch": training.BATCH},
+        "optimizer": {"name": "sgd", "momentum": training.MOMENTUM, "schedule": "cosine"},
+        "learned_below_loss": LEARNED_LOSS,
+        "training_seconds": seconds,
+        "versions": installed_versions(),
+        "runs": [
+            {
+                "name": run.name,
+                "median_test_accuracy": run.median_test_accuracy,
+                "seeds": [asdict(seed) for seed in run.seeds],
+            }
+            for run in runs
+        ],
+    }
+    path.write_text(json.dumps(_plain(document), indent=2) + "\n", encoding="utf-8")
+    return path
+
+
+def _write_curves(runs: tuple[RunResult, ...], path: Path) -> Path:
+    document = {
+        run.name: {"loss": run.curves.losses.tolist(), "gradient_norm": run.curves.norms.tolist()} for run in runs
+    }
+    path.write_text(json.dumps(_plain(document)) + "\n", encoding="utf-8")
+    return path
+
+
+def _plain(value: object) -> object:
+    """JSON has no NaN and no infinity; they become the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.9g}") if math.isfinite(value) else str(value)
+    return value

@@ -1,0 +1,90 @@
+"""A plain recurrent network that reads a handwritten digit one pixel at a time.
+
+The state is h_t = tanh(h_{t-1} W + x_t U + b), and the digit is read off the last state. The
+gradient passes through W once for each of the 64 pixels, so it grows or shrinks like W^64: the
+exploding gradients of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+networks" (2013), who proposed clipping the global norm against them.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from sklearn.datasets import load_digits
+
+HIDDEN = 64
+CLASSES = 10
+TEST_SHARE = 0.2
+SPLIT_SEED = 0
+
+
+class Digits(NamedTuple):
+    """Images as (images, 64) float32 between 0 and 1, and the digits they show."""
+
+    train_pixels: jax.Array
+    train_digits: jax.Array
+    test_pixels: jax.Array
+    test_digits: jax.Array
+
+
+class Parameters(NamedTuple):
+    """The weights of the network, all float32."""
+
+    recurrent: jax.Array
+    input: jax.Array
+    bias: jax.Array
+    output: jax.Array
+    output_bias: jax.Array
+
+
+def load() -> Digits:
+    """Load the 8x8 digits that ship with scikit-learn, split once and for all seeds alike."""
+    pixels, digits = load_digits(return_X_y=True)
+    order = np.random.default_rng(SPLIT_SEED).permutation(len(digits))
+    pixels = (pixels[order] / 16).astype(np.float32)
+    digits = digits[order].astype(np.int32)
+    test = round(len(digits) * TEST_SHARE)
+    return Digits(
+        train_pixels=jnp.asarray(pixels[test:]),
+        train_digits=jnp.asarray(digits[test:]),
+        test_pixels=jnp.asarray(pixels[:test]),
+        test_digits=jnp.asarray(digits[:test]),
+    )
+
+
+def init(key: jax.Array) -> Parameters:
+    """Draw the weights; W is orthogonal, which neither grows nor shrinks what passes through."""
+    recurrent, inputs, output = jax.random.split(key, 3)
+    return Parameters(
+        recurrent=jax.random.orthogonal(recurrent, HIDDEN, dtype=jnp.float32),
+        input=jax.random.normal(inputs, (HIDDEN,), jnp.float32),
+        bias=jnp.zeros(HIDDEN, jnp.float32),
+        output=jax.random.normal(output, (HIDDEN, CLASSES), jnp.float32) / (2 * HIDDEN**0.5),
+        output_bias=jnp.zeros(CLASSES, jnp.float32),
+    )
+
+
+def logits(parameters: Parameters, pixels: jax.Array) -> jax.Array:
+    """Read images (batch, 64) one pixel at a time and score the ten digits: (batch, 10)."""
+
+    def read(state: jax.Array, pixel: jax.Array) -> tuple[jax.Array, None]:
+        seen = pixel[:, None] * parameters.input + parameters.bias
+        return jnp.tanh(state @ parameters.recurrent + seen), None
+
+    start = jnp.zeros((pixels.shape[0], HIDDEN), pixels.dtype)
+    state, _ = jax.lax.scan(read, start, pixels.T)
+    return state @ parameters.output + parameters.output_bias
+
+
+def loss(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> jax.Array:
+    """Mean cross entropy in nats; guessing gives ln 10 = 2.30."""
+    scores = logits(parameters, pixels)
+    return optax.softmax_cross_entropy_with_integer_labels(scores, digits).mean()
+
+
+def accuracy(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> jax.Array:
+    """Share of images read correctly; scores that are not finite count as wrong."""
+    scores = logits(parameters, pixels)
+    return (jnp.isfinite(scores).all(-1) & (scores.argmax(-1) == digits)).mean()

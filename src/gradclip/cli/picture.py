@@ -1,0 +1,66 @@
+"""The picture of both runs: loss above, gradient norm below."""
+
+from pathlib import Path
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from gradclip.cli.results import GUESSING_LOSS, RunResult
+
+# Two colours that people with any colour vision tell apart.
+_COLOURS = ("#D55E00", "#0072B2")
+_BINS = 100
+
+
+def write_picture(runs: tuple[RunResult, ...], title: str, max_norm: float, path: Path) -> Path:
+    """Draw one column for each run, on shared axes, and save it as a PNG."""
+    figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title)
+    axes = figure.subplots(2, len(runs), sharex=True, sharey="row", squeeze=False)
+    for run, colour, (upper, lower) in zip(runs, _COLOURS, axes.T, strict=True):
+        _draw(upper, run.curves.losses, colour)
+        _draw(lower, run.curves.norms, colour)
+        upper.axhline(GUESSING_LOSS, color="black", ls=":", lw=1.3, label="guessing")
+        if 0 < max_norm < np.inf:
+            lower.axhline(max_norm, color="black", ls="--", lw=1.3, label=f"max_norm {max_norm:g}")
+        upper.set_title(f"{run.name}: median test accuracy {run.median_test_accuracy:.1%}")
+        lower.set_xlabel("training step")
+    axes[0, 0].set_ylabel("training loss (nats)")
+    axes[1, 0].set_ylabel("gradient norm before clipping")
+    for axis in axes.flat:
+        axis.grid(alpha=0.25)
+        axis.legend(loc="upper right", framealpha=0.9, fontsize=9, ncols=2)
+    figure.savefig(path)
+    return path
+
+
+def _draw(axis: Axes, curves: np.ndarray, colour: str) -> None:
+    axis.set_yscale("log")
+    # An infinity rather than NaN, so that a median over seeds ends once most of them diverged.
+    curves = np.where(np.isfinite(curves), curves, np.inf)
+    steps = np.arange(1, curves.shape[1] + 1)
+    axis.plot(steps, _drawable(curves).T, color=colour, lw=0.5, alpha=0.25)
+    axis.plot([], [], color=colour, lw=1, alpha=0.5, label=f"{len(curves)} seeds")
+    bins = np.array_split(np.arange(len(steps)), min(_BINS, len(steps)))
+    centres = [steps[bin_].mean() for bin_ in bins]
+    medians = np.array([np.median(curves[:, bin_]) for bin_ in bins])
+    axis.plot(centres, _drawable(medians), color=colour, lw=2.2, label="median")
+    _mark_divergence(axis, curves)
+
+
+def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:
+    """Put a cross where a curve was finite for the last time before it broke off."""
+    broken = ~np.isfinite(curves)
+    ends = [(row, int(at.argmax()) - 1) for row, at in enumerate(broken) if at.any()]
+    points = [(end + 1, curves[row, end]) for row, end in ends if end >= 0]
+    if ends:
+        x, y = zip(*points, strict=True) if points else ((), ())
+        label = f"not finite from here: {len(ends)} of {len(curves)}"
+        axis.plot(x, y, "x", color="black", ms=8, mew=2, label=label)
+
+
+def _drawable(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values) & (values > 0), values, np.nan)

@@ -1,0 +1,79 @@
+"""One training run, all seeds side by side; with and without clipping it is the same code."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from gradclip import global_norm
+from gradclip.cli import digits_rnn
+from gradclip.cli.settings import DemoSettings
+from gradclip.integrations.optax import clip_by_global_norm
+
+BATCH = 32
+MOMENTUM = 0.9
+CHUNK = 100
+
+
+class Curves(NamedTuple):
+    """What was measured: loss and norm before clipping as (seeds, steps), accuracy as (seeds,)."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    test_accuracy: np.ndarray
+
+
+class _State(NamedTuple):
+    parameters: digits_rnn.Parameters
+    optimizer: Any
+    key: jax.Array
+
+
+def train(settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarray], None]) -> Curves:
+    """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress."""
+    digits = digits_rnn.load()
+    optimizer = _optimizer(settings, clip)
+    state = jax.vmap(lambda seed: _start(seed, optimizer))(np.arange(settings.seeds))
+    run_chunk = _chunk_runner(digits, optimizer)
+    losses, norms = [], []
+    for done in range(0, settings.steps, CHUNK):
+        length = min(CHUNK, settings.steps - done)
+        state, measured = run_chunk(state, length)
+        losses.append(np.asarray(measured[0]))
+        norms.append(np.asarray(measured[1]))
+        on_chunk(length, losses[-1])
+    test = jax.vmap(digits_rnn.accuracy, in_axes=(0, None, None))
+    correct = jax.jit(test)(state.parameters, digits.test_pixels, digits.test_digits)
+    return Curves(np.concatenate(losses, 1), np.concatenate(norms, 1), np.asarray(correct))
+
+
+def _optimizer(settings: DemoSettings, clip: bool) -> optax.GradientTransformation:
+    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
+    sgd = optax.sgd(schedule, momentum=MOMENTUM)
+    return optax.chain(clip_by_global_norm(settings.max_norm), sgd) if clip else sgd
+
+
+def _start(seed: jax.Array, optimizer: optax.GradientTransformation) -> _State:
+    weights, batches = jax.random.split(jax.random.key(seed))
+    parameters = digits_rnn.init(weights)
+    return _State(parameters, optimizer.init(parameters), batches)
+
+
+def _chunk_runner(
+    digits: digits_rnn.Digits, optimizer: optax.GradientTransformation
+) -> Callable[[_State, int], tuple[_State, tuple[jax.Array, jax.Array]]]:
+    def step(state: _State, _: None) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+        key, draw = jax.random.split(state.key)
+        rows = jax.random.randint(draw, (BATCH,), 0, len(digits.train_digits))
+        batch = digits.train_pixels[rows], digits.train_digits[rows]
+        loss, gradient = jax.value_and_grad(digits_rnn.loss)(state.parameters, *batch)
+        updates, optimizer_state = optimizer.update(gradient, state.optimizer)
+        parameters = optax.apply_updates(state.parameters, updates)
+        return _State(parameters, optimizer_state, key), (loss, global_norm(gradient))
+
+    def run_chunk(states: _State, length: int) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+        return jax.vmap(lambda state: jax.lax.scan(step, state, length=length))(states)
+
+    return jax.jit(run_chunk, static_argnums=1)

@@ -1,0 +1,230 @@
+"""Functional clipping: new trees from old ones, the input never touched."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradclip.backends import Backend, find, framework_of
+from gradclip.backends.formats import FLOAT64, format_of, is_complex
+from gradclip.coefficient import check_threshold, known_threshold
+from gradclip.decision import decide
+from gradclip.derivative import ClipRule
+from gradclip.norms import Order, measure
+from gradclip.policy import check_policy
+from gradclip.tree import FlatTree, flatten
+
+
+def global_norm(tree: Any, ord: Any = 2) -> Any:
+    """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
+
+    Args:
+        tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
+            integers are promoted to the default float.
+        ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
+
+    Returns:
+        A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its
+        relative error is at most 1e-6 (float32 and narrower leaves) or 1e-14 (float64). It is 0 for a tree without
+        elements, NaN or inf where an element is, and inf where the norm lies beyond the scalar's range.
+
+    Raises:
+        TypeError: a leaf is no array, or leaves of two frameworks are mixed.
+        ValueError: `ord` is anything else.
+
+    >>> import numpy as np
+    >>> float(global_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
+    5.0
+
+    """
+    flat, order = flatten(tree), Order.parse(ord)
+    return norm_of(find(flat.leaves, flat.paths), flat.leaves, order)
+
+
+def layer_norms(tree: Any, ord: Any = 2) -> Any:
+    """Return the norm of each leaf, in a tree of the same structure.
+
+    Arguments, dtypes and errors are those of `global_norm`.
+
+    >>> import numpy as np
+    >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
+    >>> float(norms["w"]), float(norms["b"])
+    (5.0, 2.0)
+    """
+    flat, order = flatten(tree), Order.parse(ord)
+    backend = find(flat.leaves, flat.paths)
+    return flat.rebuild([norm_of(backend, [leaf], order) for leaf in flat.leaves])
+
+
+def clip_by_global_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate") -> tuple[Any, Any]:
+    """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
+
+    Args:
+        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will.
+        max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing.
+            A negative one is a ValueError where its value is known, and counts as 0 where it is traced.
+        ord: which norm, as in `global_norm`.
+        nonfinite: what to do with NaN and infinities: "propagate" (everything becomes NaN), "raise"
+            (FloatingPointError; only where values are known), "zero" (they count as 0), "skip" (everything becomes 0).
+
+    Returns:
+        `(clipped, norm)`: a new tree of the same structure, dtypes, shapes and devices, bit-identical where the
+        norm is at most `max_norm`; and the norm before clipping, as `global_norm` returns it.
+
+    Raises:
+        TypeError, ValueError, FloatingPointError: as above; nothing has been changed.
+
+    The method is that of Pascanu et al. 2013; `gradclip.coefficient` proves the bound.
+
+    >>> import numpy as np
+    >>> clipped, norm = clip_by_global_norm({"w": np.array([3.0, 4.0])}, max_norm=1.0)
+    >>> clipped["w"].round(6).tolist(), float(norm)
+    ([0.6, 0.8], 5.0)
+
+    """
+    flat = flatten(tree)
+    everything = [list(range(len(flat.leaves)))]
+    leaves, norms = clip_groups(flat, everything, [max_norm], ord, nonfinite)
+    return flat.rebuild(leaves), norms[0]
+
+
+def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate") -> tuple[Any, Any]:
+    """Clip each layer of `tree` by its own norm.
+
+    Args:
+        tree: as in `clip_by_global_norm`.
+        max_norm: a number, the threshold of each leaf; or a prefix of `tree` (its containers, cut off at any depth)
+            that holds numbers: what lies below one of them is a layer and shares that threshold.
+        ord, nonfinite: as in `clip_by_global_norm`, for each layer.
+
+    Returns:
+        `(clipped, norms)`: the new tree, and the norms before clipping, shaped as `tree` if `max_norm` is a number,
+        else as `max_norm`.
+
+    Raises:
+        ValueError: `max_norm` is no prefix of `tree`. Others as in `clip_by_global_norm`.
+
+    >>> import numpy as np
+    >>> tree = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    >>> clipped, norms = clip_by_layer_norm(tree, 1.0)
+    >>> clipped["w"].round(6).tolist(), clipped["b"].tolist(), float(norms["w"])
+    ([0.6, 0.8], [0.5], 5.0)
+
+    """
+    flat = flatten(tree)
+    if is_single_threshold(max_norm):
+        prefix, groups = flat, [[i] for i in range(len(flat.leaves))]
+        thresholds = [max_norm] * len(groups)
+    else:
+        prefix, groups = flat.split_by(max_norm)
+        thresholds = prefix.leaves
+    leaves, norms = clip_groups(flat, groups, thresholds, ord, nonfinite)
+    return flat.rebuild(leaves), prefix.rebuild(norms)
+
+
+def clip_by_value(tree: Any, max_value: float) -> Any:
+    """Clamp each element of `tree` to [-max_value, max_value]; NaN stays NaN.
+
+    Args:
+        tree: arrays of real numbers, as in `clip_by_global_norm`.
+        max_value: the largest magnitude, >= 0. Where a leaf's dtype cannot hold it, the next number toward zero.
+
+    Returns:
+        A new tree of the same structure, dtypes, shapes and devices.
+
+    Raises:
+        TypeError: a leaf is complex: its elements have no order. ValueError: `max_value` is negative or NaN.
+
+    >>> import numpy as np
+    >>> clip_by_value(np.array([-3.0, 0.5, 4.0]), 1.0).tolist()
+    [-1.0, 0.5, 1.0]
+
+    """
+    flat = flatten(tree)
+    bound = check_threshold(max_value, "max_value")
+    backend = find(flat.leaves, flat.paths, bound)
+    bound = known_threshold(backend, bound, "max_value")
+    prepared = [backend.prepare(leaf) for leaf in flat.leaves]
+    check_real(prepared, flat.paths)
+    clamped = [backend.clamp(backend.enter(x), bound) for x in prepared]
+    return flat.rebuild(map(backend.leave, clamped, flat.leaves))
+
+
+def is_single_threshold(max_norm: Any) -> bool:
+    """Say whether a threshold is one number or array, rather than a tree of them."""
+    return framework_of(max_norm) is not None or isinstance(max_norm, str | bool | None)
+
+
+def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise a TypeError that names the first complex array."""
+    for index, x in enumerate(arrays):
+        if is_complex(x):
+            raise TypeError(
+                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
+                "value. Clip it by norm, or its real and imaginary parts one by one."
+            )
+
+
+def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
+    """Return the norm of the leaves together, as a scalar of their framework."""
+    rule = ClipRule(order, math.inf, "propagate")
+
+    def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
+        with backend.precision():
+            arrays = [backend.enter(x) for x in prepared]
+            norm = measure(backend, arrays, order)
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
+
+    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
+
+
+def clip_groups(
+    flat: FlatTree, groups: Sequence[Sequence[int]], max_norms: Sequence[Any], ord: Any, nonfinite: str
+) -> tuple[list[Any], list[Any]]:
+    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    order, nonfinite = Order.parse(ord), check_policy(nonfinite)
+    thresholds = [check_threshold(max_norm) for max_norm in max_norms]
+    backend = find(flat.leaves, flat.paths, *thresholds)
+    thresholds = [known_threshold(backend, threshold) for threshold in thresholds]
+    clipped = list(flat.leaves)
+    norms = []
+    for group, threshold in zip(groups, thresholds, strict=True):
+        leaves = [flat.leaves[i] for i in group]
+
+        def names(group: Sequence[int] = group) -> list[str]:
+            paths = flat.paths()
+            return [paths[i] or "the gradient" for i in group]
+
+        results, norm = _clip_together(backend, leaves, threshold, order, nonfinite, names)
+        norms.append(norm)
+        for i, result in zip(group, results, strict=True):
+            clipped[i] = result
+    return clipped, norms
+
+
+def _clip_together(
+    backend: Backend,
+    leaves: Sequence[Any],
+    max_norm: Any,
+    order: Order,
+    nonfinite: str,
+    names: Callable[[], Sequence[str]],
+) -> tuple[list[Any], Any]:
+    known = isinstance(max_norm, float)
+
+    def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
+        with backend.precision():
+            arrays = [backend.enter(x) for x in prepared]
+            threshold = max_norm if known else traced
+            made = decide(backend, arrays, threshold, order, nonfinite, names)
+            shrunk = [backend.shrink(x, made.coefficient) for x in made.arrays]
+            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
+            return list(map(backend.leave, shrunk, leaves)), norm
+
+    rule = ClipRule(order, max_norm if known else None, nonfinite)
+    clip = backend.differentiable(primal, rule)
+    return clip(list(map(backend.prepare, leaves)), None if known else max_norm)
+
+
+def norm_dtype(arrays: Sequence[Any]) -> str:
+    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
+    return "float64" if any(format_of(x) is FLOAT64 for x in arrays) else "float32"

@@ -1,0 +1,89 @@
+"""From arrays and a threshold to a norm and a coefficient: the one path that every way of clipping takes."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any
+
+from gradclip import exact, policy
+from gradclip.backends import Backend
+from gradclip.backends.formats import is_complex
+from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
+from gradclip.norms import Norm, Order, measure
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was measured and what follows: the norm, the coefficient, what counts as clipped, the arrays to scale."""
+
+    norm: Norm
+    coefficient: Coefficient
+    clipped: Any
+    arrays: Sequence[Any]
+
+
+def decide(
+    backend: Backend,
+    arrays: Sequence[Any],
+    max_norm: Any,
+    order: Order,
+    nonfinite: str,
+    names: Callable[[], Sequence[str]],
+    *,
+    batched: bool = False,
+    mask: Any = None,
+) -> Decision:
+    """Measure the norm of `arrays` together (or that of each example) and decide what happens to them.
+
+    `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
+    hold. Raises FloatingPointError under the policy "raise".
+    """
+    if nonfinite == "raise" and not backend.visible:
+        raise ValueError(
+            "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
+            "vmap, or pass nonfinite='skip' and look at the returned norm."
+        )
+    norm = _measured(backend, arrays, order, batched, mask)
+    if nonfinite == "zero" and not (backend.concrete and backend.xp.all(_finite(backend, norm))):
+        arrays = [backend.without_nonfinite(x) for x in arrays]
+        norm = _measured(backend, arrays, order, batched, mask)
+    finite = _finite(backend, norm)
+    if nonfinite == "raise" and not backend.xp.all(finite):
+        policy.raise_nonfinite(backend, arrays, names())
+    threshold = backend.scalar(max_norm, arrays)
+    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
+    if (
+        backend.concrete
+        and not batched
+        and undecided(norm, threshold)
+        and _exactly_fits(backend, arrays, order, float(threshold))
+    ):
+        chosen = replace(chosen, keep=backend.xp.ones_like(chosen.keep))
+    clipped = exceeds(norm, threshold) & ~chosen.keep
+    chosen = policy.apply(nonfinite, backend, finite, chosen)
+    if mask is not None:
+        chosen = replace(chosen, blank=chosen.blank | ~mask, keep=chosen.keep & mask)
+    return Decision(norm, chosen, clipped, arrays)
+
+
+def _measured(backend: Backend, arrays: Sequence[Any], order: Order, batched: bool, mask: Any) -> Norm:
+    norm = measure(backend, arrays, order, batched=batched)
+    if mask is None:
+        return norm
+    return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
+
+
+def _finite(backend: Backend, norm: Norm) -> Any:
+    return backend.xp.isfinite(norm.value)
+
+
+def _exactly_fits(backend: Any, arrays: Sequence[Any], order: Order, max_norm: float) -> bool:
+    if order.p != 2 and any(map(is_complex, arrays)):
+        return False
+    parts = [part for x in arrays for part in x.parts()]
+
+    def chunks() -> Iterator[Any]:
+        return chain.from_iterable(map(backend.wide_chunks, parts))
+
+    return exact.at_most(chunks, sum(math.prod(x.shape) for x in parts), order.p, max_norm)

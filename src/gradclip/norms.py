@@ -1,0 +1,167 @@
+"""What a norm is: its order, what one array knows of it, and how such partial norms combine.
+
+The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude
+for `inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file),
+their combination, and the root. Sums run in float64 where the device has it. A dtype whose powers cannot leave that
+range is summed as it is; otherwise the magnitudes are divided by the largest of them first.
+
+The error. Let u be the unit roundoff of the format summed in. A sum of n non-negative terms, in any order, has a
+relative error of at most n*u/(1 - n*u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section
+4.2). Each term carries at most the errors of a division and a multiplication, and the root, by its derivative, divides
+the relative error by p and adds its own rounding: less than (n + 8)*u for p = 1 and 2, stated as (n + 16)*u. For
+other p the platform's `pow` adds what `_POW_ERROR` allows for. A float32 device adds in pairs, so that a term takes
+part in log2(n) additions, not n. The largest and smallest magnitude of real numbers are exact.
+"""
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gradclip.backends import Backend
+from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex
+
+_POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a norm: `p` > 0, `inf` or `-inf`. For p < 1 it is not a norm, but clipping by it is defined."""
+
+    p: float
+
+    @property
+    def extreme(self) -> bool:
+        """Whether the norm is a largest or smallest magnitude instead of a sum."""
+        return math.isinf(self.p)
+
+    @classmethod
+    def parse(cls, ord: Any) -> "Order":
+        """Return the order a user means: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
+
+        Raises ValueError for anything else.
+        """
+        if isinstance(ord, Order):
+            return ord
+        if ord is None:
+            return cls(2.0)
+        if isinstance(ord, str) and ord in ("inf", "-inf"):
+            return cls(float(ord))
+        if isinstance(ord, numbers.Real) and not isinstance(ord, bool):
+            p = float(ord)
+            if p >= 1 or p == -math.inf:
+                return cls(p)
+        raise ValueError(
+            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r}. "
+            "For the Euclidean norm leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one array, shard or file knows of a norm.
+
+    `total` is the sum of (|x| / divisor)**p, or the extreme magnitude; a `divisor` of None is 1.
+    """
+
+    total: Any
+    divisor: Any
+    count: int
+    flushed: float
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A computed norm: `value * divisor`, with a proven relative `error`, and `floor` added to it at most."""
+
+    value: Any
+    divisor: Any
+    error: float
+    floor: float
+
+    def product(self) -> Any:
+        """Return the norm as one wide number, inf where it lies beyond the range."""
+        return self.value if self.divisor is None else self.value * self.divisor
+
+
+def partial(backend: Backend, x: Any, order: Order, *, batched: bool = False) -> Partial:
+    """Return what the non-empty array `x` knows of its norm, or of the norm of each of its examples."""
+    count = math.prod(x.shape[1:]) if batched else math.prod(x.shape)
+    flushed = backend.flushed_below(x)
+    if order.extreme:
+        extreme = backend.largest if order.p > 0 else backend.smallest
+        return Partial(extreme(x, batched=batched), None, count, flushed)
+    if format_of(x).power_fits(order.p, backend.wide):
+        return Partial(backend.power_sum(x, order.p, batched=batched), None, count, flushed)
+    if backend.concrete and order.p in (1, 2):
+        total = backend.power_sum(x, order.p, batched=batched)
+        if _well_inside(backend.xp, total):
+            return Partial(total, None, count, flushed)
+    xp = backend.xp
+    largest = backend.largest(x, batched=batched)
+    divisor = xp.where(xp.isfinite(largest) & (largest > 0), largest, 1.0)
+    return Partial(backend.power_sum(x, order.p, divisor, batched=batched), divisor, count, flushed)
+
+
+def _well_inside(xp: Any, total: Any) -> bool:
+    """Say whether no float64 term overflowed, and what underflowed cannot matter beside the sum.
+
+    What 2**40 terms lose to underflow is at most 2**40 * 2**-1022, below half a unit of 2**-900.
+    """
+    return bool(xp.all((total > 2.0**-900) & xp.isfinite(total)))
+
+
+def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
+    """Return what several arrays know together."""
+    xp = backend.xp
+    count = sum(part.count for part in partials)
+    flushed = max(part.flushed for part in partials)
+    totals = backend.gather([part.total for part in partials])
+    if order.extreme:
+        reduce = xp.max if order.p > 0 else xp.min
+        return Partial(reduce(xp.stack(totals), axis=0), None, count, flushed)
+    if all(part.divisor is None for part in partials):
+        return Partial(backend.total(totals), None, count, flushed)
+    one = xp.ones_like(totals[0])
+    divisors = backend.gather([one if p.divisor is None else p.divisor for p in partials])
+    weighed = [xp.where(t > 0, d, 0.0) for t, d in zip(totals, divisors, strict=True)]
+    common = xp.max(xp.stack(weighed), axis=0)
+    common = xp.where(common > 0, common, 1.0)
+    rescaled = [
+        xp.where(total > 0, total * (divisor / common) ** order.p, total)
+        for total, divisor in zip(totals, divisors, strict=True)
+    ]
+    return Partial(backend.total(rescaled), common, count, flushed)
+
+
+def finish(backend: Backend, whole: Partial, order: Order, *, exact: bool) -> Norm:
+    """Return the norm that a combined partial stands for."""
+    value = whole.total
+    if not order.extreme and order.p != 1:
+        value = backend.xp.sqrt(value) if order.p == 2 else value ** (1.0 / order.p)
+    error = relative_error(order, whole.count, backend.wide, exact=exact)
+    return Norm(value, whole.divisor, error, whole.count * whole.flushed)
+
+
+def measure(backend: Backend, arrays: Sequence[Any], order: Order, *, batched: bool = False) -> Norm:
+    """Return the norm of all `arrays` together, or one norm for each example along their first axis."""
+    filled = [x for x in arrays if math.prod(x.shape[int(batched) :])]
+    if not filled:
+        shape = arrays[0].shape[:1] if batched else ()
+        return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
+    partials = [partial(backend, x, order, batched=batched) for x in filled]
+    exact = order.extreme and not any(map(is_complex, filled))
+    return finish(backend, combine(backend, partials, order), order, exact=exact)
+
+
+def relative_error(order: Order, count: int, wide: Format, *, exact: bool) -> float:
+    """Return a proven bound on the relative error of a norm over `count` elements (see the module's docstring)."""
+    if exact:
+        return 0.0
+    u = 2.0**-wide.precision
+    additions = count if wide is FLOAT64 else 2 * math.ceil(math.log2(count + 1))
+    sum_error = (additions + 16) * u
+    if order.p not in (1, 2) and not order.extreme:
+        sum_error += _POW_ERROR[wide.precision]
+    return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)

@@ -1,0 +1,51 @@
+"""What happens when gradients hold NaN or an infinity.
+
+| `nonfinite=`  | result                                                                       |
+|---------------|------------------------------------------------------------------------------|
+| `"propagate"` | every gradient becomes NaN, so that it is seen                               |
+| `"raise"`     | FloatingPointError that names the leaves; nothing has been changed           |
+| `"zero"`      | NaN and infinite elements count as 0, the rest is clipped                    |
+| `"skip"`      | the whole result is zeros                                                    |
+
+Finite gradients whose squares overflow are finite: no policy applies to them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from gradclip.backends import Backend
+from gradclip.coefficient import Coefficient
+
+POLICIES = ("propagate", "raise", "zero", "skip")
+
+
+def check_policy(nonfinite: Any) -> str:
+    """Return the policy's name. Raises ValueError where it is none of the four."""
+    if isinstance(nonfinite, str) and nonfinite in POLICIES:
+        return nonfinite
+    raise ValueError(f"nonfinite must be one of {', '.join(map(repr, POLICIES))}, got {nonfinite!r}.")
+
+
+def apply(policy: str, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
+    """Return the coefficient, changed where `finite` (of the norm) is False."""
+    xp = backend.xp
+    keep = coefficient.keep & finite
+    if policy == "skip":
+        return replace(coefficient, keep=keep, blank=~finite)
+    factor = xp.where(finite, coefficient.factor, xp.nan)
+    return replace(coefficient, keep=keep, factor=factor)
+
+
+def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise a FloatingPointError that names the arrays which hold NaN or infinities and counts them."""
+    found = []
+    for x, name in zip(arrays, names, strict=True):
+        nans, infinities = backend.count_nonfinite(x)
+        if nans or infinities:
+            found.append(f"{name}: {nans} NaN, {infinities} infinite of {math.prod(x.shape)} elements")
+    raise FloatingPointError(
+        f"the gradients are not finite in {len(found)} of {len(arrays)} leaves: {'; '.join(found)}. "
+        "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."
+    )

@@ -1,0 +1,74 @@
+"""Trees: flatten, rebuild, and the paths that error messages name.
+
+Containers are dicts, lists, tuples, namedtuples and whatever is registered with `optree`. A tree that holds
+a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so that classes registered there keep
+working. `None` is an empty container: it has no leaves and comes back as it was.
+"""
+
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import optree
+
+
+@dataclass(frozen=True)
+class FlatTree:
+    """The leaves of a tree in order, and what rebuilds a tree of the same structure around others."""
+
+    leaves: list[Any]
+    structure: Any
+    _flatten: Callable[[Any], tuple[list[Any], Any]]
+
+    def paths(self) -> list[str]:
+        """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
+        if self._flatten is _optree_flatten:
+            return [accessor.codify("") for accessor in optree.treespec_accessors(self.structure)]
+        util = sys.modules["jax"].tree_util
+        numbered = self.rebuild(range(len(self.leaves)))
+        return [util.keystr(path) for path, _ in util.tree_flatten_with_path(numbered)[0]]
+
+    def rebuild(self, leaves: Iterable[Any]) -> Any:
+        """Return a tree of this structure that holds `leaves`."""
+        if self._flatten is _optree_flatten:
+            return optree.tree_unflatten(self.structure, leaves)
+        return self.structure.unflatten(leaves)
+
+    def split_by(self, prefix: Any) -> "tuple[FlatTree, list[list[int]]]":
+        """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
+
+        Raises ValueError where `prefix` is not a prefix of this tree.
+        """
+        leaves, structure = self._flatten(prefix)
+        numbered = self.rebuild(range(len(self.leaves)))
+        try:
+            subtrees = structure.flatten_up_to(numbered)
+        except ValueError as mismatch:
+            raise ValueError(
+                "the thresholds must be one number or a prefix of the tree of gradients "
+                f"(the same containers, cut off at any depth): {mismatch}"
+            ) from None
+        groups = [self._flatten(subtree)[0] for subtree in subtrees]
+        return FlatTree(leaves, structure, self._flatten), groups
+
+
+def flatten(tree: Any) -> FlatTree:
+    """Flatten `tree` with the registry that knows its nodes."""
+    leaves, structure = _optree_flatten(tree)
+    if "jax" in sys.modules and any(map(_belongs_to_jax, leaves)):
+        return FlatTree(*_jax_flatten(tree), _jax_flatten)
+    return FlatTree(leaves, structure, _optree_flatten)
+
+
+def _optree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    leaves, structure = optree.tree_flatten(tree)
+    return leaves, structure
+
+
+def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
+    return sys.modules["jax"].tree_util.tree_flatten(tree)
+
+
+def _belongs_to_jax(leaf: Any) -> bool:
+    return isinstance(leaf, sys.modules["jax"].Array) or not hasattr(leaf, "dtype")
