@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gradclip.backends import Backend, find, framework_of
 from gradclip.backends.formats import FLOAT64, format_of, is_complex
 from gradclip.coefficient import check_threshold, known_threshold
-from gradclip.decision import decide
+from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
@@ -82,8 +84,8 @@ def clip_by_global_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: st
 
     """
     flat = flatten(tree)
-    everything = [list(range(len(flat.leaves)))]
-    leaves, norms = clip_groups(flat, everything, [max_norm], ord, nonfinite)
+    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping)
     return flat.rebuild(leaves), norms[0]
 
 
@@ -111,13 +113,14 @@ def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str
 
     """
     flat = flatten(tree)
+    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
     if is_single_threshold(max_norm):
         prefix, groups = flat, [[i] for i in range(len(flat.leaves))]
         thresholds = [max_norm] * len(groups)
     else:
         prefix, groups = flat.split_by(max_norm)
         thresholds = prefix.leaves
-    leaves, norms = clip_groups(flat, groups, thresholds, ord, nonfinite)
+    leaves, norms = clip_groups(flat, groups, thresholds, clipping)
     return flat.rebuild(leaves), prefix.rebuild(norms)
 
 
@@ -178,51 +181,48 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
 
 
 def clip_groups(
-    flat: FlatTree, groups: Sequence[Sequence[int]], max_norms: Sequence[Any], ord: Any, nonfinite: str
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    max_norms: Sequence[Any],
+    clipping: Clipping,
 ) -> tuple[list[Any], list[Any]]:
-    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
-    order, nonfinite = Order.parse(ord), check_policy(nonfinite)
+    """Clip the leaves of each group by their common norm to its threshold; return all leaves in order, and the norms."""
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = find(flat.leaves, flat.paths, *thresholds)
-    thresholds = [known_threshold(backend, threshold) for threshold in thresholds]
     clipped = list(flat.leaves)
     norms = []
     for group, threshold in zip(groups, thresholds, strict=True):
+        mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-
-        def names(group: Sequence[int] = group) -> list[str]:
-            paths = flat.paths()
-            return [paths[i] or "the gradient" for i in group]
-
-        results, norm = _clip_together(backend, leaves, threshold, order, nonfinite, names)
+        results, norm = _clip_together(backend, leaves, mine, partial(_names, flat, group))
         norms.append(norm)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, norms
 
 
+def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
+    paths = flat.paths()
+    return [paths[i] or "the gradient" for i in group]
+
+
 def _clip_together(
-    backend: Backend,
-    leaves: Sequence[Any],
-    max_norm: Any,
-    order: Order,
-    nonfinite: str,
-    names: Callable[[], Sequence[str]],
+    backend: Backend, leaves: Sequence[Any], clipping: Clipping, names: Callable[[], Sequence[str]]
 ) -> tuple[list[Any], Any]:
-    known = isinstance(max_norm, float)
+    known = isinstance(clipping.max_norm, float)
 
     def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
         with backend.precision():
             arrays = [backend.enter(x) for x in prepared]
-            threshold = max_norm if known else traced
-            made = decide(backend, arrays, threshold, order, nonfinite, names)
+            asked = clipping if known else replace(clipping, max_norm=traced)
+            made = decide(backend, arrays, asked, names)
             shrunk = [backend.shrink(x, made.coefficient) for x in made.arrays]
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
             return list(map(backend.leave, shrunk, leaves)), norm
 
-    rule = ClipRule(order, max_norm if known else None, nonfinite)
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
-    return clip(list(map(backend.prepare, leaves)), None if known else max_norm)
+    return clip(list(map(backend.prepare, leaves)), None if known else clipping.max_norm)
 
 
 def norm_dtype(arrays: Sequence[Any]) -> str:

@@ -74,6 +74,24 @@ def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> 
     return Coefficient(keep, never, factor, xp.where(tiny & ~keep, one * _SECOND, one))
 
 
+def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient:
+    """Return min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most 1.
+
+    It is 1 / norm for `max_norm` 0, and 0 for an infinite `max_norm` or a negative one. Steps 3 to 5 of the module's
+    docstring hold with 1 for C and max(upper, max_norm) for upper. It may exceed 1.
+    """
+    xp = backend.xp
+    largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
+    inverse = 1.0 / xp.where(largest > 0, largest, 1.0)
+    lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
+    highest = 2.0 ** (backend.wide.max_exponent - 2)
+    factor = xp.where(inverse > highest, highest, inverse) * lowered
+    factor = factor if norm.divisor is None else factor / norm.divisor
+    factor = xp.where(max_norm < 0, 0.0, _flushed(xp, factor, backend.wide.tiny))
+    never = xp.zeros_like(norm.value, dtype=bool)
+    return Coefficient(never, never, factor)
+
+
 def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Sequence[Any]) -> Coefficient:
     """Return the coefficient for a norm that is given, and right but for rounding to float32."""
     norm = Norm(backend.scalar(total_norm, arrays), None, 2.0**-23, 0.0)

@@ -9,8 +9,21 @@ from typing import Any
 from gradclip import exact, policy
 from gradclip.backends import Backend
 from gradclip.backends.formats import is_complex
-from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
+from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided, unit_coefficient
 from gradclip.norms import Norm, Order, measure
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What is asked for: a threshold that has been checked, an order, a policy for non-finite input.
+
+    `to_unit`: the result is divided by the threshold, so that its norm is at most 1.
+    """
+
+    max_norm: Any
+    order: Order
+    nonfinite: str
+    to_unit: bool = False
 
 
 @dataclass(frozen=True)
@@ -26,9 +39,7 @@ class Decision:
 def decide(
     backend: Backend,
     arrays: Sequence[Any],
-    max_norm: Any,
-    order: Order,
-    nonfinite: str,
+    clipping: Clipping,
     names: Callable[[], Sequence[str]],
     *,
     batched: bool = False,
@@ -39,29 +50,23 @@ def decide(
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
     hold. Raises FloatingPointError under the policy "raise".
     """
-    if nonfinite == "raise" and not backend.visible:
+    if clipping.nonfinite == "raise" and not backend.visible:
         raise ValueError(
             "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
             "vmap, or pass nonfinite='skip' and look at the returned norm."
         )
-    norm = _measured(backend, arrays, order, batched, mask)
-    if nonfinite == "zero" and not (backend.concrete and backend.xp.all(_finite(backend, norm))):
+    xp = backend.xp
+    norm = _measured(backend, arrays, clipping.order, batched, mask)
+    if clipping.nonfinite == "zero" and not (backend.concrete and xp.all(xp.isfinite(norm.value))):
         arrays = [backend.without_nonfinite(x) for x in arrays]
-        norm = _measured(backend, arrays, order, batched, mask)
-    finite = _finite(backend, norm)
-    if nonfinite == "raise" and not backend.xp.all(finite):
+        norm = _measured(backend, arrays, clipping.order, batched, mask)
+    finite = xp.isfinite(norm.value)
+    if clipping.nonfinite == "raise" and not xp.all(finite):
         policy.raise_nonfinite(backend, arrays, names())
-    threshold = backend.scalar(max_norm, arrays)
-    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
-    if (
-        backend.concrete
-        and not batched
-        and undecided(norm, threshold)
-        and _exactly_fits(backend, arrays, order, float(threshold))
-    ):
-        chosen = replace(chosen, keep=backend.xp.ones_like(chosen.keep))
+    threshold = backend.scalar(clipping.max_norm, arrays)
+    chosen = _chosen(backend, arrays, clipping, norm, threshold)
     clipped = exceeds(norm, threshold) & ~chosen.keep
-    chosen = policy.apply(nonfinite, backend, finite, chosen)
+    chosen = policy.apply(clipping.nonfinite, backend, finite, chosen)
     if mask is not None:
         chosen = replace(chosen, blank=chosen.blank | ~mask, keep=chosen.keep & mask)
     return Decision(norm, chosen, clipped, arrays)
@@ -74,8 +79,14 @@ def _measured(backend: Backend, arrays: Sequence[Any], order: Order, batched: bo
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
 
 
-def _finite(backend: Backend, norm: Norm) -> Any:
-    return backend.xp.isfinite(norm.value)
+def _chosen(backend: Any, arrays: Sequence[Any], clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+    if clipping.to_unit:
+        return unit_coefficient(backend, norm, threshold)
+    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
+    if not backend.concrete or chosen.keep.ndim or not undecided(norm, threshold):
+        return chosen
+    fits = _exactly_fits(backend, arrays, clipping.order, float(threshold))
+    return replace(chosen, keep=backend.xp.asarray(fits))
 
 
 def _exactly_fits(backend: Any, arrays: Sequence[Any], order: Order, max_norm: float) -> bool:

@@ -1,7 +1,8 @@
 """Derivatives of clipping and of norms, finite everywhere.
 
 With N = ||x||, its direction w = dN/dx and k = min(1, C / N), clipping is y = k*x. Where N > C its differential is
-dy = k*dx + (x / N) * (dC - k*dN), dN = <w, dx>; elsewhere dy = dx. At zero, where a norm has no derivative, w is 0. Elements
+dy = k*dx + (x / N) * (dC - k*dN), dN = <w, dx>; elsewhere dy = dx. With the result divided by C, k is 1 / max(N, C).
+At zero, where a norm has no derivative, w is 0. Elements
 that share an extreme magnitude share its derivative equally. The rounding that makes the bound hold is
 not differentiated. These rules run in the dtype of the returned norm.
 """
@@ -22,6 +23,7 @@ class ClipRule:
     order: Order
     max_norm: Any
     nonfinite: str
+    to_unit: bool = False
 
     def jvp(
         self, xp: Any, leaves: Sequence[Array], changes: Sequence[Array], norm: Array, change: Any
@@ -30,7 +32,10 @@ class ClipRule:
         xs, dxs = self._counted(xp, leaves, norm), self._counted(xp, changes, norm, leaves)
         dnorm = _inner(xp, self._directions(xp, xs, norm), dxs)
         clipped, safe, k = self._multiplier(xp, norm)
-        dk = xp.where(clipped, change - k * dnorm, 0.0)
+        if self.to_unit:
+            dk = -k * xp.where(clipped, dnorm, change)
+        else:
+            dk = xp.where(clipped, change - k * dnorm, 0.0)
         dys = [k * dx + (x / safe) * dk for x, dx in zip(xs, dxs, strict=True)]
         if self.nonfinite == "skip":
             dys = [xp.where(xp.isfinite(norm), dy, xp.zeros_like(dy)) for dy in dys]
@@ -57,6 +62,10 @@ class ClipRule:
 
     def _multiplier(self, xp: Any, norm: Array) -> tuple[Array, Array, Array]:
         clipped = norm > self.max_norm
+        if self.to_unit:
+            largest = xp.where(clipped, norm, self.max_norm)
+            safe = xp.where(largest > 0, largest, xp.ones_like(norm))
+            return clipped, safe, 1.0 / safe
         safe = xp.where(clipped, norm, xp.ones_like(norm))
         return clipped, safe, xp.where(clipped, self.max_norm / safe, 1.0)
 

@@ -6,13 +6,13 @@ counts, and is scaled, once.
 
 import inspect
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gradclip.backends import Backend, find, framework_of
 from gradclip.clip import check_real, norm_dtype
 from gradclip.coefficient import check_threshold, from_norm, known_threshold
-from gradclip.decision import decide
+from gradclip.decision import Clipping, decide
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
 
@@ -75,14 +75,13 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
     (5.0, [0.6, 0.8])
 
     """
-    order, nonfinite = Order.parse(ord), check_policy(nonfinite)
-    threshold = check_threshold(max_norm)
+    clipping = Clipping(check_threshold(max_norm), Order.parse(ord), check_policy(nonfinite))
     gradients = Gradients.of(parameters)
-    backend = gradients.backend(threshold)
-    threshold = known_threshold(backend, threshold)
+    backend = gradients.backend(clipping.max_norm)
+    clipping = replace(clipping, max_norm=known_threshold(backend, clipping.max_norm))
     with backend.precision():
         arrays = gradients.enter(backend)
-        made = decide(backend, arrays, threshold, order, nonfinite, gradients.names)
+        made = decide(backend, arrays, clipping, gradients.names)
         norm = gradients.scalar(backend, made.norm.product(), arrays)
         gradients.update(lambda leaf, x, new: backend.update(leaf, x, new, made.coefficient), arrays, made.arrays)
     return norm

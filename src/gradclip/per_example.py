@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from gradclip.backends import Backend, find
 from gradclip.clip import norm_dtype
 from gradclip.coefficient import check_threshold, known_threshold
-from gradclip.decision import decide
+from gradclip.decision import Clipping, decide
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.tree import FlatTree, flatten
@@ -96,12 +96,11 @@ class _Batch:
         backend = self.backend
         arrays = [self.arrays[i] for i in indices]
         leaves = [self.flat.leaves[i] for i in indices]
+        threshold = backend.scalar(max_norm, arrays) * share
         made = decide(
             backend,
             arrays,
-            backend.scalar(max_norm, arrays) * share,
-            Order(2.0),
-            self.policy,
+            Clipping(threshold, Order(2.0), self.policy),
             lambda: [self.flat.paths()[i] for i in indices],
             batched=True,
             mask=self.mask,

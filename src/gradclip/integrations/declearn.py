@@ -1,0 +1,67 @@
+"""The clipping modules of `declearn.optimizer.modules`, on gradclip's engine.
+
+Importing this module is the switch: declearn's registry then builds these classes for the names `l2-global-clipping`
+and `l2-clipping`, so that `Optimizer(lrate, modules=["l2-global-clipping"])` and saved configurations use them. They
+are subclasses of declearn's own. Vectors may hold NumPy, PyTorch or JAX arrays.
+"""
+
+from typing import Any
+
+from declearn.model.api import Vector
+from declearn.optimizer import modules
+from declearn.utils import _register
+
+from gradclip.clip import clip_by_global_norm, clip_by_layer_norm
+from gradclip.coefficient import check_threshold
+
+
+class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignore[call-arg, misc]
+    """Clip all arrays of a Vector together, so that their L2 norm is at most `max_norm`, exactly.
+
+    Args:
+        max_norm: the threshold, >= 0, in the units of the gradients.
+
+    The name, configuration and interface are those of declearn 2.9.
+
+    >>> from declearn.model.sklearn import NumpyVector
+    >>> import numpy as np
+    >>> L2GlobalClipping(max_norm=1.0).run(NumpyVector({"w": np.array([3.0, 4.0])})).coefs["w"].round(6).tolist()
+    [0.6, 0.8]
+    """
+
+    def __init__(self, max_norm: float = 1.0) -> None:
+        check_threshold(max_norm)
+        super().__init__(max_norm)
+
+    def run(self, gradients: Vector) -> Vector:
+        """Return the clipped Vector; an empty one as it is."""
+        if not gradients.coefs:
+            return gradients
+        return type(gradients)(clip_by_global_norm(gradients.coefs, self.max_norm)[0])
+
+
+class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg, misc]
+    """Clip each array of a Vector by its own L2 norm, which is then at most `max_norm`, exactly.
+
+    Args:
+        max_norm: the threshold of each array, >= 0, in the units of the gradients.
+
+    The name, configuration and interface are those of declearn 2.9.
+    """
+
+    def __init__(self, max_norm: float = 1.0) -> None:
+        check_threshold(max_norm)
+        super().__init__(max_norm)
+
+    def run(self, gradients: Vector) -> Vector:
+        """Return the clipped Vector."""
+        return type(gradients)(clip_by_layer_norm(gradients.coefs, self.max_norm)[0])
+
+
+def _take_names(*classes: Any) -> None:
+    """Let declearn's registry build these classes for their names; it has no public call that replaces an entry."""
+    for cls in classes:
+        _register.REGISTRIES["OptiModule"].register(cls, cls.name, repl=True)
+
+
+_take_names(L2GlobalClipping, L2Clipping)

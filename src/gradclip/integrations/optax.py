@@ -1,0 +1,89 @@
+"""The clipping functions of `optax`, on gradclip's engine.
+
+Switch by writing `from gradclip.integrations.optax import clip_by_global_norm`. What differs: the bounds hold exactly,
+norms neither overflow nor saturate, and an example with NaN or infinities contributes nothing to a sum.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradclip.clip import clip_by_global_norm as clip_tree
+from gradclip.clip import clip_by_layer_norm, clip_by_value
+from gradclip.per_example import per_example_clip
+
+
+def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Return a transformation that clips updates by their global norm, so that it is at most `max_norm`.
+
+    Errors are those of `gradclip.clip_by_global_norm`; the signature is that of optax 0.2.
+
+    >>> transform = clip_by_global_norm(1.0)
+    >>> updates, _ = transform.update({"w": jnp.array([3.0, 4.0])}, transform.init(None))
+    >>> print(updates["w"].round(4))
+    [0.6 0.8]
+    """
+    return _stateless(lambda updates: clip_tree(updates, max_norm)[0])
+
+
+def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Return a transformation that clamps each element of the updates to [-max_delta, max_delta].
+
+    Errors are those of `gradclip.clip_by_value`; the signature is that of optax 0.2.
+    """
+    return _stateless(lambda updates: clip_by_value(updates, max_delta))
+
+
+def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Return a transformation that clips each leaf so that its root mean square is at most `threshold`.
+
+    That is clipping by the leaf's norm to threshold * sqrt(size). Errors are those of `gradclip.clip_by_layer_norm`;
+    the signature is that of optax 0.2.
+    """
+
+    def update(updates: Any) -> Any:
+        thresholds = jax.tree.map(lambda u: threshold * math.sqrt(jnp.size(u)), updates)
+        return clip_by_layer_norm(updates, thresholds)[0]
+
+    return _stateless(update)
+
+
+def per_example_global_norm_clip(grads: Any, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Any, jax.Array]:
+    """Return the sum of the examples' gradients, each clipped by its global norm, and how many were clipped.
+
+    `grads`' leaves carry the batch on axis 0. Errors are those of `gradclip.per_example_clip`; the signature is that
+    of optax 0.2.
+
+    >>> grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
+    >>> per_example_global_norm_clip(grads, 1.25)
+    ([Array([1.75, 1.75, 1.75], dtype=float32)], Array(3, dtype=int32))
+    """
+    summed, info = per_example_clip(jax.tree.map(jnp.asarray, grads), l2_norm_clip)
+    return summed, info.num_clipped
+
+
+def per_example_layer_norm_clip(
+    grads: Any, global_l2_norm_clip: jax.typing.ArrayLike, uniform: bool = True
+) -> tuple[Any, Any]:
+    """Return the sum of the examples' gradients, clipped leaf by leaf, and how many were clipped in each leaf.
+
+    Leaf i of K is clipped to C / sqrt(K) (`uniform`) or to C * sqrt(D_i / D), D_i of the D elements of an example
+    being its own. Errors are those of `gradclip.per_example_clip`; the signature is that of optax 0.2.
+
+    >>> grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
+    >>> per_example_layer_norm_clip(grads, 0.0)
+    ([Array([0., 0., 0.], dtype=float32)], [Array(3, dtype=int32)])
+    """
+    arrays = jax.tree.map(jnp.asarray, grads)
+    summed, info = per_example_clip(arrays, global_l2_norm_clip, per_layer=True, uniform=uniform)
+    return summed, info.num_clipped
+
+
+def _stateless(update: Any) -> optax.GradientTransformation:
+    def update_fn(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+        return update(updates), state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update_fn)

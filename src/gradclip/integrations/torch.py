@@ -1,0 +1,150 @@
+"""The names of `torch.nn.utils`, on gradclip's engine.
+
+Switch by writing `from gradclip.integrations.torch import clip_grad_norm_`. What differs: the result's norm is at most
+`max_norm` exactly, nothing is written when nothing is clipped, norms do not overflow and come back in float32 at
+least, a negative `max_norm` is refused, and a call that could only do nothing by mistake says so. `foreach` is
+accepted and ignored.
+"""
+
+import contextlib
+import types
+import warnings
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from gradclip import inplace
+from gradclip.clip import global_norm
+from gradclip.norms import Order
+
+
+def clip_grad_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    norm_type: float | str = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Clip the gradients of `parameters` together, in place; return their norm before, a scalar tensor.
+
+    Args:
+        parameters: parameters, or one, whose `.grad` is clipped; those without are skipped.
+        max_norm: the threshold, >= 0, in the units of the gradients.
+        norm_type: the order of the norm: any number > 0, "inf" or inf, "-inf" or -inf.
+        error_if_nonfinite: raise instead of filling the gradients with NaN where one holds NaN or an infinity.
+        foreach: ignored.
+
+    Raises:
+        RuntimeError: under `error_if_nonfinite`; it names the gradients. UserWarning: a generator that yields nothing,
+        as it does when an earlier loop has used it up. Otherwise as `gradclip.clip_grad_norm_`.
+
+    The signature is that of `torch.nn.utils.clip_grad_norm_` in PyTorch 2.13.
+
+    >>> parameter = torch.nn.Parameter(torch.zeros(2))
+    >>> parameter.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grad_norm_(parameter, max_norm=1.0), parameter.grad
+    (tensor(5.), tensor([0.6000, 0.8000]))
+    """
+    policy = "raise" if error_if_nonfinite else "propagate"
+    with _runtime_errors(norm_type):
+        norm = inplace.clip_grad_norm_(_listed(parameters), max_norm, order_of(norm_type), nonfinite=policy)
+    return torch.as_tensor(norm)
+
+
+def clip_grad_value_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    clip_value: float,
+    foreach: bool | None = None,
+) -> None:
+    """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value].
+
+    The signature is that of `torch.nn.utils.clip_grad_value_`; `foreach` is ignored. Errors are those of
+    `gradclip.clip_grad_value_`.
+
+    >>> parameter = torch.nn.Parameter(torch.zeros(2))
+    >>> parameter.grad = torch.tensor([-3.0, 0.5])
+    >>> clip_grad_value_(parameter, clip_value=1.0)
+    >>> parameter.grad
+    tensor([-1.0000,  0.5000])
+    """
+    inplace.clip_grad_value_(parameters, clip_value)
+
+
+def get_total_norm(
+    tensors: torch.Tensor | Iterable[torch.Tensor],
+    norm_type: float | str = 2.0,
+    error_if_nonfinite: bool = False,
+    foreach: bool | None = None,
+) -> torch.Tensor:
+    """Return the norm of `tensors` as one vector, a scalar tensor.
+
+    Args:
+        tensors: tensors, or one: gradients, not parameters.
+        norm_type: as in `clip_grad_norm_`.
+        error_if_nonfinite: raise a RuntimeError where the norm is NaN or infinite.
+        foreach: ignored.
+
+    The signature is that of `torch.nn.utils.get_total_norm`.
+
+    >>> get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
+    tensor(5.)
+    """
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    with torch.no_grad():
+        norm = torch.as_tensor(global_norm(listed, order_of(norm_type)))
+    if error_if_nonfinite and not torch.isfinite(norm):
+        raise RuntimeError(
+            f"The total norm of order {float(norm_type)} for gradients is {norm.item()}: look for NaN and infinities "
+            "in them, or pass error_if_nonfinite=False."
+        )
+    return norm
+
+
+def clip_grads_with_norm_(
+    parameters: torch.Tensor | Iterable[torch.Tensor],
+    max_norm: float,
+    total_norm: torch.Tensor,
+    foreach: bool | None = None,
+) -> None:
+    """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm).
+
+    The signature is that of `torch.nn.utils.clip_grads_with_norm_`; `foreach` is ignored. The bound holds if
+    `total_norm` is no smaller than the gradients' norm, rounding to float32 apart.
+
+    >>> parameter = torch.nn.Parameter(torch.zeros(2))
+    >>> parameter.grad = torch.tensor([3.0, 4.0])
+    >>> clip_grads_with_norm_(parameter, 1.0, torch.tensor(5.0))
+    >>> parameter.grad
+    tensor([0.6000, 0.8000])
+    """
+    inplace.clip_grads_with_norm_(parameters, max_norm, total_norm)
+
+
+def order_of(norm_type: float | str) -> Order:
+    """Return the order PyTorch means: any number > 0, or plus or minus infinity."""
+    try:
+        p = float(norm_type)
+    except (TypeError, ValueError):
+        p = 0.0
+    if p > 0 or p == -torch.inf:
+        return Order(p)
+    raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The usual one is 2.0.")
+
+
+def _listed(parameters: Any) -> Any:
+    if not isinstance(parameters, types.GeneratorType):
+        return parameters
+    listed = list(parameters)
+    if not listed:
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
+    return listed
+
+
+@contextlib.contextmanager
+def _runtime_errors(norm_type: float | str) -> Iterator[None]:
+    try:
+        yield
+    except FloatingPointError as error:
+        order = float(norm_type)
+        raise RuntimeError(f"The total norm of order {order} for gradients is not finite: {error}") from None
