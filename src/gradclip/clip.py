@@ -96,7 +96,8 @@ def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str
         tree: as in `clip_by_global_norm`.
         max_norm: a number, the threshold of each leaf; or a prefix of `tree` (its containers, cut off at any depth)
             that holds numbers: what lies below one of them is a layer and shares that threshold.
-        ord, nonfinite: as in `clip_by_global_norm`, for each layer.
+        ord: which norm, as in `global_norm`.
+        nonfinite: what to do with NaN and infinities in a layer, as in `clip_by_global_norm`.
 
     Returns:
         `(clipped, norms)`: the new tree, and the norms before clipping, shaped as `tree` if `max_norm` is a number,
@@ -148,8 +149,7 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     bound = known_threshold(backend, bound, "max_value")
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
-    clamped = [backend.clamp(backend.enter(x), bound) for x in prepared]
-    return flat.rebuild(map(backend.leave, clamped, flat.leaves))
+    return flat.rebuild([backend.clamped(x, leaf, bound) for x, leaf in zip(prepared, flat.leaves, strict=True)])
 
 
 def is_single_threshold(max_norm: Any) -> bool:
@@ -186,7 +186,7 @@ def clip_groups(
     max_norms: Sequence[Any],
     clipping: Clipping,
 ) -> tuple[list[Any], list[Any]]:
-    """Clip the leaves of each group by their common norm to its threshold; return all leaves in order, and the norms."""
+    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = find(flat.leaves, flat.paths, *thresholds)
     clipped = list(flat.leaves)

@@ -17,7 +17,7 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
 
 A coefficient of a float64 gradient can lie below float64's normal range (a norm of 1e308 and C = 1), where
 step 3 would not hold. Then c is two factors, the second 2**-600, which multiplies exactly or yields a result that
-step 4 makes 0. A coefficient that would be below 2**-1000 in spite of it is 0.
+step 4 makes 0. A coefficient below 2**-1600 is 0.
 
 Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced
 clipping by the norm.

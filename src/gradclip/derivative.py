@@ -30,35 +30,39 @@ class ClipRule:
     ) -> tuple[list[Array], Array]:
         """Return the changes of the clipped leaves and of the norm; `change` is that of the threshold."""
         xs, dxs = self._counted(xp, leaves, norm), self._counted(xp, changes, norm, leaves)
+        norm, finite = self._settled(xp, norm)
         dnorm = _inner(xp, self._directions(xp, xs, norm), dxs)
         clipped, safe, k = self._multiplier(xp, norm)
+        dk = xp.where(clipped, change - k * dnorm, 0.0)
         if self.to_unit:
             dk = -k * xp.where(clipped, dnorm, change)
-        else:
-            dk = xp.where(clipped, change - k * dnorm, 0.0)
         dys = [k * dx + (x / safe) * dk for x, dx in zip(xs, dxs, strict=True)]
-        if self.nonfinite == "skip":
-            dys = [xp.where(xp.isfinite(norm), dy, xp.zeros_like(dy)) for dy in dys]
+        dys = [xp.where(finite, dy, xp.zeros_like(dy)) for dy in dys]
         return [xp.astype(dy, x.dtype) for dy, x in zip(dys, leaves, strict=True)], dnorm
 
     def vjp(self, xp: Any, leaves: Sequence[Array], norm: Array, gys: Sequence[Array], gnorm: Array) -> list[Array]:
         """Return the gradients with respect to the leaves, given those of the clipped leaves and the norm."""
         xs, wide_gys = self._counted(xp, leaves, norm), self._counted(xp, gys, norm)
+        norm, finite = self._settled(xp, norm)
         clipped, safe, k = self._multiplier(xp, norm)
         inner = _inner(xp, [x / safe for x in xs], wide_gys)
         along = gnorm - xp.where(clipped, k * inner, 0.0)
         directions = self._directions(xp, xs, norm)
         gxs = [k * gy + w * along for gy, w in zip(wide_gys, directions, strict=True)]
-        if self.nonfinite == "skip":
-            gxs = [xp.where(xp.isfinite(norm), gx, xp.zeros_like(gx)) for gx in gxs]
+        gxs = [xp.where(finite, gx, xp.zeros_like(gx)) for gx in gxs]
         return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, leaves, strict=True)]
 
     def _counted(self, xp: Any, arrays: Sequence[Array], norm: Array, where: Sequence[Array] = ()) -> list[Array]:
-        """Return the arrays in the norm's precision; under "zero", 0 where the element does not count."""
-        if self.nonfinite == "zero":
+        """Return the arrays in the norm's precision, 0 where an element does not count."""
+        if self.nonfinite in ("zero", "skip"):
             masks = [xp.isfinite(x) for x in (where or arrays)]
             arrays = [xp.where(m, a, xp.zeros_like(a)) for m, a in zip(masks, arrays, strict=True)]
         return [xp.astype(a, xp.result_type(a, norm)) for a in arrays]
+
+    def _settled(self, xp: Any, norm: Array) -> tuple[Array, Array]:
+        """Return the norm, 1 where it is skipped, and whether it is not."""
+        finite = xp.isfinite(norm) if self.nonfinite == "skip" else xp.isfinite(xp.zeros_like(norm))
+        return xp.where(finite, norm, xp.ones_like(norm)), finite
 
     def _multiplier(self, xp: Any, norm: Array) -> tuple[Array, Array, Array]:
         clipped = norm > self.max_norm

@@ -53,7 +53,7 @@ class _UnsafeError(Exception):
 def _exact_squares(x: np.ndarray) -> list[float]:
     """Return float64 terms whose exact sum is the sum of the squares of `x`."""
     magnitude = np.abs(x[x != 0])
-    if magnitude.size and not (_SMALLEST < magnitude.min() and magnitude.max() < _LARGEST):
+    if magnitude.size and (magnitude.min() <= _SMALLEST or magnitude.max() >= _LARGEST):
         raise _UnsafeError
     high = (magnitude.view(np.int64) & -(1 << 27)).view(np.float64)
     low = magnitude - high

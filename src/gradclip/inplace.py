@@ -48,7 +48,7 @@ def grad_norm(parameters: Any, ord: Any = 2) -> Any:
 
 
 def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
-    """Scale the gradients of `parameters` in place by min(1, max_norm / norm), so that their norm is at most `max_norm`.
+    """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
 
     Args:
         parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX

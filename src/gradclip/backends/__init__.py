@@ -49,7 +49,7 @@ class Backend(Protocol):
     def without_nonfinite(self, x: Array) -> Array: ...
     def shrink(self, x: Array, coefficient: Any) -> Array: ...
     def weighted_sum(self, x: Array, coefficient: Any) -> Array: ...
-    def clamp(self, x: Array, bound: float) -> Array: ...
+    def clamped(self, prepared: Any, leaf: Any, bound: Any) -> Any: ...
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
 
 
@@ -78,14 +78,18 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
     return _module_of(frameworks.pop() if frameworks else "numpy").backend(leaves, scalars)
 
 
-def _module_of(framework: str) -> Any:
+def _module_of(framework: str | None) -> Any:
     if framework == "torch":
-        from gradclip.backends import torch as module
-    elif framework == "jax":
-        from gradclip.backends import jax as module
-    else:
-        from gradclip.backends import numpy as module
-    return module
+        from gradclip.backends import torch
+
+        return torch
+    if framework == "jax":
+        from gradclip.backends import jax
+
+        return jax
+    from gradclip.backends import numpy
+
+    return numpy
 
 
 def framework_of(leaf: Any) -> str | None:

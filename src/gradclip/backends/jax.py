@@ -136,6 +136,9 @@ class Jax(Portable):
             return result
         return with_subnormals(wide, result, jnp.trunc)
 
+    def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
+        return self.clamp(prepared, bound)
+
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Attach the rule as a `jax.custom_jvp`; the call keeps 32-bit types on its outside."""
         call = jax.custom_jvp(function)

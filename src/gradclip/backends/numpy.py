@@ -7,7 +7,7 @@ in cache; the operations on a chunk are those of `portable`.
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from array_api_compat import numpy as namespace
@@ -53,15 +53,15 @@ class HostArray:
         """Return a copy in the same memory order."""
         return HostArray(self.data.copy(order="K"), self.dtype)
 
-    def chunks(self, *flags: str) -> Iterator[np.ndarray]:
+    def chunks(self, access: Literal["readonly", "readwrite"] = "readonly") -> Iterator[np.ndarray]:
         """Yield 1-D pieces of the real array, together all of it, in memory order."""
         if self.size <= _CHUNK and self.data.flags.c_contiguous:
             yield self.data.reshape(-1)
             return
-        with np.nditer(
+        with np.nditer(  # type: ignore[call-overload]
             self.data,
             flags=["external_loop", "buffered", "zerosize_ok"],
-            op_flags=[list(flags or ("readonly",))],
+            op_flags=[[access]],
             buffersize=_CHUNK,
             order="K",
         ) as pieces:
@@ -259,6 +259,11 @@ class Host(Portable):
                 total += wide.sum(axis=0)
             sums.append(total.reshape(x.shape[1:]))
         return sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
+
+    def clamped(self, prepared: Any, leaf: Any, bound: float) -> Any:
+        """Return the leaf, prepared, with each element in [-bound, bound]."""
+        with self.precision():
+            return self.leave(self.clamp(self.enter(prepared), bound), leaf)
 
     def clamp(self, x: HostArray, bound: float) -> HostArray:
         result = x.copy()

@@ -160,7 +160,8 @@ class Portable:
 
     def clamp(self, x: Array, bound: float) -> Array:
         """Return `x` with each element in [-bound, bound], the bound rounded toward zero; NaN stays."""
-        limit = self.narrow(self.scalar(bound, [x]), x)
+        with self.precision():
+            limit = self.narrow(self.scalar(bound, [x]), x)
         return self.xp.clip(x, -limit, limit)
 
 

@@ -52,6 +52,10 @@ class TorchHost(Host):
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
 
+    def clamped(self, prepared: torch.Tensor, leaf: Any, bound: float) -> torch.Tensor:
+        """Clamp with PyTorch's own operation, which has a derivative."""
+        return Torch(prepared.device, visible=True).clamped(prepared, leaf, bound)
+
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
 
@@ -94,6 +98,11 @@ class Torch(Portable):
     def scalar(self, value: Any, near: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.as_tensor(value, dtype=self.wide_dtype, device=self.device)
 
+    def clamp(self, x: torch.Tensor, bound: Any) -> torch.Tensor:
+        with self.precision():
+            limit = self.narrow(self.scalar(bound, [x]), x).to(x.device)
+        return torch.clamp(x, -limit, limit)
+
     def zeros(self, shape: tuple[int, ...], near: Sequence[torch.Tensor]) -> torch.Tensor:
         return torch.zeros(shape, dtype=self.wide_dtype, device=self.device)
 
@@ -124,10 +133,13 @@ class Torch(Portable):
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
         blocks = _blocks(x)
-        total = super().weighted_sum(x[blocks[0]], mapped(coefficient, lambda v: v[blocks[0]]))
+        total = super().weighted_sum(x[blocks[0]], _rows(coefficient, blocks[0]))
         for b in blocks[1:]:
-            total += super().weighted_sum(x[b], mapped(coefficient, lambda v, b=b: v[b]))
+            total += super().weighted_sum(x[b], _rows(coefficient, b))
         return total
+
+    def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
+        return restored(self.clamp(prepared, bound), leaf)
 
     def update(self, leaf: Any, x: Any, new: Any, coefficient: Any) -> torch.Tensor:
         return self._put(leaf, x, self.shrink(new, coefficient))
@@ -257,6 +269,10 @@ def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> 
     values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
     tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
     return replace(coefficient, **{name: change(v) for name, v in tensors.items()})
+
+
+def _rows(coefficient: Any, block: slice) -> Any:
+    return mapped(coefficient, lambda value: value[block])
 
 
 def _blocks(x: torch.Tensor) -> list[slice]:

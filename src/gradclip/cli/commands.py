@@ -47,9 +47,10 @@ def demo(
         _fail(f"could not write to {str(out)!r}: {error}. Pass another folder with --out.", 2)
     except ModuleNotFoundError as error:
         # A missing module of our own is a bug to be seen, not something to install.
-        if error.name is None or error.name.partition(".")[0] == "gradclip":
+        missing = (error.name or "gradclip").partition(".")[0]
+        if missing == "gradclip":
             raise
-        _fail(f"The demo needs {error.name}, not installed here. To install it: {INSTALL}", 1)
+        _fail(f"The demo needs {missing}, not installed here. To install it: {INSTALL}", 1)
 
 
 @app.command()

@@ -63,7 +63,7 @@ def _train_one(name: str, clip: bool, settings: DemoSettings, progress: Progress
     task = progress.add_task(name, total=settings.steps, loss="")
 
     def on_chunk(steps: int, losses: np.ndarray) -> None:
-        progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.2f}")
+        progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.3g}")
 
     curves = training.train(settings, clip, on_chunk)
     return describe_run(name, curves, settings.max_norm if clip else math.inf)

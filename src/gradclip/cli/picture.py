@@ -28,8 +28,11 @@ def write_picture(runs: tuple[RunResult, ...], title: str, max_norm: float, path
             lower.axhline(max_norm, color="black", ls="--", lw=1.3, label=f"max_norm {max_norm:g}")
         upper.set_title(f"{run.name}: median test accuracy {run.median_test_accuracy:.1%}")
         lower.set_xlabel("training step")
+        upper.set_xlim(0, run.curves.losses.shape[1] + 1)
     axes[0, 0].set_ylabel("training loss (nats)")
     axes[1, 0].set_ylabel("gradient norm before clipping")
+    for axis in axes[:, 0]:
+        _make_room_above(axis)
     for axis in axes.flat:
         axis.grid(alpha=0.25)
         axis.legend(loc="upper right", framealpha=0.9, fontsize=9, ncols=2)
@@ -60,6 +63,12 @@ def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:
         x, y = zip(*points, strict=True) if points else ((), ())
         label = f"not finite from here: {len(ends)} of {len(curves)}"
         axis.plot(x, y, "x", color="black", ms=8, mew=2, label=label)
+
+
+def _make_room_above(axis: Axes) -> None:
+    """Leave the upper fifth of the height to the legend."""
+    low, high = axis.get_ylim()
+    axis.set_ylim(low, high * (high / low) ** 0.25)
 
 
 def _drawable(values: np.ndarray) -> np.ndarray:

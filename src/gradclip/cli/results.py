@@ -82,7 +82,7 @@ def _outcome(final_loss: float | None) -> Outcome:
 def summarise(plain: RunResult, clipped: RunResult, settings: DemoSettings) -> str:
     """Say in one sentence what came of the two runs."""
     return (
-        f"Without clipping {_tally(plain)}; with gradclip at max_norm {settings.max_norm:g} "
+        f"Without clipping, {_tally(plain)}; with gradclip at max_norm {settings.max_norm:g}, "
         f"{_tally(clipped)}; both after {settings.steps} steps at learning rate "
         f"{settings.learning_rate:g}."
     )

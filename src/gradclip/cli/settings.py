@@ -9,8 +9,8 @@ from pathlib import Path
 class DemoSettings:
     """The settings of `gradclip demo`; a value that cannot work is a ValueError.
 
-    The defaults are a learning rate at which training needs clipping, and the threshold that
-    lets it learn: about a sixth of the usual gradient norm early in training, which is near 3.
+    The defaults are a learning rate at which training needs clipping, and a threshold that lets
+    it learn, low enough that most steps are clipped.
     """
 
     steps: int = 3000

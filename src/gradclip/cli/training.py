@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -35,7 +36,7 @@ def train(settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarra
     """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress."""
     digits = digits_rnn.load()
     optimizer = _optimizer(settings, clip)
-    state = jax.vmap(lambda seed: _start(seed, optimizer))(np.arange(settings.seeds))
+    state = _start(settings.seeds, optimizer)
     run_chunk = _chunk_runner(digits, optimizer)
     losses, norms = [], []
     for done in range(0, settings.steps, CHUNK):
@@ -55,10 +56,11 @@ def _optimizer(settings: DemoSettings, clip: bool) -> optax.GradientTransformati
     return optax.chain(clip_by_global_norm(settings.max_norm), sgd) if clip else sgd
 
 
-def _start(seed: jax.Array, optimizer: optax.GradientTransformation) -> _State:
-    weights, batches = jax.random.split(jax.random.key(seed))
-    parameters = digits_rnn.init(weights)
-    return _State(parameters, optimizer.init(parameters), batches)
+def _start(seeds: int, optimizer: optax.GradientTransformation) -> _State:
+    drawn = [digits_rnn.init(seed) for seed in range(seeds)]
+    parameters = jax.tree.map(lambda *weights: jnp.stack(weights), *drawn)
+    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
+    return _State(parameters, jax.vmap(optimizer.init)(parameters), keys)
 
 
 def _chunk_runner(

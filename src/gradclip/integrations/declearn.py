@@ -15,7 +15,7 @@ from gradclip.clip import clip_by_global_norm, clip_by_layer_norm
 from gradclip.coefficient import check_threshold
 
 
-class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignore[call-arg, misc]
+class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignore[call-arg]
     """Clip all arrays of a Vector together, so that their L2 norm is at most `max_norm`, exactly.
 
     Args:
@@ -40,7 +40,7 @@ class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignor
         return type(gradients)(clip_by_global_norm(gradients.coefs, self.max_norm)[0])
 
 
-class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg, misc]
+class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
     """Clip each array of a Vector by its own L2 norm, which is then at most `max_norm`, exactly.
 
     Args:

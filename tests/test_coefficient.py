@@ -1,0 +1,114 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from frameworks import PAIRS, by_name
+
+import gradclip
+
+
+def clip(framework, tree, max_norm, ord=2):
+    clipped, norm = framework.call(lambda t: gradclip.clip_by_global_norm(t, max_norm, ord=ord), tree)
+    return framework.numbers(clipped), float(norm)
+
+
+@pytest.mark.parametrize(("framework", "dtype"), PAIRS, ids=by_name)
+def test_below_the_threshold_bits_stay(framework, dtype):
+    x = np.array([3.0, -0.0, 1e-7, -1.0])
+    array = framework.array(x + 1j * x if "complex" in dtype else x, dtype)
+    for max_norm in (7.0, math.inf):
+        clipped, _ = clip(framework, array, max_norm)
+        assert clipped.tobytes() == framework.to_numpy(array).tobytes()
+        assert clipped.dtype == framework.to_numpy(array).dtype
+
+
+@pytest.mark.parametrize(("framework", "dtype"), PAIRS, ids=by_name)
+def test_above_the_threshold_the_norm_is_the_threshold(framework, dtype):
+    clipped, norm = clip(framework, framework.array([3.0, 4.0], dtype), 1.0)
+    step = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}.get(dtype, 2.0**-47)
+    assert norm == 5.0
+    np.testing.assert_allclose(clipped.astype(complex), [0.6, 0.8], rtol=step)
+    assert (np.abs(clipped.astype(complex)) <= [0.6, 0.8]).all()
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "jax"])
+@pytest.mark.parametrize(
+    ("values", "max_norm", "ord"),
+    [
+        ([3.0, 4.0], 5.0, 2),
+        ([0.1, 0.2], 0.1 + 0.2, 1),
+        ([3.0, 4.0, 5.0], 6.0, 3),
+        ([5.0], 5.0, 2.5),
+        ([3, -7], 7, "inf"),
+    ],
+)
+def test_a_norm_equal_to_the_threshold_is_left_alone_where_values_are_known(name, values, max_norm, ord):
+    framework = next(f for f, _ in PAIRS if f.name == name)
+    dtype = "float64" if "float64" in framework.dtypes else "float32"
+    array = framework.array(values, dtype)
+    exact = math.fsum(map(abs, framework.to_numpy(array).tolist())) if ord == 1 else max_norm
+    clipped, _ = clip(framework, array, exact, ord)
+    assert clipped.tobytes() == framework.to_numpy(array).tobytes()
+
+
+def test_zero_threshold(framework):
+    clipped, norm = clip(framework, framework.array([3.0, 4.0]), 0.0)
+    assert clipped.tolist() == [0.0, 0.0]
+    assert norm == 5.0
+    zeros, norm = clip(framework, framework.array([0.0, -0.0]), 0.0)
+    assert zeros.tobytes() == np.array([0.0, -0.0], np.float32).tobytes()
+    assert norm == 0.0
+
+
+def test_infinite_threshold_of_a_norm_beyond_float32(framework):
+    x = framework.array(np.full(100, 3e38))
+    assert clip(framework, x, math.inf)[0].tobytes() == framework.to_numpy(x).tobytes()
+
+
+BAD_VALUES = [-1.0, -math.inf, math.nan, np.float32(-1), np.array(-1.0), -1]
+BAD_TYPES = ["1", None, True, [1.0, 2.0], object()]
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES)
+def test_negative_or_nan_threshold_is_a_value_error(framework, bad):
+    x = framework.array([3.0, 4.0])
+    for function in (gradclip.clip_by_global_norm, gradclip.clip_by_layer_norm, gradclip.clip_by_value):
+        with pytest.raises(ValueError, match=r"must not be negative or NaN, got .*math\.inf"):
+            function(x, bad)
+
+
+@pytest.mark.parametrize("bad", BAD_TYPES)
+def test_a_threshold_that_is_no_number_is_a_type_error(framework, bad):
+    x = framework.array([3.0, 4.0])
+    for function in (gradclip.clip_by_global_norm, gradclip.clip_by_value):
+        with pytest.raises(TypeError, match="must be a number or a scalar array"):
+            function(x, bad)
+
+
+def test_known_negative_arrays_are_refused_too():
+    with pytest.raises(ValueError, match="must not be negative"):
+        gradclip.clip_by_global_norm(torch.ones(2), torch.tensor(-1.0))
+    with pytest.raises(ValueError, match="must not be negative"):
+        gradclip.clip_by_global_norm(jnp.ones(2), jnp.array(-1.0))
+
+
+def test_traced_thresholds():
+    clip = jax.jit(lambda x, c: gradclip.clip_by_global_norm(x, c)[0])
+    x = jnp.array([3.0, 4.0])
+    np.testing.assert_allclose(clip(x, 1.0), [0.6, 0.8], rtol=2e-7)
+    assert clip(x, -1.0).tolist() == [0.0, 0.0]
+    assert clip(x, 0).tolist() == [0.0, 0.0]
+    assert clip(x, jnp.inf).tolist() == [3.0, 4.0]
+    assert np.isnan(clip(x, jnp.nan)).all()
+
+
+def test_float64_norms_beyond_what_a_coefficient_can_hold():
+    x = np.array([1e308, -1e308, 1.0])
+    np.testing.assert_allclose(gradclip.clip_by_global_norm(x, 1.0)[0], [0.5**0.5, -(0.5**0.5), 0.0], rtol=1e-14)
+    np.testing.assert_allclose(
+        gradclip.clip_by_global_norm(x, 1e-150)[0][:2], [0.5**0.5 * 1e-150, -(0.5**0.5) * 1e-150]
+    )
+    assert gradclip.clip_by_global_norm(x, 5e-324)[0].tolist() == [0.0, -0.0, 0.0]
