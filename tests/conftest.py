@@ -1,4 +1,5 @@
 import pytest
+
 from frameworks import WITH_FLOAT32, by_name
 
 

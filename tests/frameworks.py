@@ -41,7 +41,7 @@ class Framework:
         """Enter 64-bit mode, or let CPU tensors stand for those of a device, where that is meant."""
         with ExitStack() as stack:
             if self.name == "torch-device":
-                stack.enter_context(mock.patch.object(torch_backend, "in_host_memory", lambda tensor: False))
+                stack.enter_context(mock.patch.object(torch_backend, "in_host_memory", return_value=False))
             if self.name.startswith("jax-x64"):
                 stack.enter_context(jax.enable_x64(True))
             yield

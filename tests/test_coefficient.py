@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from frameworks import PAIRS, by_name
 
 import gradclip
+from frameworks import PAIRS, by_name
 
 
 def clip(framework, tree, max_norm, ord=2):

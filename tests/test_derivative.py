@@ -33,8 +33,8 @@ def test_jax_gradient_is_that_of_the_formula(ord):
 @pytest.mark.parametrize("through", ["autograd", "func"])
 def test_torch_gradient_is_that_of_the_formula(ord, through):
     weights = torch.tensor([0.3, -0.7, 1.1])
-    ours = lambda x: gradclip.clip_by_global_norm(x, 0.5, ord=ord)[0] @ weights  # noqa: E731
-    theirs = lambda x: smooth_clip(x, ord, torch) @ weights  # noqa: E731
+    ours = lambda x: gradclip.clip_by_global_norm(x, 0.5, ord=ord)[0] @ weights
+    theirs = lambda x: smooth_clip(x, ord, torch) @ weights
     x = torch.tensor(X, requires_grad=True)
     if through == "autograd":
         got = torch.autograd.grad(ours(x), x)[0]
@@ -63,20 +63,20 @@ def test_gradient_of_the_threshold():
 
 
 def test_forward_mode_second_derivatives_and_batches():
-    first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]  # noqa: E731
+    first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]
     x = jnp.array([3.0, 4.0])
     np.testing.assert_allclose(jax.jacfwd(first)(x), jax.jacrev(first)(x), rtol=1e-6)
     np.testing.assert_allclose(jax.hessian(first)(x), [[-0.04608, 0.00256], [0.00256, 0.02208]], rtol=1e-4, atol=1e-7)
     batch = jnp.array([[3.0, 4.0], [0.3, 0.4]])
     np.testing.assert_allclose(jax.vmap(jax.grad(first))(batch), [[0.128, -0.096], [1.0, 0.0]], rtol=1e-5, atol=1e-7)
-    torch_first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]  # noqa: E731
+    torch_first = lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"][0]
     got = torch.func.vmap(torch.func.grad(torch_first))(torch.tensor(np.array(batch)))
     np.testing.assert_allclose(got, [[0.128, -0.096], [1.0, 0.0]], rtol=1e-5, atol=1e-7)
 
 
 def test_policies_under_differentiation():
     x = jnp.array([3.0, jnp.nan, 4.0])
-    clip = lambda policy: lambda x: gradclip.clip_by_global_norm(x, 1.0, nonfinite=policy)[0][0]  # noqa: E731
+    clip = lambda policy: lambda x: gradclip.clip_by_global_norm(x, 1.0, nonfinite=policy)[0][0]
     np.testing.assert_allclose(jax.grad(clip("zero"))(x), [0.128, 0.0, -0.096], rtol=1e-5)
     assert jax.grad(clip("skip"))(x).tolist() == [0.0] * 3
     assert np.isnan(jax.grad(clip("propagate"))(x)).any()

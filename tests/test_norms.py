@@ -2,9 +2,9 @@ import math
 
 import numpy as np
 import pytest
-from frameworks import PAIRS, WITH_FLOAT64, by_name
 
 import gradclip
+from frameworks import PAIRS, WITH_FLOAT64, by_name
 from gradclip.backends.formats import FLOAT32, FLOAT64
 from gradclip.norms import Order, relative_error
 

@@ -3,15 +3,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from frameworks import ALL, by_name
 
 import gradclip
+from frameworks import ALL, by_name
 
 BAD = [1.0, np.nan, -np.inf, 4.0]
 
 
 def clip(framework, tree, nonfinite):
-    function = lambda t: gradclip.clip_by_global_norm(t, 1.0, nonfinite=nonfinite)  # noqa: E731
+    function = lambda t: gradclip.clip_by_global_norm(t, 1.0, nonfinite=nonfinite)
     clipped, norm = framework.call(function, tree)
     return framework.numbers(clipped), float(norm)
 
@@ -86,7 +86,7 @@ def test_other_policies_are_refused(framework, nonfinite):
 
 def test_each_layer_has_its_own_policy(framework):
     tree = {"good": framework.array([3.0, 4.0]), "bad": framework.array(BAD)}
-    function = lambda t: gradclip.clip_by_layer_norm(t, 1.0, nonfinite="skip")[0]  # noqa: E731
+    function = lambda t: gradclip.clip_by_layer_norm(t, 1.0, nonfinite="skip")[0]
     clipped = framework.numbers(framework.call(function, tree))
     np.testing.assert_allclose(clipped["good"], [0.6, 0.8], rtol=2e-7)
     assert clipped["bad"].tolist() == [0.0] * 4

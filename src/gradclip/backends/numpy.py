@@ -4,6 +4,7 @@ Here values are known, so nothing is computed that a look at them makes needless
 in cache; the operations on a chunk are those of `portable`.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,8 +70,9 @@ class HostArray:
 
     def rows(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield blocks of whole examples, as slices of the first axis and 2-D arrays."""
-        flat = self.data.reshape(len(self.data), -1)
-        many = max(1, _CHUNK // max(1, flat.shape[1]))
+        length = math.prod(self.shape[1:])
+        flat = self.data.reshape(len(self.data), length)
+        many = max(1, _CHUNK // max(1, length))
         for start in range(0, len(flat), many):
             block = slice(start, start + many)
             yield block, flat[block]
@@ -250,7 +252,7 @@ class Host(Portable):
         weight = np.where(coefficient.keep, 1.0, coefficient.factor)
         sums = []
         for part in x.parts():
-            total = np.zeros(x.data[:1].size)
+            total = np.zeros(math.prod(x.shape[1:]))
             for block, rows in part.rows():
                 wide = widened(rows, part.dtype) * weight[block, None]
                 if coefficient.second is not None:

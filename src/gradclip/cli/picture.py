@@ -61,7 +61,7 @@ def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:
     points = [(end + 1, curves[row, end]) for row, end in ends if end >= 0]
     if ends:
         x, y = zip(*points, strict=True) if points else ((), ())
-        label = f"not finite from here: {len(ends)} of {len(curves)}"
+        label = f"not finite after: {len(ends)} of {len(curves)}"
         axis.plot(x, y, "x", color="black", ms=8, mew=2, label=label)
 
 

@@ -47,9 +47,9 @@ def clip_pytree(
 
     The signature is that of jax-privacy 2.0.
 
-    >>> clipped, norm = clip_pytree({"w": jnp.array([3.0, 4.0])}, clip_norm=0.0, rescale_to_unit_norm=True)
-    >>> print(clipped["w"].round(4), norm)
-    [0.6 0.8] 5.0
+    >>> clipped, norm = clip_pytree({"w": jnp.array([6.0, 8.0])}, clip_norm=20.0, rescale_to_unit_norm=True)
+    >>> print([round(float(x), 4) for x in clipped["w"]], norm)
+    [0.3, 0.4] 10.0
     """
     flat = flatten(jax.tree.map(jnp.asarray, pytree))
     single = is_single_threshold(clip_norm)

@@ -23,8 +23,8 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
 
     >>> transform = clip_by_global_norm(1.0)
     >>> updates, _ = transform.update({"w": jnp.array([3.0, 4.0])}, transform.init(None))
-    >>> print(updates["w"].round(4))
-    [0.6 0.8]
+    >>> [round(float(x), 4) for x in updates["w"]]
+    [0.6, 0.8]
     """
     return _stateless(lambda updates: clip_tree(updates, max_norm)[0])
 

@@ -1,0 +1,43 @@
+"""Decisions in exact arithmetic, where the computed norm is within its error of the threshold."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gradclip import exact
+from rational import power_of_norm
+
+
+def decide(values, p, threshold):
+    x = np.array(values, np.float64)
+    return exact.at_most(lambda: [x[:3], x[3:]], x.size, p, threshold)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 7.0])
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e-5, 1.0, 1e120, 1e200])
+def test_decisions_equal_those_of_fractions(p, scale):
+    rng = np.random.default_rng(int(p))
+    outcomes = set()
+    for _ in range(50):
+        x = rng.normal(size=5) * scale
+        total = power_of_norm([x], int(p))
+        near = scale * float(total / Fraction(scale) ** int(p)) ** (1 / p)
+        for threshold in (near, float(np.nextafter(near, 0)), float(np.nextafter(near, math.inf))):
+            expected = total <= Fraction(threshold) ** int(p)
+            assert decide(x, p, threshold) == expected
+            outcomes.add(expected)
+    assert outcomes == {True, False}
+
+
+def test_triples():
+    assert decide([3.0, 4.0, 0.0, 0.0], 2.0, 5.0)
+    assert not decide([3.0, 4.0, 1e-150, 0.0], 2.0, 5.0)
+    assert decide([1e-200, 1e-200, 0.0], 1.0, 2e-200)
+
+
+def test_what_cannot_be_told_clips():
+    assert decide([0.0, 5.0], 2.5, 5.0)
+    assert not decide([1.0, 5.0], 2.5, 6.0)
+    assert not decide([1.0, 1.0], 65.0, 1.1)

@@ -1,0 +1,77 @@
+"""Who may import whom, and that importing the library imports no framework."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import gradclip
+
+ROOT = Path(gradclip.__file__).parent
+LAYERS = [
+    {"tree"},
+    {"native"},
+    {"backends"},
+    {"norms", "exact"},
+    {"coefficient"},
+    {"policy", "derivative"},
+    {"decision"},
+    {"clip"},
+    {"inplace", "per_example"},
+    {"integrations"},
+    {"cli"},
+]
+RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
+
+
+def imported_rooms(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradclip":
+            inside = node.module.split(".")[1:2]
+            yield from inside or [alias.name for alias in node.names]
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("gradclip."))
+
+
+def room_of(path):
+    first = path.relative_to(ROOT).parts[0]
+    return first.removesuffix(".py")
+
+
+def violations(rank):
+    found = []
+    for path in sorted(ROOT.rglob("*.py")):
+        room = room_of(path)
+        for other in imported_rooms(path):
+            if room in rank and other in rank and other != room and rank[other] >= rank[room]:
+                found.append(f"{room} imports {other}")
+    return found
+
+
+def test_every_file_has_a_layer():
+    rooms = {room_of(path) for path in ROOT.rglob("*.py")} - {"__init__"}
+    assert rooms <= set(RANK)
+
+
+def test_imports_go_down_only():
+    assert violations(RANK) == []
+
+
+def test_the_check_sees_a_violation():
+    assert "clip imports decision" in violations({**RANK, "decision": 99})
+
+
+def test_importing_gradclip_imports_no_framework():
+    others = ("torch", "jax", "tensorflow", "matplotlib", "rich")
+    code = f"import sys, gradclip; print([m for m in {others} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_using_numpy_imports_no_framework():
+    code = (
+        "import sys, numpy, gradclip; gradclip.clip_by_global_norm({'w': numpy.ones(3)}, 1.0);"
+        "print([m for m in ('torch', 'jax') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
