@@ -1,10 +1,12 @@
 """JAX: concrete arrays on the CPU as host memory; tracers and accelerators through the portable operations.
 
 Two things are particular. The reductions run in float64 though 64-bit mode is off, inside `jax.enable_x64`. And
-XLA's CPU code reads float32 and bfloat16 subnormals as zero and flushes results to zero, conversions included, so
-those numbers are read and written here as integers.
+XLA's CPU code reads float32 and bfloat16 subnormals as zero and flushes results to zero, conversions included: a
+reduction whose result that could change is done again with the numbers read as integers, and results below the
+normal range become zero.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -17,9 +19,7 @@ from jax import lax
 
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, format_of
 from gradclip.backends.numpy import Host, HostArray, checked_dtype, sum_dtype
-from gradclip.backends.portable import Portable
-
-_UNSIGNED = {2: jnp.uint16, 4: jnp.uint32}
+from gradclip.backends.portable import Portable, low_bits_mask
 
 
 class JaxHost(Host):
@@ -64,12 +64,17 @@ class Jax(Portable):
     def __init__(self, *, visible: bool) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.visible = visible
+        self.on_cpu = jax.default_backend() == "cpu"
+        self.precise = False
 
     def precision(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)
 
     def flushed_below(self, x: jax.Array) -> float:
-        return self.wide.tiny if format_of(x) is self.wide else 0.0
+        """Return the smallest normal number of the dtype, or 0.0 where its subnormals are read with care."""
+        if format_of(x) is self.wide or self.wide is not FLOAT64:
+            return self.wide.tiny
+        return format_of(x).tiny if _flushing(x) and not self.on_cpu else 0.0
 
     def prepare(self, leaf: Any) -> jax.Array:
         return prepared(leaf)
@@ -103,7 +108,7 @@ class Jax(Portable):
 
     def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
-        return self.widen(value) if is_float32 else jnp.asarray(value, self.wide_dtype)
+        return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[jax.Array]) -> jax.Array:
         return jnp.zeros(shape, self.wide_dtype)
@@ -121,20 +126,51 @@ class Jax(Portable):
         return lax.complex(real, imag)
 
     def widen(self, x: jax.Array) -> jax.Array:
-        target = format_of(x)
-        if target.precision == self.wide.precision or self.wide is not FLOAT64:
-            return x.astype(self.wide_dtype)
-        sign, magnitude = split_sign(x)
-        below_normal = magnitude.astype(jnp.int32).astype(self.wide_dtype) * target.step
-        is_normal = magnitude >= 1 << (target.precision - 1)
-        return jnp.where(is_normal, x.astype(self.wide_dtype), jnp.where(sign > 0, -below_normal, below_normal))
+        return as_integers(x) if self.precise else super().widen(x)
+
+    def power_sum(self, x: Any, p: float, divisor: Any = None, *, batched: bool = False) -> jax.Array:
+        # What is read as zero is below 2**-126; 60 binary digits above that it cannot matter.
+        bound = math.prod(x.shape) * 2.0 ** (-66 * p)
+
+        def may_matter(total: jax.Array) -> jax.Array:
+            return total < bound if divisor is None else divisor < 2.0**-66
+
+        return self._reread(super().power_sum, may_matter, x, p, divisor, batched=batched)
+
+    def largest(self, x: jax.Array, *, batched: bool = False) -> jax.Array:
+        return self._reread(super().largest, lambda most: most == 0, x, batched=batched)
+
+    def smallest(self, x: jax.Array, *, batched: bool = False) -> jax.Array:
+        return self._reread(super().smallest, lambda least: least == 0, x, batched=batched)
+
+    def _reread(
+        self, reduce: Callable[..., Any], doubtful: Callable[..., Any], x: jax.Array, *args: Any, batched: bool
+    ) -> jax.Array:
+        """Reduce `x` with subnormals read as zero, and again with care if the result is doubtful."""
+        plain = reduce(x, *args, batched=batched)
+        if not (self.on_cpu and _flushing(x)):
+            return plain
+
+        def carefully() -> jax.Array:
+            self.precise = True
+            try:
+                return reduce(x, *args, batched=batched)
+            finally:
+                self.precise = False
+
+        return lax.cond(jnp.any(doubtful(plain)), carefully, lambda: plain)
 
     def narrow(self, wide: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
-        result = super().narrow(wide, like)
-        if target.precision == self.wide.precision or self.wide is not FLOAT64:
-            return result
-        return with_subnormals(wide, result, jnp.trunc)
+        if not _flushing(like) or self.wide is not FLOAT64:
+            return super().narrow(wide, like)
+        # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
+        cut = self.from_bits(self.bits(wide) & low_bits_mask(self.wide, target))
+        return jnp.where(jnp.abs(wide) < target.tiny, 0.0, cut).astype(like.dtype)
+
+    def shrink(self, x: jax.Array, coefficient: Any) -> jax.Array:
+        # Without the barrier XLA keeps the float64 copy that the norm was taken of, twice the bytes, for this.
+        return super().shrink(lax.optimization_barrier(x), coefficient)
 
     def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
         return self.clamp(prepared, bound)
@@ -163,27 +199,26 @@ def prepared(leaf: Any) -> jax.Array:
     return checked_dtype(array)
 
 
-def split_sign(x: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return the sign bit and the other bits of a real array, as unsigned integers of its size."""
-    bits = lax.bitcast_convert_type(x, _UNSIGNED[x.dtype.itemsize])
-    sign = bits & bits.dtype.type(1 << (8 * x.dtype.itemsize - 1))
-    return sign, bits ^ sign
+def _flushing(x: jax.Array) -> bool:
+    """Say whether XLA's CPU code reads the dtype's subnormals as zero although float64 holds them."""
+    return format_of(x) in (FLOAT32, BFLOAT16)
 
 
-def with_subnormals(wide: jax.Array, result: jax.Array, rounding: Callable[..., Any]) -> jax.Array:
-    """Return `result` with the float64 numbers below its normal range put in as integers."""
-    target = format_of(result)
-    units = rounding(jnp.abs(wide) / target.step)
-    small = jnp.abs(wide) < target.tiny
-    unsigned = _UNSIGNED[result.dtype.itemsize]
-    sign = jnp.where(wide < 0, 1 << (8 * result.dtype.itemsize - 1), 0).astype(unsigned)
-    bits = jnp.where(small, units, 0.0).astype(jnp.int32).astype(unsigned) | sign
-    return jnp.where(small, lax.bitcast_convert_type(bits, result.dtype), result)
+def as_integers(x: jax.Array) -> jax.Array:
+    """Return a float32 or bfloat16 array in float64, subnormals too."""
+    bits = lax.bitcast_convert_type(x, jnp.uint16 if format_of(x) is BFLOAT16 else jnp.uint32)
+    sign_bit = 1 << (8 * x.dtype.itemsize - 1)
+    magnitude = (bits & (sign_bit - 1)).astype(jnp.int32)
+    below_normal = magnitude.astype(jnp.float64) * format_of(x).step
+    below_normal = jnp.where((bits & sign_bit) > 0, -below_normal, below_normal)
+    return jnp.where(magnitude < 1 << (format_of(x).precision - 1), below_normal, x.astype(jnp.float64))
 
 
 def nearest(wide: jax.Array) -> jax.Array:
-    """Return a float64 array in float32, rounded to nearest."""
-    return with_subnormals(wide, wide.astype(jnp.float32), jnp.round)
+    """Return non-negative float64 numbers in float32, rounded to nearest, subnormals too."""
+    units = jnp.round(jnp.where(wide < FLOAT32.tiny, wide, 0.0) / FLOAT32.step).astype(jnp.int32)
+    below_normal = lax.bitcast_convert_type(units, jnp.float32)
+    return jnp.where(wide < FLOAT32.tiny, below_normal, wide.astype(jnp.float32))
 
 
 def in_host_memory(array: Any) -> bool:
