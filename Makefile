@@ -1,4 +1,4 @@
-PYTHON ?= python3
+PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
@@ -24,7 +24,7 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/mypy
 
 bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes
-	$(BIN)/python benchmarks/norms_and_clips.py
+	$(BIN)/python benchmarks/clipping.py
 
 wheel: .venv-lint/ready  ## Build the wheel and import it in an environment that holds nothing else
 	rm -rf dist .venv-wheel
@@ -60,7 +60,7 @@ $(VENV)/ready: pyproject.toml
 
 .venv-lint/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/bin/pip --disable-pip-version-check --quiet install --group lint 2>/dev/null || .venv-lint/bin/pip --disable-pip-version-check --quiet install 'ruff==0.17.5' 'mypy==2.4.1' 'numpy==2.4.6' 'build==1.3.0'
+	.venv-lint/bin/pip --disable-pip-version-check --quiet install -e '.[lint]'
 	touch $@
 
 clean:  ## Remove the environments and what was built

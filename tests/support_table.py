@@ -1,0 +1,117 @@
+"""What works where, found out by trying. `python tests/support_table.py` writes the table into the README."""
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+import gradclip
+
+README = Path(__file__).parent.parent / "README.md"
+MARKS = ("<!-- table: tests/test_readme.py generates it -->\n", "<!-- end of table -->")
+BATCH = np.array([[3.0, 4.0], [0.3, -0.4], [6.0, 8.0]], np.float32)
+TREE_FUNCTIONS = {
+    "global_norm": lambda x: gradclip.global_norm({"x": x}),
+    "layer_norms": lambda x: gradclip.layer_norms({"x": x})["x"],
+    "clip_by_global_norm": lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"],
+    "clip_by_layer_norm": lambda x: gradclip.clip_by_layer_norm({"x": x}, 1.0)[0]["x"],
+    "clip_by_value": lambda x: gradclip.clip_by_value({"x": x}, 1.0)["x"],
+    "per_example_clip": lambda x: gradclip.per_example_clip({"x": x}, 1.0)[0]["x"],
+}
+IN_PLACE = {
+    "grad_norm": gradclip.grad_norm,
+    "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
+    "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
+}
+COLUMNS = ("NumPy", "PyTorch", "torch.compile", "torch.func", "autograd", "JAX", "jax.jit", "jax.vmap", "jax.grad")
+
+
+def _sums(function, xp):
+    return lambda x: xp.sum(function(x))
+
+
+def _stacked(batch):
+    return np.stack([batch, batch[::-1]])
+
+
+def _autograd(function):
+    def gradient(x):
+        x.requires_grad_()
+        return torch.autograd.grad(function(x).sum(), x)[0]
+
+    return gradient
+
+
+def calls(function):
+    """Return, for each column, a call on the batch whose result is known, and its expected result."""
+    plain = np.asarray(function(BATCH))
+    stacked = np.stack([np.asarray(function(x)) for x in _stacked(BATCH)])
+    compiled = lambda: torch.compile(function, backend="eager", fullgraph=True)(torch.tensor(BATCH))
+    derivative = lambda: jax.grad(_sums(function, jnp))(jnp.array(BATCH))
+    return {
+        "NumPy": (lambda: function(BATCH), plain),
+        "PyTorch": (lambda: function(torch.tensor(BATCH)), plain),
+        "torch.compile": (compiled, plain),
+        "torch.func": (lambda: torch.func.vmap(function)(torch.tensor(_stacked(BATCH))), stacked),
+        "autograd": (lambda: _autograd(function)(torch.tensor(BATCH)), numerical(function)),
+        "JAX": (lambda: function(jnp.array(BATCH)), plain),
+        "jax.jit": (lambda: jax.jit(function)(jnp.array(BATCH)), plain),
+        "jax.vmap": (lambda: jax.vmap(function)(jnp.array(_stacked(BATCH))), stacked),
+        "jax.grad": (derivative, numerical(function)),
+    }
+
+
+def numerical(function):
+    """Return the gradient of the sum of the results, by central differences in float64."""
+    x = BATCH.astype(np.float64)
+    gradient = np.zeros_like(x)
+    for index in np.ndindex(x.shape):
+        moved = np.zeros_like(x)
+        moved[index] = 1e-6
+        gradient[index] = (np.sum(function(x + moved)) - np.sum(function(x - moved))) / 2e-6
+    return gradient
+
+
+def works(call, expected, tolerance=1e-6):
+    try:
+        got = np.asarray(call())
+    except Exception:
+        return False
+    return got.shape == expected.shape and np.allclose(got, expected, rtol=tolerance, atol=tolerance)
+
+
+def in_place_works(function, make):
+    reference = SimpleNamespace(grad=BATCH.copy())
+    function([reference])
+    tried = SimpleNamespace(grad=make(BATCH.copy()))
+    function([tried])
+    return np.allclose(np.asarray(tried.grad), reference.grad, rtol=1e-6)
+
+
+def rows():
+    for name, function in TREE_FUNCTIONS.items():
+        found = calls(function)
+        yes = {c: works(*found[c], 2e-4 if c in ("autograd", "jax.grad") else 1e-6) for c in COLUMNS}
+        yield name, ["yes" if yes[c] else "no" for c in COLUMNS]
+    makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array}
+    for name, function in IN_PLACE.items():
+        yield name, ["–" if c not in makers else "yes" if in_place_works(function, makers[c]) else "no" for c in COLUMNS]
+
+
+def table():
+    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
+    lines += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows()]
+    return "\n".join(lines) + "\n"
+
+
+def current():
+    text = README.read_text()
+    return text[text.index(MARKS[0]) + len(MARKS[0]) : text.index(MARKS[1])]
+
+
+if __name__ == "__main__":
+    README.write_text(re.sub(f"({MARKS[0]}).*?({MARKS[1]})", rf"\g<1>{table()}\2", README.read_text(), flags=re.S))

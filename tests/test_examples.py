@@ -1,0 +1,95 @@
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+EXPECTED = {
+    "torch_training.py": [
+        "Learning to add 15 numbers, max_norm 1, on ",
+        "step   1: loss ",
+        "step 200: loss ",
+        " before clipping, 1.00 after\n",
+        " of 200 steps\n",
+    ],
+    "torch_grad_scaler.py": [
+        "step 1: scale 65536, loss ",
+        "gradient norm inf, skipped, scale halved\nstep 2: scale 32768, loss ",
+        ", taken\nstep 8: scale 32768, loss ",
+        "1 of 8 steps skipped; parameters all finite\n",
+    ],
+    "jax_optax.py": ["step   1: loss ", "step 200: loss ", "\nclipped to norm 1 in "],
+    "jax_private_sum.py": [
+        " nan ",
+        " 0.00 0.00\n",
+        "3 of 6 examples had a norm above max_norm 1\n",
+        "equal to the sum without the NaN example and the padding, bit for bit: yes\n",
+        "No noise has been added: this sum is bounded in each example, not private.\n",
+    ],
+    "numpy_federated.py": [
+        "update of norm 8.7188, dtypes float16 and float32, clipped to 1.0\n",
+        "  gradclip: exact norm 0.999",
+        ", at most 1.0\n  usual formula: exact norm 1.0000",
+        ", ABOVE 1.0\nlayer by layer, weight and bias together:\n",
+        "  encoder, norm 6.7948 before: exact norm 0.799",
+        ", at most 0.8\n  head, norm 5.4633 before: exact norm 0.49999",
+        ", at most 0.5\nof 1000 random updates, results with a norm above 1.0: gradclip 0, usual formula ",
+    ],
+}
+
+
+@cache
+def output_of(name):
+    """Run an example in a process of its own, with warnings as errors; return what it printed."""
+    ended = subprocess.run(
+        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+def numbers(pattern, name):
+    return [float(found) for found in re.findall(pattern, output_of(name))]
+
+
+@pytest.mark.parametrize("name", EXPECTED)
+def test_an_example_prints_what_happened(name):
+    printed = output_of(name)
+    # In this order, so that a part that occurs twice is looked for behind the one before it.
+    rest = printed
+    for part in EXPECTED[name]:
+        _, found, rest = rest.partition(part)
+        assert found, f"{part!r} is missing, or out of order, in:\n{printed}"
+
+
+def test_every_example_is_run_and_listed():
+    scripts = {path.name for path in EXAMPLES.glob("*.py")}
+    assert scripts == set(EXPECTED)
+    assert scripts == set(re.findall(r"\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
+
+
+@pytest.mark.parametrize(
+    ("name", "factor"), [("torch_training.py", 3), ("torch_grad_scaler.py", 1.3), ("jax_optax.py", 9)]
+)
+def test_training_lowers_the_loss(name, factor):
+    losses = numbers(r"loss ([\d.]+)", name)
+    assert losses[-1] < losses[0] / factor
+
+
+@pytest.mark.parametrize("name", ["torch_training.py", "jax_optax.py"])
+def test_some_steps_are_clipped_and_some_are_not(name):
+    (clipped,) = numbers(r"clipped .*in (\d+) of 200 steps", name)
+    assert 10 < clipped < 190
+
+
+def test_the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates():
+    (above,) = numbers(r"usual formula (\d+)$", "numpy_federated.py")
+    assert 300 < above < 700

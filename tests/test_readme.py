@@ -1,0 +1,51 @@
+"""The README's code prints what it says, and its table is what trying finds."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+import support_table
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_code_prints_what_stands_below_it(page):
+    blocks = re.findall(r"^```(python|)\n(.*?)^```", page.read_text(), re.S | re.M)
+    names = {}
+    checked = 0
+    for (kind, code), (next_kind, output) in zip(blocks, blocks[1:], strict=False):
+        if kind == "python":
+            printed = io.StringIO()
+            with contextlib.redirect_stdout(printed):
+                exec(code, names)
+            assert next_kind == ""
+            assert printed.getvalue() == output
+            checked += 1
+    assert checked == 3
+
+
+def test_code_and_output_stand_within_the_first_35_lines():
+    lines = (ROOT / "README.md").read_text().splitlines()[:35]
+    assert sum(line.startswith("```") for line in lines) >= 6
+    assert "13.0 [1.5 2. ] [6.]" in lines
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
+def test_the_table_is_what_trying_finds():
+    assert support_table.current() == support_table.table()
+
+
+def test_trying_finds_what_does_not_work():
+    assert not support_table.works(lambda: 1 / 0, 1.0)
+    assert not support_table.works(lambda: [1.0, 2.0], support_table.np.array([1.0, 3.0]))
+
+
+def test_every_public_name_is_in_the_table():
+    import gradclip
+
+    functions = {name for name in gradclip.__all__ if name[0].islower()}
+    assert functions == set(support_table.TREE_FUNCTIONS) | set(support_table.IN_PLACE)
