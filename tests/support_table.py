@@ -99,7 +99,8 @@ def rows():
         yield name, ["yes" if yes[c] else "no" for c in COLUMNS]
     makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array}
     for name, function in IN_PLACE.items():
-        yield name, ["–" if c not in makers else "yes" if in_place_works(function, makers[c]) else "no" for c in COLUMNS]
+        cells = {c: "yes" if in_place_works(function, make) else "no" for c, make in makers.items()}
+        yield name, [cells.get(c, "–") for c in COLUMNS]
 
 
 def table():

@@ -67,7 +67,7 @@ def test_input_is_never_touched_nor_shared(framework):
 
 
 def test_integers_become_floats():
-    clipped, norm = gradclip.clip_by_global_norm([np.array([3, 4])], 1.0)
+    clipped, _ = gradclip.clip_by_global_norm([np.array([3, 4])], 1.0)
     assert clipped[0].dtype == np.float64
     assert gradclip.clip_by_global_norm(torch.tensor([3, 4]), 1.0)[0].dtype == torch.float32
     assert gradclip.clip_by_global_norm(jnp.array([3, 4]), 1.0)[0].dtype == jnp.float32

@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import itertools
 import re
 from pathlib import Path
 
 import pytest
+
 import support_table
 
 ROOT = Path(__file__).parent.parent
@@ -17,7 +19,7 @@ def test_code_prints_what_stands_below_it(page):
     blocks = re.findall(r"^```(python|)\n(.*?)^```", page.read_text(), re.S | re.M)
     names = {}
     checked = 0
-    for (kind, code), (next_kind, output) in zip(blocks, blocks[1:], strict=False):
+    for (kind, code), (next_kind, output) in itertools.pairwise(blocks):
         if kind == "python":
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):

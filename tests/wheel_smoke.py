@@ -7,7 +7,8 @@ import numpy as np
 
 import gradclip
 
-installed = {d.metadata["Name"].lower() for d in importlib.metadata.distributions()} - {"pip", "setuptools"}
+names = {d.metadata["Name"].lower().replace("_", "-") for d in importlib.metadata.distributions()}
+installed = names - {"pip", "setuptools"}
 expected = {"gradclip", "numpy", "optree", "array-api-compat", "typing-extensions"}
 if installed != expected:
     sys.exit(f"expected {sorted(expected)} in the environment, found {sorted(installed)}")
