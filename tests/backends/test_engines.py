@@ -11,7 +11,8 @@ from array_api_compat import torch as namespace
 import gradclip.backends.torch as torch_backend
 from frameworks import DTYPES, numpy_dtype
 from gradclip.backends.formats import FLOAT32
-from gradclip.backends.numpy import HOST, HostArray
+from gradclip.backends.host import HostArray
+from gradclip.backends.numpy import HOST
 from gradclip.backends.portable import halving_sum
 from gradclip.backends.torch import Torch, TorchHost
 from gradclip.coefficient import coefficient

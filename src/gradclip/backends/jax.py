@@ -18,7 +18,8 @@ import numpy as np
 from jax import lax
 
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, format_of
-from gradclip.backends.numpy import Host, HostArray, checked_dtype, sum_dtype
+from gradclip.backends.host import HostArray
+from gradclip.backends.numpy import Host, checked_dtype, sum_dtype
 from gradclip.backends.portable import Portable, low_bits_mask
 
 

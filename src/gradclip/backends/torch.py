@@ -11,8 +11,10 @@ import torch
 from array_api_compat import torch as namespace
 
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, dtype_name
-from gradclip.backends.numpy import Host, HostArray, checked_dtype, sum_dtype
+from gradclip.backends.host import HostArray
+from gradclip.backends.numpy import Host, checked_dtype, sum_dtype
 from gradclip.backends.portable import Portable
+from gradclip.backends.torch_autograd import call_differentiably
 
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
@@ -156,45 +158,6 @@ class Torch(Portable):
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
-
-
-class _Clip(torch.autograd.Function):
-    """A function from leaves to clipped leaves and a norm, with the derivative of a `ClipRule`."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(function: Callable[..., Any], rule: Any, *leaves: torch.Tensor) -> Any:
-        clipped, norm = function(leaves, None)
-        return (*clipped, norm)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.rule = inputs[1]
-        ctx.save_for_backward(*inputs[2:], output[-1])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        *leaves, norm = ctx.saved_tensors
-        gys = grads[:-1] or [torch.zeros_like(leaf) for leaf in leaves]
-        return None, None, *ctx.rule.vjp(namespace, leaves, norm, gys, grads[-1])
-
-
-def call_differentiably(
-    function: Callable[..., Any], rule: Any, leaves: Sequence[Any], max_norm: Any
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Call `function`, with the derivative of `rule` where a leaf asks for one."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return function(leaves, max_norm)
-    if max_norm is not None:
-        rule = replace(rule, max_norm=max_norm.detach())
-
-    def without_threshold(leaves: Sequence[Any], _: None) -> Any:
-        return function(leaves, max_norm)
-
-    *clipped, norm = _Clip.apply(without_threshold, rule, *leaves)
-    return clipped, norm
 
 
 def prepared_in_place(leaf: Any, name: str) -> torch.Tensor:
