@@ -61,7 +61,7 @@ def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> 
     threshold = xp.where(max_norm < 0, 0.0, max_norm)
     upper = _upper(norm)
     keep = upper <= _in_units_of(norm, threshold)
-    divisor = xp.where(upper > 0, upper, 1.0)
+    divisor = xp.where(upper == 0, 1.0, upper)
     lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
     plain = _in_units_of(norm, threshold) / divisor * lowered
     never = xp.zeros_like(keep)
@@ -82,7 +82,7 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     """
     xp = backend.xp
     largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
-    inverse = 1.0 / xp.where(largest > 0, largest, 1.0)
+    inverse = 1.0 / xp.where(largest == 0, 1.0, largest)
     lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
     highest = 2.0 ** (backend.wide.max_exponent - 2)
     factor = xp.where(inverse > highest, highest, inverse) * lowered

@@ -111,12 +111,14 @@ class _Batch:
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
-    """Return the share of the threshold that each layer gets: their squares add up to at most 1, exactly."""
-    if len(sizes) == 1:
-        return [1.0]
+    """Return the share of the threshold that each layer gets: their squares add up to at most 1, exactly.
+
+    Powers of two multiply a threshold exactly; other shares are lowered by more than all rounding can add.
+    """
     total = sum(sizes)
     squares = [1.0 / len(sizes) if uniform or not total else size / total for size in sizes]
-    return [math.sqrt(square) * (1.0 - 2.0**-50) for square in squares]
+    shares = [math.sqrt(square) for square in squares]
+    return [share if math.frexp(share)[0] in (0.0, 0.5) else share * (1.0 - 2.0**-50) for share in shares]
 
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import optree
 
 
@@ -71,4 +72,8 @@ def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def _belongs_to_jax(leaf: Any) -> bool:
-    return isinstance(leaf, sys.modules["jax"].Array) or not hasattr(leaf, "dtype")
+    if isinstance(leaf, sys.modules["jax"].Array):
+        return True
+    torch = sys.modules.get("torch")
+    known = (np.ndarray, np.generic, int, float, complex)
+    return not (isinstance(leaf, known) or (torch is not None and isinstance(leaf, torch.Tensor)))

@@ -105,7 +105,7 @@ class Jax(Portable):
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
-        return nearest(value) if dtype == "float32" else value
+        return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
     def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32

@@ -158,10 +158,15 @@ class Portable:
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
 
+    def limit(self, bound: Any, x: Array) -> Array:
+        """Return a bound on magnitudes as a wide scalar, 0 for a negative one."""
+        wide = self.scalar(bound, [x])
+        return self.xp.where(wide < 0, self.xp.zeros_like(wide), wide)
+
     def clamp(self, x: Array, bound: float) -> Array:
         """Return `x` with each element in [-bound, bound], the bound rounded toward zero; NaN stays."""
         with self.precision():
-            limit = self.narrow(self.scalar(bound, [x]), x)
+            limit = self.narrow(self.limit(bound, x), x)
         return self.xp.clip(x, -limit, limit)
 
 

@@ -102,7 +102,7 @@ class Torch(Portable):
 
     def clamp(self, x: torch.Tensor, bound: Any) -> torch.Tensor:
         with self.precision():
-            limit = self.narrow(self.scalar(bound, [x]), x).to(x.device)
+            limit = self.narrow(self.limit(bound, x), x).to(x.device)
         return torch.clamp(x, -limit, limit)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -37,7 +37,7 @@ class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignor
         """Return the clipped Vector; an empty one as it is."""
         if not gradients.coefs:
             return gradients
-        return type(gradients)(clip_by_global_norm(gradients.coefs, self.max_norm)[0])
+        return _rebuilt(gradients, clip_by_global_norm(gradients.coefs, self.max_norm)[0])
 
 
 class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
@@ -55,7 +55,12 @@ class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
 
     def run(self, gradients: Vector) -> Vector:
         """Return the clipped Vector."""
-        return type(gradients)(clip_by_layer_norm(gradients.coefs, self.max_norm)[0])
+        return _rebuilt(gradients, clip_by_layer_norm(gradients.coefs, self.max_norm)[0])
+
+
+def _rebuilt(gradients: Vector, coefs: dict[str, Any]) -> Vector:
+    """Return a Vector of the same type, its arrays in the same order."""
+    return type(gradients)({name: coefs[name] for name in gradients.coefs})
 
 
 def _take_names(*classes: Any) -> None:

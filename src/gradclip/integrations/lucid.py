@@ -6,7 +6,9 @@ written where they lie, and norms do not overflow.
 """
 
 import math
+import numbers
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 from gradclip import inplace
@@ -23,11 +25,11 @@ def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
     Errors are those of `gradclip.grad_norm`; the signature is that of lucid-dl 2.7.
     """
     listed = inplace.as_list(parameters)
-    return _as_lucid(inplace.grad_norm(listed, norm_type), listed)
+    return _as_lucid(inplace.grad_norm(_with_arrays(listed), norm_type), listed)
 
 
 def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2, eps: float = 1e-7) -> Any:
-    """Scale the gradients of `parameters` in place by max_norm / (norm + eps) where norm > max_norm.
+    """Scale the gradients of `parameters` in place by max_norm / (norm + float(eps)) where norm > max_norm.
 
     Args:
         parameters: an iterable of parameters, or one; a `.grad` of None is skipped.
@@ -46,14 +48,15 @@ def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2,
     >>> float(clip_grad_norm([layer], max_norm=1.0)), layer.grad.round(6).tolist()
     (5.0, [0.6, 0.8])
     """
-    if not (isinstance(eps, int | float) and eps >= 0):
+    if not (isinstance(eps, numbers.Real) and eps >= 0):
         raise ValueError(f"eps must be a number >= 0, got {eps!r}. The usual one is 1e-7.")
     listed = inplace.as_list(parameters)
+    arrays = _with_arrays(listed)
     threshold = check_threshold(max_norm)
-    norm = float(inplace.grad_norm(listed, norm_type))
+    norm = float(inplace.grad_norm(arrays, norm_type))
     if threshold < norm < math.inf:
-        threshold *= norm / (norm + eps)
-    return _as_lucid(inplace.clip_grad_norm_(listed, threshold, norm_type), listed)
+        threshold *= norm / (norm + float(eps))
+    return _as_lucid(inplace.clip_grad_norm_(arrays, threshold, norm_type), listed)
 
 
 def clip_grad_value(parameters: Any, clip_value: float) -> None:
@@ -61,7 +64,15 @@ def clip_grad_value(parameters: Any, clip_value: float) -> None:
 
     Errors are those of `gradclip.clip_grad_value_`; the signature is that of lucid-dl 2.7.
     """
-    inplace.clip_grad_value_(parameters, clip_value)
+    inplace.clip_grad_value_(_with_arrays(inplace.as_list(parameters)), clip_value)
+
+
+def _with_arrays(parameters: list[Any]) -> list[Any]:
+    """Return the parameters; in place of one whose `.grad` is itself a Lucid tensor, the holder of its array."""
+    lucid = sys.modules.get("lucid")
+    if lucid is None:
+        return parameters
+    return [SimpleNamespace(grad=p.grad.data) if isinstance(p.grad, lucid.Tensor) else p for p in parameters]
 
 
 def _as_lucid(norm: Any, parameters: list[Any]) -> Any:

@@ -45,7 +45,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     """
 
     def update(updates: Any) -> Any:
-        thresholds = jax.tree.map(lambda u: threshold * math.sqrt(jnp.size(u)), updates)
+        thresholds = jax.tree.map(lambda u: threshold * math.sqrt(max(1, jnp.size(u))), updates)
         return clip_by_layer_norm(updates, thresholds)[0]
 
     return _stateless(update)

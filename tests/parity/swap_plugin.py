@@ -1,0 +1,87 @@
+"""A pytest plugin that puts gradclip's functions in the place of a library's own, then runs the library's tests.
+
+It is told by the environment: GRADCLIP_SWAP names the library, GRADCLIP_SWAP_REPORT the file that the outcome is
+written to as JSON, and GRADCLIP_SWAP_STRETCH a factor on every threshold (1 is right, anything else is wrong, so that
+tests which really call the replacement fail).
+"""
+
+import functools
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+
+# Where the library defines its functions, what has them here, and at which position their threshold is.
+SWAPS = {
+    "optax": (
+        "optax.transforms._clipping",
+        {
+            "clip": 0,
+            "clip_by_block_rms": 0,
+            "clip_by_global_norm": 0,
+            "per_example_global_norm_clip": 1,
+            "per_example_layer_norm_clip": 1,
+        },
+    ),
+    "jax_privacy": ("jax_privacy.clipping", {"clip_pytree": 1}),
+    "brainstate": ("brainstate.nn._utils", {"clip_grad_norm": 1}),
+}
+OUTCOMES: dict[str, set[str]] = {"passed": set(), "failed": set()}
+REPLACED: dict[str, int] = {}
+
+
+def pytest_configure():
+    library = os.environ["GRADCLIP_SWAP"]
+    home, names = SWAPS[library]
+    importlib.import_module(library)
+    original = importlib.import_module(home)
+    replacement = importlib.import_module(f"gradclip.integrations.{library}")
+    factor = float(os.environ.get("GRADCLIP_SWAP_STRETCH", "1"))
+    for name, position in names.items():
+        function = getattr(replacement, name)
+        if factor != 1.0:
+            function = stretched(function, position, factor)
+        REPLACED[name] = replace_everywhere(getattr(original, name), function)
+
+
+def replace_everywhere(original, replacement):
+    """Rebind each global name of a loaded module that holds `original`, gradclip's own apart; return how many."""
+    count = 0
+    for module_name, module in list(sys.modules.items()):
+        if module_name.partition(".")[0] == "gradclip":
+            continue
+        for name, value in list(getattr(module, "__dict__", {}).items()):
+            if value is original:
+                setattr(module, name, replacement)
+                count += 1
+    return count
+
+
+def stretched(function, position, factor):
+    """Return a wrong `function`: its threshold is multiplied by `factor`."""
+
+    @functools.wraps(function)
+    def call(*args, **kwargs):
+        args = list(args)
+        if len(args) > position:
+            args[position] = args[position] * factor
+        for name in ("max_norm", "max_delta", "threshold", "clip_norm", "l2_norm_clip", "global_l2_norm_clip"):
+            if name in kwargs:
+                kwargs[name] = kwargs[name] * factor
+        return function(*args, **kwargs)
+
+    return call
+
+
+def pytest_runtest_logreport(report):
+    if report.failed:
+        OUTCOMES["failed"].add(report.nodeid)
+    elif report.when == "call" and report.passed:
+        OUTCOMES["passed"].add(report.nodeid)
+
+
+def pytest_sessionfinish():
+    passed = OUTCOMES["passed"] - OUTCOMES["failed"]
+    outcome = {"replaced": REPLACED, "passed": sorted(passed), "failed": sorted(OUTCOMES["failed"])}
+    Path(os.environ["GRADCLIP_SWAP_REPORT"]).write_text(json.dumps(outcome))

@@ -1,0 +1,194 @@
+"""Side by side with `optax`: the transformations on the same updates, and ours beside float64."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax as peer
+import pytest
+
+from gradclip.integrations import optax as ours
+from parity.jax_trees import DTYPES, HALF, jax_gradients, mode, numbers, peer_ulps
+from parity_support import arguments, assert_matches, count_of, reference_clip, reference_norm, tolerance, wide
+
+NAMES = (
+    "clip",
+    "clip_by_block_rms",
+    "clip_by_global_norm",
+    "per_example_global_norm_clip",
+    "per_example_layer_norm_clip",
+)
+every_dtype = pytest.mark.parametrize("dtype", DTYPES)
+both_sizes = pytest.mark.parametrize("large", [False, True], ids=["small", "large"])
+both_thresholds = pytest.mark.parametrize("threshold", [0.25, 64.0], ids=["clipped", "not clipped"])
+
+
+def apply(transformation, updates):
+    return transformation.update(updates, transformation.init(updates))[0]
+
+
+def theirs(name, updates, threshold):
+    """Return what the peer makes of the updates, compiled as a whole."""
+    return jax.jit(lambda updates: apply(getattr(peer, name)(threshold), updates))(updates)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_signature(name):
+    assert arguments(getattr(ours, name)) == arguments(getattr(peer, name))
+
+
+@every_dtype
+@both_sizes
+@both_thresholds
+def test_clip_by_global_norm(dtype, large, threshold):
+    with mode(dtype):
+        updates = jax_gradients(dtype, large=large)
+        mine = numbers(apply(ours.clip_by_global_norm(threshold), updates))
+        their = numbers(theirs("clip_by_global_norm", updates, threshold))
+    leaves = numbers(updates)
+    rtol = tolerance(dtype, count_of(leaves), peer_ulps=peer_ulps(dtype, leaves))
+    for my_leaf, their_leaf, exact in zip(mine, their, reference_clip(leaves, threshold), strict=True):
+        assert_matches(my_leaf, exact, tolerance(dtype, count_of(leaves)), dtype)
+        assert_matches(my_leaf, their_leaf, rtol, dtype)
+        assert my_leaf.dtype == their_leaf.dtype
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@both_thresholds
+def test_traced_clip_by_global_norm(dtype, threshold):
+    with mode(dtype):
+        updates = jax_gradients(dtype)
+        traced = jax.jit(lambda updates, threshold: apply(ours.clip_by_global_norm(threshold), updates))
+        mine = numbers(traced(updates, threshold))
+        their = numbers(theirs("clip_by_global_norm", updates, threshold))
+    leaves = numbers(updates)
+    rtol = tolerance(dtype, count_of(leaves), peer_ulps=peer_ulps(dtype, leaves))
+    for my_leaf, their_leaf in zip(mine, their, strict=True):
+        assert_matches(my_leaf, their_leaf, rtol, dtype)
+
+
+@every_dtype
+@both_sizes
+@pytest.mark.parametrize("threshold", [2.0**-5, 8.0], ids=["clipped", "not clipped"])
+def test_clip_by_block_rms(dtype, large, threshold):
+    with mode(dtype):
+        updates = jax_gradients(dtype, large=large)
+        mine = numbers(apply(ours.clip_by_block_rms(threshold), updates))
+        their = numbers(theirs("clip_by_block_rms", updates, threshold))
+    for leaf, my_leaf, their_leaf in zip(numbers(updates), mine, their, strict=True):
+        rtol = tolerance(dtype, leaf.size, peer_ulps=peer_ulps(dtype, [leaf]))
+        limit = threshold * math.sqrt(leaf.size)
+        if leaf.size:
+            (exact,) = reference_clip([leaf], limit)
+            assert_matches(my_leaf, exact, tolerance(dtype, leaf.size), dtype)
+        assert_matches(my_leaf, their_leaf, rtol, dtype)
+
+
+@pytest.mark.parametrize("dtype", [name for name in DTYPES if "complex" not in name])
+@both_sizes
+@pytest.mark.parametrize("limit", [0.0, 0.125, 64.0, math.inf])
+def test_clip(dtype, large, limit):
+    with mode(dtype):
+        updates = jax_gradients(dtype, large=large)
+        mine = numbers(apply(ours.clip(limit), updates))
+        their = numbers(theirs("clip", updates, limit))
+    for my_leaf, their_leaf in zip(mine, their, strict=True):
+        assert np.array_equal(my_leaf, their_leaf)
+
+
+def examples(dtype):
+    """Return gradients of seven examples: some all zero, one leaf without elements, one not contiguous."""
+    rng = np.random.default_rng(1)
+    drawn = {"a": rng.standard_normal((7, 3)), "b": rng.standard_normal((2, 5, 7)).T, "c": rng.standard_normal(7)}
+    drawn["none"] = np.zeros((7, 0))
+    if "complex" in dtype:
+        drawn = {name: x + 1j * rng.standard_normal(x.shape) for name, x in drawn.items()}
+    for leaf in drawn.values():
+        leaf[2] = 0.0
+    return {name: jnp.asarray(x.astype(DTYPES[dtype])) for name, x in drawn.items()}
+
+
+def reference_sum(leaves, limits):
+    """Clip each example by its norm over `leaves`, and add up in float64; return the sums, and those of magnitudes."""
+    norms = np.array([reference_norm([x[i] for x in leaves]) for i in range(len(leaves[0]))])
+    factor = np.minimum(1.0, np.divide(limits, norms, where=norms > 0, out=np.ones_like(norms)))
+    products = [np.tensordot(factor, np.asarray(x).astype(complex), axes=1) for x in leaves]
+    sizes = [np.tensordot(factor, np.abs(np.asarray(x)).astype(float), axes=1) for x in leaves]
+    real = leaves[0].dtype.kind != "c"
+    return [p.real if real else p for p in products], [wide(s if real else s * (1 + 1j)) for s in sizes], norms > limits
+
+
+def assert_sums(dtype, mine, their, leaves, exact, sizes):
+    """Compare sums over seven examples: ours with float64 in float32 at least, the peer's in the leaves' dtype."""
+    out = {"float16": "float32", "bfloat16": "float32"}.get(dtype, dtype)
+    count = count_of(leaves) // 7
+    rtol = tolerance(dtype, count, peer_ulps=peer_ulps(dtype, leaves) + 7.0)
+    for my_sum, their_sum, exact_sum, size in zip(mine, their, exact, sizes, strict=True):
+        assert my_sum.dtype == out
+        assert_matches(my_sum, exact_sum, tolerance(out, count), out, scale=size)
+        assert_matches(my_sum, their_sum, rtol, dtype if dtype in HALF else out, scale=size)
+
+
+@every_dtype
+@pytest.mark.parametrize("limit", [0.5, 3.5, 64.0, math.inf])
+def test_per_example_global_norm_clip(dtype, limit):
+    with mode(dtype):
+        grads = examples(dtype)
+        mine, my_count = ours.per_example_global_norm_clip(grads, limit)
+        their, their_count = jax.jit(peer.per_example_global_norm_clip, static_argnums=1)(grads, limit)
+    leaves = numbers(grads)
+    exact, sizes, over = reference_sum(leaves, limit)
+    assert_sums(dtype, numbers(mine), numbers(their), leaves, exact, sizes)
+    assert int(my_count) == int(their_count) == over.sum()
+
+
+@every_dtype
+@pytest.mark.parametrize("uniform", [True, False])
+@pytest.mark.parametrize("limit", [0.5, 64.0])
+def test_per_example_layer_norm_clip(dtype, uniform, limit):
+    with mode(dtype):
+        grads = examples(dtype)
+        mine, my_counts = ours.per_example_layer_norm_clip(grads, limit, uniform)
+        call = jax.jit(peer.per_example_layer_norm_clip, static_argnums=(1, 2))
+        their, their_counts = call(grads, limit, uniform)
+    elements = {name: leaf[0].size for name, leaf in grads.items()}
+    total = sum(elements.values())
+    for name, leaf in grads.items():
+        share = 1 / len(grads) if uniform else elements[name] / total
+        exact, sizes, over = reference_sum([np.asarray(leaf)], limit * math.sqrt(share))
+        assert_sums(dtype, numbers(mine[name]), numbers(their[name]), numbers(leaf), exact, sizes)
+        assert int(my_counts[name]) == int(their_counts[name]) == over.sum()
+
+
+@pytest.mark.parametrize("limit", [math.inf, 0.0, 1.25])
+@pytest.mark.parametrize("name", NAMES[3:])
+def test_documented_examples(name, limit):
+    grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
+    mine, my_count = getattr(ours, name)(grads, limit)
+    their, their_count = getattr(peer, name)(grads, limit)
+    assert_matches(mine[0], their[0], tolerance("float32", 3, peer_ulps=4.0), "float32")
+    assert mine[0].dtype == their[0].dtype
+    assert jax.tree.map(int, my_count) == jax.tree.map(int, their_count)
+
+
+@pytest.mark.parametrize("name", NAMES[3:])
+def test_refuse_the_same_shapes(name):
+    for module in (ours, peer):
+        with pytest.raises(ValueError, match=r"0th axis|axis 0"):
+            getattr(module, name)([jnp.ones((2, 2)), jnp.ones(3)], 1.0)
+
+
+def test_chain_takes_the_same_steps():
+    updates = jax_gradients("float32")
+    params = jax.tree.map(jnp.ones_like, updates)
+    results = []
+    for module in (ours, peer):
+        optimizer = peer.chain(module.clip_by_global_norm(0.5), peer.adam(0.1))
+        moved, state = params, optimizer.init(params)
+        for _ in range(2):
+            steps, state = jax.jit(optimizer.update)(updates, state, moved)
+            moved = peer.apply_updates(moved, steps)
+        results.append(numbers(moved))
+    for my_leaf, their_leaf in zip(*results, strict=True):
+        assert_matches(my_leaf, their_leaf, tolerance("float32", 73, peer_ulps=6.0), "float32")

@@ -1,0 +1,118 @@
+"""The tests that ship inside the libraries, run with gradclip's functions in the place of the libraries' own.
+
+The set of tests that fail is asserted as it is, so that neither a new failure nor one that went away passes unseen.
+"""
+
+import importlib.metadata
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+
+@dataclass(frozen=True)
+class Suite:
+    """The test files of a distribution, which of their tests concern clipping, and what is known of them."""
+
+    distribution: str
+    files: tuple[str, ...]
+    select: str
+    passing: int
+    replaced: tuple[str, ...]
+    # Fail whatever function the library uses, once its thresholds are half as large again.
+    sensitive: str
+    failing: frozenset[str] = frozenset()
+
+
+SUITES = {
+    "optax": Suite(
+        "optax",
+        ("optax/transforms/_clipping_test.py", "optax/contrib/_privacy_test.py"),
+        "test_clip or per_example or no_privacy",
+        passing=11,
+        replaced=(
+            "clip",
+            "clip_by_block_rms",
+            "clip_by_global_norm",
+            "per_example_global_norm_clip",
+            "per_example_layer_norm_clip",
+        ),
+        sensitive="ClippingTest and (test_clip or per_example)",
+    ),
+    "jax_privacy": Suite(
+        "jax-privacy",
+        ("tests/clipping_test.py", "tests/gradient_clipping_test.py"),
+        "ClipPyTree or sensitivity or float16 or rescale or padding or metrics",
+        passing=165,
+        replaced=("clip_pytree",),
+        sensitive="sum_clipped_grad_basic or sum_clipped_grad_with_padding",
+        failing=frozenset(
+            {
+                # Wants a norm of 1 to 7 decimal places; that of gradclip is at most 1, here 1 - 2**-24.
+                "tests/clipping_test.py::ClipPyTreeTest::test_clip_pytree_clip_norm_zero_rescale",
+                # Want float16 and bfloat16 sums to 6 decimal places; those of gradclip are rounded toward zero.
+                "tests/gradient_clipping_test.py::GradientClippingTest::test_sum_clipped_grad_float160",
+                "tests/gradient_clipping_test.py::GradientClippingTest::test_sum_clipped_grad_float161",
+            }
+        ),
+    ),
+    "brainstate": Suite(
+        "brainstate",
+        ("brainstate/nn/_utils_test.py",),
+        "ClipGradNorm",
+        passing=29,
+        replaced=("clip_grad_norm",),
+        sensitive="test_simple_dict_clipping or test_nested_structure_clipping or test_max_norm_as_array",
+    ),
+}
+every_library = pytest.mark.parametrize("library", SUITES)
+
+
+def run_suite(library, folder, select, stretch="1"):
+    """Run a library's own tests in a process of their own; return what the plugin reports."""
+    suite = SUITES[library]
+    root = Path(importlib.metadata.distribution(suite.distribution).locate_file("")).resolve()
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    report = folder / "report.json"
+    path = os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    settings = {
+        "GRADCLIP_SWAP": library,
+        "GRADCLIP_SWAP_REPORT": str(report),
+        "GRADCLIP_SWAP_STRETCH": stretch,
+        "PYTHONPATH": path,
+        "PYTEST_ADDOPTS": "",
+    }
+    options = ["-p", "swap_plugin", "-p", "no:cacheprovider", "-W", "ignore", "--import-mode=importlib", "-k", select]
+    places = ["-c", folder / "pytest.ini", "--rootdir", root, *(root / file for file in suite.files)]
+    finished = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *places],
+        env=os.environ | settings,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode in (0, 1), finished.stdout + finished.stderr
+    return json.loads(report.read_text()), finished.stdout
+
+
+@every_library
+def test_published_suite(library, tmp_path):
+    suite = SUITES[library]
+    outcome, output = run_suite(library, tmp_path, suite.select)
+    assert set(outcome["failed"]) == suite.failing, output
+    assert len(outcome["passed"]) == suite.passing
+    assert tuple(outcome["replaced"]) == suite.replaced
+    assert all(outcome["replaced"].values())
+
+
+@every_library
+def test_published_suite_notices_a_wrong_replacement(library, tmp_path):
+    outcome, output = run_suite(library, tmp_path, SUITES[library].sensitive, stretch="1.5")
+    assert outcome["passed"] == [], output
+    assert outcome["failed"]
