@@ -67,8 +67,6 @@ class Partial:
 
     total: Any
     divisor: Any
-    count: int
-    flushed: float
 
 
 @dataclass(frozen=True)
@@ -87,21 +85,19 @@ class Norm:
 
 def partial(backend: Backend, x: Any, order: Order, *, batched: bool = False) -> Partial:
     """Return what the non-empty array `x` knows of its norm, or of the norm of each of its examples."""
-    count = math.prod(x.shape[1:]) if batched else math.prod(x.shape)
-    flushed = backend.flushed_below(x)
     if order.extreme:
         extreme = backend.largest if order.p > 0 else backend.smallest
-        return Partial(extreme(x, batched=batched), None, count, flushed)
+        return Partial(extreme(x, batched=batched), None)
     if format_of(x).power_fits(order.p, backend.wide):
-        return Partial(backend.power_sum(x, order.p, batched=batched), None, count, flushed)
+        return Partial(backend.power_sum(x, order.p, batched=batched), None)
     if backend.concrete and order.p in (1, 2):
         total = backend.power_sum(x, order.p, batched=batched)
         if _well_inside(backend.xp, total):
-            return Partial(total, None, count, flushed)
+            return Partial(total, None)
     xp = backend.xp
     largest = backend.largest(x, batched=batched)
     divisor = xp.where(xp.isfinite(largest) & (largest > 0), largest, 1.0)
-    return Partial(backend.power_sum(x, order.p, divisor, batched=batched), divisor, count, flushed)
+    return Partial(backend.power_sum(x, order.p, divisor, batched=batched), divisor)
 
 
 def _well_inside(xp: Any, total: Any) -> bool:
@@ -115,14 +111,12 @@ def _well_inside(xp: Any, total: Any) -> bool:
 def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
     """Return what several arrays know together."""
     xp = backend.xp
-    count = sum(part.count for part in partials)
-    flushed = max(part.flushed for part in partials)
     totals = backend.gather([part.total for part in partials])
     if order.extreme:
         reduce = xp.max if order.p > 0 else xp.min
-        return Partial(reduce(xp.stack(totals), axis=0), None, count, flushed)
+        return Partial(reduce(xp.stack(totals), axis=0), None)
     if all(part.divisor is None for part in partials):
-        return Partial(backend.total(totals), None, count, flushed)
+        return Partial(backend.total(totals), None)
     one = xp.ones_like(totals[0])
     divisors = backend.gather([one if p.divisor is None else p.divisor for p in partials])
     weighed = [xp.where(t > 0, d, 0.0) for t, d in zip(totals, divisors, strict=True)]
@@ -132,16 +126,14 @@ def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Part
         xp.where(total > 0, total * (divisor / common) ** order.p, total)
         for total, divisor in zip(totals, divisors, strict=True)
     ]
-    return Partial(backend.total(rescaled), common, count, flushed)
+    return Partial(backend.total(rescaled), common)
 
 
-def finish(backend: Backend, whole: Partial, order: Order, *, exact: bool) -> Norm:
-    """Return the norm that a combined partial stands for."""
-    value = whole.total
-    if not order.extreme and order.p != 1:
-        value = backend.xp.sqrt(value) if order.p == 2 else value ** (1.0 / order.p)
-    error = relative_error(order, whole.count, backend.wide, exact=exact)
-    return Norm(value, whole.divisor, error, whole.count * whole.flushed)
+def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
+    """Return the norm that a combined partial stands for, in units of its divisor."""
+    if order.extreme or order.p == 1:
+        return whole.total
+    return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
 
 
 def measure(backend: Backend, arrays: Sequence[Any], order: Order, *, batched: bool = False) -> Norm:
@@ -150,9 +142,17 @@ def measure(backend: Backend, arrays: Sequence[Any], order: Order, *, batched: b
     if not filled:
         shape = arrays[0].shape[:1] if batched else ()
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
-    partials = [partial(backend, x, order, batched=batched) for x in filled]
+
+    def compute() -> tuple[Any, Any]:
+        partials = [partial(backend, x, order, batched=batched) for x in filled]
+        whole = combine(backend, partials, order)
+        return rooted(backend, whole, order), whole.divisor
+
+    count = sum(math.prod(x.shape[int(batched) :]) for x in filled)
+    value, divisor = backend.with_care(compute, filled, count)
     exact = order.extreme and not any(map(is_complex, filled))
-    return finish(backend, combine(backend, partials, order), order, exact=exact)
+    error = relative_error(order, count, backend.wide, exact=exact)
+    return Norm(value, divisor, error, count * max(map(backend.flushed_below, filled)))
 
 
 def relative_error(order: Order, count: int, wide: Format, *, exact: bool) -> float:

@@ -6,7 +6,6 @@ reduction whose result that could change is done again with the numbers read as 
 normal range become zero.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -127,39 +126,26 @@ class Jax(Portable):
         return lax.complex(real, imag)
 
     def widen(self, x: jax.Array) -> jax.Array:
-        return as_integers(x) if self.precise else super().widen(x)
+        return as_integers(x) if self.precise and _flushing(x) else super().widen(x)
 
-    def power_sum(self, x: Any, p: float, divisor: Any = None, *, batched: bool = False) -> jax.Array:
-        # What is read as zero is below 2**-126; 60 binary digits above that it cannot matter.
-        bound = math.prod(x.shape) * 2.0 ** (-66 * p)
+    def with_care(self, compute: Callable[[], Any], arrays: Sequence[jax.Array], count: int) -> Any:
+        """Compute a norm with subnormals read as zero, and again as integers if they could matter.
 
-        def may_matter(total: jax.Array) -> jax.Array:
-            return total < bound if divisor is None else divisor < 2.0**-66
+        Elements below 2**-126 add at most count * 2**-126 to it, which 60 binary digits above that is nothing.
+        """
+        value, divisor = compute()
+        if not (self.on_cpu and any(map(_flushing, arrays))):
+            return value, divisor
 
-        return self._reread(super().power_sum, may_matter, x, p, divisor, batched=batched)
-
-    def largest(self, x: jax.Array, *, batched: bool = False) -> jax.Array:
-        return self._reread(super().largest, lambda most: most == 0, x, batched=batched)
-
-    def smallest(self, x: jax.Array, *, batched: bool = False) -> jax.Array:
-        return self._reread(super().smallest, lambda least: least == 0, x, batched=batched)
-
-    def _reread(
-        self, reduce: Callable[..., Any], doubtful: Callable[..., Any], x: jax.Array, *args: Any, batched: bool
-    ) -> jax.Array:
-        """Reduce `x` with subnormals read as zero, and again with care if the result is doubtful."""
-        plain = reduce(x, *args, batched=batched)
-        if not (self.on_cpu and _flushing(x)):
-            return plain
-
-        def carefully() -> jax.Array:
+        def carefully() -> Any:
             self.precise = True
             try:
-                return reduce(x, *args, batched=batched)
+                return compute()
             finally:
                 self.precise = False
 
-        return lax.cond(jnp.any(doubtful(plain)), carefully, lambda: plain)
+        size = value if divisor is None else value * divisor
+        return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
 
     def narrow(self, wide: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)

@@ -5,7 +5,7 @@ bits of a number) or what its devices do differently. All arithmetic happens in 
 has it, and nothing here looks at a value: the same code traces.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -33,6 +33,10 @@ class Portable:
     def flushed_below(self, x: Array) -> float:
         """Return the magnitude below which `widen` may read an element as zero, 0.0 where it never does."""
         return 0.0
+
+    def with_care(self, compute: Callable[[], Any], arrays: Sequence[Array], count: int) -> Any:
+        """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
+        return compute()
 
     def bits(self, x: Array) -> Array:
         """Return the bits of a wide array as integers of the same size."""
