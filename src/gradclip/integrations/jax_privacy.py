@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from gradclip.clip import clip_groups, is_single_threshold
+from gradclip.coefficient import check_threshold
 from gradclip.decision import Clipping
 from gradclip.norms import Order
 from gradclip.tree import flatten
@@ -54,7 +55,7 @@ def clip_pytree(
     flat = flatten(jax.tree.map(jnp.asarray, pytree))
     single = is_single_threshold(clip_norm)
     prefix, groups = (None, [range(len(flat.leaves))]) if single else flat.split_by(clip_norm)
-    thresholds = [clip_norm] if prefix is None else prefix.leaves
+    thresholds = [check_threshold(c, "clip_norm") for c in ([clip_norm] if prefix is None else prefix.leaves)]
     policy = "zero" if nan_safe else "propagate"
     clipping = Clipping(None, Order(2.0), policy, to_unit=rescale_to_unit_norm)
     leaves, norms = clip_groups(flat, groups, thresholds, clipping)

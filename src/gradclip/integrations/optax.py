@@ -13,6 +13,7 @@ import optax
 
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
+from gradclip.coefficient import check_threshold
 from gradclip.per_example import per_example_clip
 
 
@@ -26,6 +27,7 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
     >>> [round(float(x), 4) for x in updates["w"]]
     [0.6, 0.8]
     """
+    check_threshold(max_norm)
     return _stateless(lambda updates: clip_tree(updates, max_norm)[0])
 
 
@@ -34,6 +36,7 @@ def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
 
     Errors are those of `gradclip.clip_by_value`; the signature is that of optax 0.2.
     """
+    check_threshold(max_delta, "max_delta")
     return _stateless(lambda updates: clip_by_value(updates, max_delta))
 
 
@@ -43,6 +46,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     That is clipping by the leaf's norm to threshold * sqrt(size). Errors are those of `gradclip.clip_by_layer_norm`;
     the signature is that of optax 0.2.
     """
+    check_threshold(threshold, "threshold")
 
     def update(updates: Any) -> Any:
         thresholds = jax.tree.map(lambda u: threshold * math.sqrt(max(1, jnp.size(u))), updates)
@@ -61,6 +65,7 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: jax.typing.ArrayLike)
     >>> per_example_global_norm_clip(grads, 1.25)
     ([Array([1.75, 1.75, 1.75], dtype=float32)], Array(3, dtype=int32))
     """
+    check_threshold(l2_norm_clip, "l2_norm_clip")
     summed, info = per_example_clip(jax.tree.map(jnp.asarray, grads), l2_norm_clip)
     return summed, info.num_clipped
 
@@ -77,6 +82,7 @@ def per_example_layer_norm_clip(
     >>> per_example_layer_norm_clip(grads, 0.0)
     ([Array([0., 0., 0.], dtype=float32)], [Array(3, dtype=int32)])
     """
+    check_threshold(global_l2_norm_clip, "global_l2_norm_clip")
     arrays = jax.tree.map(jnp.asarray, grads)
     summed, info = per_example_clip(arrays, global_l2_norm_clip, per_layer=True, uniform=uniform)
     return summed, info.num_clipped
@@ -84,6 +90,6 @@ def per_example_layer_norm_clip(
 
 def _stateless(update: Any) -> optax.GradientTransformation:
     def update_fn(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        return update(updates), state
+        return update(jax.tree.map(jnp.asarray, updates)), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update_fn)
