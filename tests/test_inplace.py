@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import gradclip
-from frameworks import DTYPES
+from frameworks import ALL, DTYPES, by_name
 from gradclip.inplace import clip_grads_with_norm_
+
+on_torch = pytest.mark.parametrize("framework", [f for f in ALL if f.name.startswith("torch")], ids=by_name)
 
 
 def holders(framework, *grads):
@@ -147,9 +149,8 @@ def test_several_dtypes_at_once(framework):
         np.testing.assert_allclose(framework.to_numpy(p.grad).astype(complex), np.array([3, 4]) / scale, rtol=2.0**-7)
 
 
+@on_torch
 def test_expanded_and_non_contiguous_torch_gradients(framework):
-    if not framework.name.startswith("torch"):
-        return
     p, q = torch.nn.Parameter(torch.zeros(2, 2)), torch.nn.Parameter(torch.zeros(2, 3))
     p.grad = torch.tensor([1.0, 2.0]).expand(2, 2)
     q.grad = torch.arange(6.0).reshape(3, 2).t()
@@ -159,9 +160,8 @@ def test_expanded_and_non_contiguous_torch_gradients(framework):
     np.testing.assert_allclose(q.grad, np.arange(6).reshape(3, 2).T / 65**0.5, rtol=2e-7)
 
 
+@on_torch
 def test_sparse_torch_gradients(framework):
-    if not framework.name.startswith("torch"):
-        return
     layer = torch.nn.Embedding(5, 1, sparse=True)
     for rows, expected in (([1, 1, 1, 3, 3, 3, 3], [3, 4]), ([2], [1])):
         layer.weight.grad = None
@@ -184,9 +184,8 @@ def test_the_graph_of_a_gradient_is_left_alone():
     assert not gradclip.grad_norm([x]).requires_grad
 
 
+@pytest.mark.parametrize("framework", [f for f in ALL if f.name == "torch-device"], ids=by_name)
 def test_no_waiting_for_a_device(framework):
-    if framework.name != "torch-device":
-        return
     from torch.utils._python_dispatch import TorchDispatchMode
 
     class NoLook(TorchDispatchMode):
