@@ -12,7 +12,8 @@ from rational import power_of_norm
 
 def decide(values, p, threshold):
     x = np.array(values, np.float64)
-    return exact.at_most(lambda: [x[:3], x[3:]], x.size, p, threshold)
+    with np.errstate(all="ignore"):
+        return exact.at_most(lambda: [x[:3], x[3:]], x.size, p, threshold)
 
 
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 7.0])
@@ -41,3 +42,26 @@ def test_what_cannot_be_told_clips():
     assert decide([0.0, 5.0], 2.5, 5.0)
     assert not decide([1.0, 5.0], 2.5, 6.0)
     assert not decide([1.0, 1.0], 65.0, 1.1)
+
+
+@pytest.mark.parametrize("size", [1000, 40_000])
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_many_terms(size, p):
+    x = np.random.default_rng(size).normal(size=size)
+    total = power_of_norm([x], int(p))
+    near = math.fsum(np.abs(x)) if p == 1 else math.sqrt(math.fsum(x**2))
+    for threshold in (near, float(np.nextafter(near, 0)), float(np.nextafter(near, math.inf))):
+        assert decide(x, p, threshold) == (total <= Fraction(threshold) ** int(p))
+
+
+def test_equality_among_many_terms_is_exact():
+    ones = np.ones(40_000)
+    assert decide(ones, 2.0, 200.0)
+    assert not decide([*ones, 1e-100], 2.0, 200.0)
+    assert decide(ones, 1.0, 40_000.0)
+    assert not decide([*ones, 1e-300], 1.0, 40_000.0)
+
+
+def test_magnitudes_that_overflow_when_added():
+    assert not decide([1e308, 1e308, 1e308], 1.0, 1.7e308)
+    assert decide([8e307, 8e307, 0.0], 1.0, 1.6e308)
