@@ -1,1 +1,3 @@
-"""The command line: `gradclip demo` and `gradclip info`."""
+"""The command line."""
+
+INSTALL = "pip install 'gradclip[demo]'"

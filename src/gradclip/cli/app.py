@@ -3,7 +3,7 @@
 import sys
 from importlib.util import find_spec
 
-INSTALL = "pip install 'gradclip[demo]'"
+from gradclip.cli import INSTALL
 
 
 def main() -> None:

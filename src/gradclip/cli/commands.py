@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gradclip.cli.app import INSTALL
+from gradclip.cli import INSTALL
 from gradclip.cli.settings import DemoSettings
 from gradclip.cli.versions import installed_versions
 
