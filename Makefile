@@ -44,7 +44,7 @@ lucid:
 	  [ -f $(LUCID)/ready ] || { rm -rf $(LUCID); $$python -m venv $(LUCID); \
 	    $(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' pytest; \
 	    touch $(LUCID)/ready; }; \
-	  $(LUCID)/bin/python -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
+	  PYTHONPATH=tests $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
 	fi
 
 $(VENV)/ready: pyproject.toml
