@@ -203,6 +203,28 @@ def test_no_waiting_for_a_device(framework):
             gradclip.clip_grad_norm_(parameters, 1.0, nonfinite="raise")
 
 
+def test_nothing_is_copied_between_host_and_device(monkeypatch):
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class OneDevice(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            devices = {t.device.type for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, torch.Tensor)}
+            assert devices <= {"meta"}, f"{func} reads from the host"
+            return func(*args, **(kwargs or {}))
+
+    parameters = []
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.complex64):
+        parameters.append(torch.nn.Parameter(torch.empty(3, device="meta", dtype=dtype)))
+        parameters[-1].grad = torch.empty(3, device="meta", dtype=dtype)
+    monkeypatch.delattr(torch, "as_tensor")  # it copies a number to the device, unseen by the dispatcher
+    with OneDevice():
+        for ord, policy in ((2, "propagate"), (3, "skip"), ("-inf", "zero")):
+            assert gradclip.clip_grad_norm_(parameters, 1.0, ord, nonfinite=policy).device.type == "meta"
+        gradclip.clip_grad_value_(parameters[:3], 1.0)
+        with pytest.raises(AssertionError, match="reads from the host"):
+            parameters[0].grad.add_(torch.ones(3))
+
+
 def test_clip_grad_value(framework):
     parameters = holders(framework, ([-3.0, 0.5, np.nan],), None, ([0.3, 9.0], "float16"))
     inplace(framework, gradclip.clip_grad_value_, parameters, 0.7)

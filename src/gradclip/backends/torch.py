@@ -98,7 +98,10 @@ class Torch(Portable):
         return torch.no_grad()
 
     def scalar(self, value: Any, near: Sequence[torch.Tensor]) -> torch.Tensor:
-        return torch.as_tensor(value, dtype=self.wide_dtype, device=self.device)
+        if isinstance(value, torch.Tensor):
+            return value.to(self.device, self.wide_dtype)
+        # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
+        return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
     def clamp(self, x: torch.Tensor, bound: Any) -> torch.Tensor:
         with self.precision():
