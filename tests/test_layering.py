@@ -17,6 +17,7 @@ LAYERS = [
     {"policy", "derivative"},
     {"decision"},
     {"clip"},
+    {"gradients"},
     {"inplace", "per_example"},
     {"integrations"},
     {"cli"},

@@ -7,7 +7,8 @@ from functools import partial
 from typing import Any
 
 from gradclip.backends import Backend, find, framework_of
-from gradclip.backends.formats import FLOAT64, format_of, is_complex
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64, is_complex
 from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
@@ -159,6 +160,8 @@ def is_single_threshold(max_norm: Any) -> bool:
 
 def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
     """Raise a TypeError that names the first complex array."""
+    if isinstance(arrays, Arrays) and not arrays.any_complex:
+        return
     for index, x in enumerate(arrays):
         if is_complex(x):
             raise TypeError(
@@ -173,7 +176,7 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
 
     def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
         with backend.precision():
-            arrays = [backend.enter(x) for x in prepared]
+            arrays = backend.enter(prepared)
             norm = measure(backend, arrays, order)
             return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
 
@@ -213,10 +216,10 @@ def _clip_together(
 
     def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
         with backend.precision():
-            arrays = [backend.enter(x) for x in prepared]
+            arrays = backend.enter(prepared)
             asked = clipping if known else replace(clipping, max_norm=traced)
             made = decide(backend, arrays, asked, names)
-            shrunk = [backend.shrink(x, made.coefficient) for x in made.arrays]
+            shrunk = backend.shrink(made.arrays, made.coefficient)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
             return list(map(backend.leave, shrunk, leaves)), norm
 
@@ -225,6 +228,6 @@ def _clip_together(
     return clip(list(map(backend.prepare, leaves)), None if known else clipping.max_norm)
 
 
-def norm_dtype(arrays: Sequence[Any]) -> str:
+def norm_dtype(arrays: Arrays) -> str:
     """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
-    return "float64" if any(format_of(x) is FLOAT64 for x in arrays) else "float32"
+    return "float64" if FLOAT64 in arrays.formats else "float32"

@@ -10,14 +10,16 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
 2. If upper <= C, the gradients stay as they are, and N <= upper <= C.
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
-4. Each element is multiplied by c in a format that holds it exactly (two multiplications at most, each with relative
-   error u, which the remaining 8u cover) and then rounded toward zero in the dtype of its leaf; where that dtype is
-   the format itself, results below its normal range become 0. So |y_i| <= (C / N) * |x_i| for every element i.
+4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest. That is this
+   arithmetic, where the remaining 8u cover at most two multiplications, and float32 for the half types, for which c is
+   lowered by 4v, v = 2**-24: one v for c in float32, one for the product, two to spare. Then the product is rounded
+   toward zero in the dtype of its leaf. A product below the normal range of its own format, where rounding adds up to
+   half a step, is moved one step toward zero, or to zero. So |y_i| <= (C / N) * |x_i| for every element i.
 5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
-A coefficient of a float64 gradient can lie below float64's normal range (a norm of 1e308 and C = 1), where
-step 3 would not hold. Then c is two factors, the second 2**-600, which multiplies exactly or yields a result that
-step 4 makes 0. A coefficient below 2**-1600 is 0.
+A coefficient can lie below the normal range of the format of the product (float64: a norm of 1e308 and C = 1e-20), where
+steps 3 and 4 would not hold. Then it is two factors, the second a power of two that multiplies exactly or leads below
+the normal range. A coefficient below 2**-1600 (float64) or 2**-252 (float32) is 0.
 
 Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced
 clipping by the norm.
@@ -25,31 +27,50 @@ clipping by the norm.
 
 import math
 import numbers
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gradclip.backends import Backend
-from gradclip.backends.formats import FLOAT64, format_of
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
 from gradclip.norms import Norm
 
-_SECOND = 2.0**-600
+_WIDE_SECOND = 2.0**-600
+_NARROW_SECOND = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What elements are multiplied by, one after the other; a `second` of None is 1."""
+
+    first: Any
+    second: Any = None
 
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What happens to the elements that share a norm; each field is a scalar, or has one value an example.
+    """What happens to the elements that share a norm; each value is a scalar, or has one entry an example.
 
-    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied by `factor`, and by
-    `second` unless that is None.
+    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of the half types by
+    `narrow`, in float32, all others, and sums over examples, by `wide`.
     """
 
     keep: Any
     blank: Any
-    factor: Any
-    second: Any = None
+    wide: Factors
+    narrow: Factors
+
+    def weights(self, xp: Any) -> Factors:
+        """Return the factors of a sum over examples: 1 for those that are kept."""
+        return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
+
+    def spoiled(self, xp: Any, finite: Any) -> "Coefficient":
+        """Return the coefficient, NaN where `finite` is False."""
+        wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
+        narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
+        return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
 
 
 def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> Coefficient:
@@ -65,13 +86,14 @@ def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> 
     lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
     plain = _in_units_of(norm, threshold) / divisor * lowered
     never = xp.zeros_like(keep)
+    narrow = _narrow(backend, plain)
     if not (split and backend.wide is FLOAT64):
-        return Coefficient(keep, never, _flushed(xp, plain, backend.wide.tiny))
-    boosted = _in_units_of(norm, threshold / _SECOND) / divisor * lowered
+        return Coefficient(keep, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
+    boosted = _in_units_of(norm, threshold / _WIDE_SECOND) / divisor * lowered
     one = xp.ones_like(plain)
     tiny = plain < 2.0**-900
-    factor = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1000)
-    return Coefficient(keep, never, factor, xp.where(tiny & ~keep, one * _SECOND, one))
+    first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1000)
+    return Coefficient(keep, never, Factors(first, xp.where(tiny & ~keep, one * _WIDE_SECOND, one)), narrow)
 
 
 def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient:
@@ -89,10 +111,25 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     factor = factor if norm.divisor is None else factor / norm.divisor
     factor = xp.where(max_norm < 0, 0.0, _flushed(xp, factor, backend.wide.tiny))
     never = xp.zeros_like(norm.value, dtype=bool)
-    return Coefficient(never, never, factor)
+    return Coefficient(never, never, Factors(factor), _narrow(backend, factor))
 
 
-def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Sequence[Any]) -> Coefficient:
+def _narrow(backend: Backend, factor: Any) -> Factors:
+    """Return the factors of float32 products: a wide factor, lowered, split where it leaves float32's range."""
+    if backend.wide is not FLOAT64:
+        return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
+    xp = backend.xp
+    lowered = factor * (1.0 - 2.0**-22)
+    one = xp.ones_like(factor)
+    tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
+    first = _flushed(xp, xp.where(tiny, lowered / _NARROW_SECOND, lowered), _NARROW_SECOND)
+    capped = xp.where(huge, xp.where(lowered > 2.0**200, one * 2.0**200, lowered), one) * _NARROW_SECOND
+    first = xp.where(huge, one / _NARROW_SECOND, first)
+    second = xp.where(tiny, one * _NARROW_SECOND, xp.where(huge, capped, one))
+    return Factors(backend.single(first), backend.single(second))
+
+
+def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) -> Coefficient:
     """Return the coefficient for a norm that is given, and right but for rounding to float32."""
     norm = Norm(backend.scalar(total_norm, arrays), None, 2.0**-23, 0.0)
     threshold = backend.scalar(max_norm, arrays)
@@ -100,9 +137,9 @@ def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Sequence
     return replace(chosen, keep=norm.value <= threshold)
 
 
-def needs_split(backend: Backend, arrays: Sequence[Any]) -> bool:
+def needs_split(backend: Backend, arrays: Arrays) -> bool:
     """Say whether an array is as wide as the arithmetic, so that its coefficient may be tiny."""
-    return any(format_of(x) == backend.wide for x in arrays)
+    return backend.wide in arrays.formats
 
 
 def _in_units_of(norm: Norm, threshold: Any) -> Any:

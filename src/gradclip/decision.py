@@ -8,7 +8,7 @@ from typing import Any
 
 from gradclip import exact, policy
 from gradclip.backends import Backend
-from gradclip.backends.formats import is_complex
+from gradclip.backends.arrays import Arrays
 from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided, unit_coefficient
 from gradclip.norms import Norm, Order, measure
 
@@ -33,12 +33,12 @@ class Decision:
     norm: Norm
     coefficient: Coefficient
     clipped: Any
-    arrays: Sequence[Any]
+    arrays: Arrays
 
 
 def decide(
     backend: Backend,
-    arrays: Sequence[Any],
+    arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
     *,
@@ -58,7 +58,7 @@ def decide(
     xp = backend.xp
     norm = _measured(backend, arrays, clipping.order, batched, mask)
     if clipping.nonfinite == "zero" and not (backend.concrete and xp.all(xp.isfinite(norm.value))):
-        arrays = [backend.without_nonfinite(x) for x in arrays]
+        arrays = backend.without_nonfinite(arrays)
         norm = _measured(backend, arrays, clipping.order, batched, mask)
     finite = xp.isfinite(norm.value)
     if clipping.nonfinite == "raise" and not xp.all(finite):
@@ -72,14 +72,14 @@ def decide(
     return Decision(norm, chosen, clipped, arrays)
 
 
-def _measured(backend: Backend, arrays: Sequence[Any], order: Order, batched: bool, mask: Any) -> Norm:
+def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
     norm = measure(backend, arrays, order, batched=batched)
     if mask is None:
         return norm
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
 
 
-def _chosen(backend: Any, arrays: Sequence[Any], clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
     if clipping.to_unit:
         return unit_coefficient(backend, norm, threshold)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
@@ -89,10 +89,10 @@ def _chosen(backend: Any, arrays: Sequence[Any], clipping: Clipping, norm: Norm,
     return replace(chosen, keep=backend.xp.asarray(fits))
 
 
-def _exactly_fits(backend: Any, arrays: Sequence[Any], order: Order, max_norm: float) -> bool:
-    if order.p != 2 and any(map(is_complex, arrays)):
+def _exactly_fits(backend: Any, arrays: Arrays, order: Order, max_norm: float) -> bool:
+    if order.p != 2 and arrays.any_complex:
         return False
-    parts = [part for x in arrays for part in x.parts()]
+    parts = [part for x in arrays for part in backend.parts(x)]
 
     def chunks() -> Iterator[Any]:
         return chain.from_iterable(map(backend.wide_chunks, parts))

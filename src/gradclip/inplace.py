@@ -1,18 +1,18 @@
-"""Clipping in place, over parameters: objects that carry a gradient in `.grad`.
+"""Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
 
 Everything is checked and decided before the first element is written. A gradient that several parameters share
 counts, and is scaled, once.
 """
 
-import inspect
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from gradclip.backends import Backend, find, framework_of
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
 from gradclip.coefficient import check_threshold, from_norm, known_threshold
 from gradclip.decision import Clipping, decide
+from gradclip.gradients import Gradients
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
 
@@ -21,8 +21,8 @@ def grad_norm(parameters: Any, ord: Any = 2) -> Any:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
     Args:
-        parameters: an iterable of objects with a `.grad`, or one such object. A `.grad` of None is skipped, and a
-            gradient that occurs twice counts once.
+        parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
+            themselves. A `.grad` of None is skipped, and a gradient that occurs twice counts once.
         ord: which norm, as in `gradclip.global_norm`.
 
     Returns:
@@ -44,7 +44,7 @@ def grad_norm(parameters: Any, ord: Any = 2) -> Any:
     with backend.precision():
         arrays = gradients.enter(backend)
         norm = measure(backend, arrays, order)
-        return gradients.scalar(backend, norm.product(), arrays)
+        return _scalar(backend, norm.product(), arrays, gradients)
 
 
 def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
@@ -52,7 +52,8 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
 
     Args:
         parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
-            array, a read-only or expanded one) is replaced in its `.grad`.
+            array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
+            writable.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
@@ -62,8 +63,8 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
 
     Raises:
         TypeError: something without `.grad`, a gradient of integers. ValueError: a negative or NaN `max_norm`, an
-        unknown `ord` or policy, gradients instead of parameters, an exhausted generator. FloatingPointError: under
-        "raise". In every case the gradients are as they were.
+        unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a read-only array that
+        nothing holds. FloatingPointError: under "raise". In every case the gradients are as they were.
 
     Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
     `nonfinite="raise"`, and so always writes.
@@ -73,17 +74,21 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
     >>> layer = SimpleNamespace(grad=np.array([3.0, 4.0]))
     >>> float(clip_grad_norm_([layer], max_norm=1.0)), layer.grad.round(6).tolist()
     (5.0, [0.6, 0.8])
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
+    >>> float(clip_grad_norm_(update, max_norm=6.5)), update["b"].round(6).tolist()
+    (13.0, [6.0])
 
     """
     clipping = Clipping(check_threshold(max_norm), Order.parse(ord), check_policy(nonfinite))
     gradients = Gradients.of(parameters)
+    gradients.check_writable()
     backend = gradients.backend(clipping.max_norm)
     clipping = replace(clipping, max_norm=known_threshold(backend, clipping.max_norm))
     with backend.precision():
         arrays = gradients.enter(backend)
         made = decide(backend, arrays, clipping, gradients.names)
-        norm = gradients.scalar(backend, made.norm.product(), arrays)
-        gradients.update(lambda leaf, x, new: backend.update(leaf, x, new, made.coefficient), arrays, made.arrays)
+        norm = _scalar(backend, made.norm.product(), arrays, gradients)
+        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
     return norm
 
 
@@ -102,13 +107,14 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
     """
     threshold = check_threshold(max_norm)
     gradients = Gradients.of(parameters)
+    gradients.check_writable()
     backend = gradients.backend(threshold, total_norm)
     threshold = known_threshold(backend, threshold)
     with backend.precision():
         arrays = gradients.enter(backend)
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
-            gradients.update(lambda leaf, x, new: backend.update(leaf, x, new, chosen), arrays, arrays)
+            gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
 
 
 def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
@@ -132,105 +138,15 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     """
     bound = check_threshold(clip_value, "clip_value")
     gradients = Gradients.of(parameters)
+    gradients.check_writable()
     backend = gradients.backend(bound)
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():
         arrays = gradients.enter(backend)
         check_real(arrays, gradients.names)
-        gradients.update(lambda leaf, x, _: backend.update_clamped(leaf, x, bound), arrays, arrays)
+        gradients.replace(backend.update_clamped(gradients.grads, arrays, bound))
 
 
-@dataclass(frozen=True)
-class Gradients:
-    """The gradients of some parameters, each once, with the parameters that hold it."""
-
-    parameters: list[Any]
-    grads: list[Any]
-    holders: list[list[int]]
-
-    @classmethod
-    def of(cls, parameters: Any) -> "Gradients":
-        """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
-        listed = as_list(parameters)
-        places: dict[int, int] = {}
-        grads: list[Any] = []
-        holders: list[list[int]] = []
-        for index, parameter in enumerate(listed):
-            grad = parameter.grad
-            if grad is None:
-                continue
-            place = places.setdefault(id(grad), len(grads))
-            if place == len(grads):
-                grads.append(grad)
-                holders.append([])
-            holders[place].append(index)
-        if not grads:
-            _refuse_bare_gradients(listed)
-        return cls(listed, grads, holders)
-
-    def names(self) -> list[str]:
-        """Return what each gradient is called in an error."""
-        return [f"parameters[{holders[0]}].grad" for holders in self.holders]
-
-    def backend(self, *scalars: Any) -> Backend:
-        """Return the backend of the gradients, or of the parameters where none has a gradient."""
-        leaves = self.grads or [p for p in self.parameters[:1] if framework_of(p)]
-        return find(leaves, self.names, *scalars)
-
-    def enter(self, backend: Backend) -> list[Any]:
-        """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""
-        return [
-            backend.enter(backend.prepare_in_place(grad, name))
-            for grad, name in zip(self.grads, self.names(), strict=True)
-        ]
-
-    def scalar(self, backend: Backend, norm: Any, arrays: list[Any]) -> Any:
-        """Return the norm as a scalar of the framework."""
-        return backend.leave_scalar(norm, norm_dtype(arrays), self.grads)
-
-    def update(self, change: Callable[[Any, Any, Any], Any], arrays: list[Any], new: Iterable[Any]) -> None:
-        """Apply `change` to each gradient; put what it returns in `.grad` where that is another object."""
-        for grad, x, replaced, holders in zip(self.grads, arrays, new, self.holders, strict=True):
-            changed = change(grad, x, replaced)
-            if changed is not grad:
-                for index in holders:
-                    self.parameters[index].grad = changed
-
-
-def as_list(parameters: Any) -> list[Any]:
-    """Return the parameters as a list. Raises where there is something else in it, or an exhausted generator."""
-    if hasattr(parameters, "grad"):
-        return [parameters]
-    if not isinstance(parameters, Iterable):
-        raise TypeError(
-            "parameters must be an iterable of objects with a .grad, or one such object, got "
-            f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."
-        )
-    listed = list(parameters)
-    for index, parameter in enumerate(listed):
-        if not hasattr(parameter, "grad"):
-            raise TypeError(
-                f"parameters[{index}] is a {type(parameter).__name__}, which has no .grad. Pass the parameters, such "
-                "as model.parameters() (not named_parameters()); for a tree of gradients use "
-                "gradclip.clip_by_global_norm."
-            )
-    if not listed and inspect.isgenerator(parameters):
-        raise ValueError(
-            "parameters is a generator that yields nothing: it was used up by an earlier loop, or the model has no "
-            "parameters. Call model.parameters() again, or keep list(model.parameters())."
-        )
-    return listed
-
-
-def _refuse_bare_gradients(parameters: list[Any]) -> None:
-    for index, parameter in enumerate(parameters):
-        if framework_of(parameter) == "torch" and _is_bare_tensor(parameter):
-            raise ValueError(
-                f"parameters[{index}] is a tensor that has no .grad and needs none: gradients were passed where the "
-                "parameters belong. Pass the parameters; to clip gradients themselves use "
-                "gradclip.clip_by_global_norm."
-            )
-
-
-def _is_bare_tensor(tensor: Any) -> bool:
-    return not tensor.requires_grad and type(tensor).__name__ != "Parameter"
+def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients) -> Any:
+    """Return the norm as a scalar of the framework."""
+    return backend.leave_scalar(norm, norm_dtype(arrays), gradients.grads)

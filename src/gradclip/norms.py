@@ -6,11 +6,11 @@ their combination, and the root. Sums run in float64 where the device has it. A 
 range is summed as it is; otherwise the magnitudes are divided by the largest of them first.
 
 The error. Let u be the unit roundoff of the format summed in. A sum of n non-negative terms, in any order, has a
-relative error of at most n*u/(1 - n*u) (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section
-4.2). Each term carries at most the errors of a division and a multiplication, and the root, by its derivative, divides
-the relative error by p and adds its own rounding: less than (n + 8)*u for p = 1 and 2, stated as (n + 16)*u. For
-other p the platform's `pow` adds what `_POW_ERROR` allows for. A float32 device adds in pairs, so that a term takes
-part in log2(n) additions, not n. The largest and smallest magnitude of real numbers are exact.
+relative error of at most n*u/(1 - n*u), and one in which no term takes part in more than k additions, of k*u/(1 - k*u)
+(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices
+that sum in float32, add so that k is small; elsewhere k = n. Each term carries at most the errors of a division and a multiplication, and the root, by its derivative, divides
+the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1 and 2, stated as (k + 16)*u. For
+other p the power adds what `_POW_ERROR` allows for. The largest and smallest magnitude of real numbers are exact.
 """
 
 import math
@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradclip.backends import Backend
-from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import Format, format_of
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -83,21 +84,21 @@ class Norm:
         return self.value if self.divisor is None else self.value * self.divisor
 
 
-def partial(backend: Backend, x: Any, order: Order, *, batched: bool = False) -> Partial:
-    """Return what the non-empty array `x` knows of its norm, or of the norm of each of its examples."""
+def partial(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = False) -> Partial:
+    """Return what `arrays`, not all of them empty, know of their norm together, or of that of each example."""
     if order.extreme:
         extreme = backend.largest if order.p > 0 else backend.smallest
-        return Partial(extreme(x, batched=batched), None)
-    if format_of(x).power_fits(order.p, backend.wide):
-        return Partial(backend.power_sum(x, order.p, batched=batched), None)
+        return Partial(extreme(arrays, batched=batched), None)
+    if all(element.power_fits(order.p, backend.wide) for element in arrays.formats):
+        return Partial(backend.power_sum(arrays, order.p, batched=batched), None)
     if backend.concrete and order.p in (1, 2):
-        total = backend.power_sum(x, order.p, batched=batched)
+        total = backend.power_sum(arrays, order.p, batched=batched)
         if _well_inside(backend.xp, total):
             return Partial(total, None)
     xp = backend.xp
-    largest = backend.largest(x, batched=batched)
+    largest = backend.largest(arrays, batched=batched)
     divisor = xp.where(xp.isfinite(largest) & (largest > 0), largest, 1.0)
-    return Partial(backend.power_sum(x, order.p, divisor, batched=batched), divisor)
+    return Partial(backend.power_sum(arrays, order.p, divisor, batched=batched), divisor)
 
 
 def _well_inside(xp: Any, total: Any) -> bool:
@@ -136,32 +137,39 @@ def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
     return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
 
 
-def measure(backend: Backend, arrays: Sequence[Any], order: Order, *, batched: bool = False) -> Norm:
+def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = False) -> Norm:
     """Return the norm of all `arrays` together, or one norm for each example along their first axis."""
-    filled = [x for x in arrays if math.prod(x.shape[int(batched) :])]
-    if not filled:
+    count = arrays.count(batched=batched)
+    if not count:
         shape = arrays[0].shape[:1] if batched else ()
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
     def compute() -> tuple[Any, Any]:
-        partials = [partial(backend, x, order, batched=batched) for x in filled]
+        groups = [group for group in _by_range(backend, arrays, order) if group.count(batched=batched)]
+        partials = [partial(backend, group, order, batched=batched) for group in groups]
         whole = combine(backend, partials, order)
         return rooted(backend, whole, order), whole.divisor
 
-    count = sum(math.prod(x.shape[int(batched) :]) for x in filled)
-    value, divisor = backend.with_care(compute, filled, count)
-    exact = order.extreme and not any(map(is_complex, filled))
-    error = relative_error(order, count, backend.wide, exact=exact)
-    return Norm(value, divisor, error, count * max(map(backend.flushed_below, filled)))
+    value, divisor = backend.with_care(compute, arrays, count)
+    exact = order.extreme and not arrays.any_complex
+    error = relative_error(order, backend.additions(count, arrays), backend.wide, exact=exact)
+    return Norm(value, divisor, error, count * max(map(backend.flushed_below, arrays.formats)))
 
 
-def relative_error(order: Order, count: int, wide: Format, *, exact: bool) -> float:
-    """Return a proven bound on the relative error of a norm over `count` elements (see the module's docstring)."""
+def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
+    """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
+    if backend.concrete or order.extreme or len(arrays.formats) == 1:
+        return [arrays]
+    fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
+    groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
+    return list(map(Arrays, groups))
+
+
+def relative_error(order: Order, additions: int, wide: Format, *, exact: bool) -> float:
+    """Return a proven bound on the relative error of a norm each of whose terms takes part in so many additions."""
     if exact:
         return 0.0
-    u = 2.0**-wide.precision
-    additions = count if wide is FLOAT64 else 2 * math.ceil(math.log2(count + 1))
-    sum_error = (additions + 16) * u
+    sum_error = (additions + 16) * 2.0**-wide.precision
     if order.p not in (1, 2) and not order.extreme:
         sum_error += _POW_ERROR[wide.precision]
     return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from gradclip.backends import Backend, find
+from gradclip.backends.arrays import Arrays
 from gradclip.clip import norm_dtype
 from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, decide
@@ -70,7 +71,7 @@ def per_example_clip(
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
     with backend.precision():
-        batch = _Batch(backend, flat, [backend.enter(x) for x in prepared], mask, policy)
+        batch = _Batch(backend, flat, backend.enter(prepared), mask, policy)
         if not per_layer:
             sums, count, norms = batch.clip(range(len(prepared)), threshold)
             return flat.rebuild(sums), PerExampleInfo(count, norms)
@@ -84,7 +85,7 @@ def per_example_clip(
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(self, backend: Backend, flat: FlatTree, arrays: Sequence[Any], mask: Any, policy: str) -> None:
+    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, policy: str) -> None:
         self.backend = backend
         self.flat = flat
         self.arrays = arrays
@@ -94,7 +95,7 @@ class _Batch:
     def clip(self, indices: Sequence[int], max_norm: Any, share: float = 1.0) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the number clipped and the norms."""
         backend = self.backend
-        arrays = [self.arrays[i] for i in indices]
+        arrays = Arrays([self.arrays[i] for i in indices])
         leaves = [self.flat.leaves[i] for i in indices]
         threshold = backend.scalar(max_norm, arrays) * share
         made = decide(

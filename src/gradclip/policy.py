@@ -30,12 +30,9 @@ def check_policy(nonfinite: Any) -> str:
 
 def apply(policy: str, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
     """Return the coefficient, changed where `finite` (of the norm) is False."""
-    xp = backend.xp
-    keep = coefficient.keep & finite
     if policy == "skip":
-        return replace(coefficient, keep=keep, blank=~finite)
-    factor = xp.where(finite, coefficient.factor, xp.nan)
-    return replace(coefficient, keep=keep, factor=factor)
+        return replace(coefficient, keep=coefficient.keep & finite, blank=~finite)
+    return coefficient.spoiled(backend.xp, finite)
 
 
 def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:

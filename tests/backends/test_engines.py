@@ -16,7 +16,7 @@ from gradclip.backends.numpy import HOST
 from gradclip.backends.portable import halving_sum
 from gradclip.backends.torch import Torch, TorchHost
 from gradclip.coefficient import coefficient
-from gradclip.norms import Order, measure
+from gradclip.norms import Norm, Order, measure
 
 SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)
@@ -41,7 +41,7 @@ class NarrowDevice(Torch):
 
 def on(backend, tensor, order):
     with backend.precision():
-        return measure(backend, [backend.enter(backend.prepare(tensor))], Order(order))
+        return measure(backend, backend.enter([backend.prepare(tensor)]), Order(order))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -62,11 +62,13 @@ def test_shrunk_arrays_are_the_same_bits(dtype, size):
     norm = on(fast, tensor, 2.0)
     with np.errstate(all="ignore"):
         chosen = coefficient(fast, norm, np.float64(0.25), split=dtype in ("float64", "complex128"))
-    as_tensors = torch_backend.mapped(
-        type(chosen)(*(v if v is None else torch.as_tensor(np.asarray(v)) for v in vars(chosen).values())), lambda v: v
-    )
-    one = fast.leave(fast.shrink(fast.enter(tensor), chosen), tensor)
-    other = portable.shrink(tensor, as_tensors)
+    with portable.precision():
+        portable_norm = Norm(torch.as_tensor(norm.value), None, norm.error, norm.floor)
+        threshold = torch.tensor(0.25, dtype=torch.float64)
+        as_tensors = coefficient(portable, portable_norm, threshold, split=dtype in ("float64", "complex128"))
+    assert float(as_tensors.wide.first) == chosen.wide.first
+    one = fast.leave(fast.shrink(fast.enter([tensor]), chosen)[0], tensor)
+    other = portable.shrunk(tensor, as_tensors)
     assert one.view(torch.uint8 if size else one.dtype).equal(other.view(torch.uint8 if size else other.dtype))
 
 
@@ -85,7 +87,7 @@ def test_devices_without_float64_keep_error_and_bound(dtype, scale, size):
     threshold = torch.tensor(true / 3, dtype=torch.float32)
     with device.precision():
         chosen = coefficient(device, norm, threshold, split=True)
-        clipped = device.shrink(tensor, chosen)
+        clipped = device.shrunk(tensor, chosen)
     after = float(on(TorchHost(), clipped, 2.0).product())
     assert after <= float(threshold)
     if float(threshold) > 1e-30 and dtype in ("float32", "complex64"):
@@ -110,14 +112,13 @@ def test_host_arrays_of_any_layout(layout):
         "reversed": base[::-1, ::-1],
         "broadcast": np.broadcast_to(base[0], (4, 15)),
     }[layout]
-    norm = measure(HOST, [HOST.enter(x)], Order(2.0))
+    norm = measure(HOST, HOST.enter([x]), Order(2.0))
     assert float(norm.value) == pytest.approx(np.sqrt(np.sum(x.astype(np.float64) ** 2)), rel=1e-14)
     chosen = coefficient(HOST, norm, np.float64(1.0), split=False)
-    shrunk = HOST.shrink(HOST.enter(x), chosen).data
+    shrunk = HOST.shrink(HOST.enter([x]), chosen)[0].data
     np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-23)
     if layout != "broadcast":
-        view = HOST.enter(x)
-        HOST.shrink_(view, chosen)
+        HOST.shrink_(HOST.enter([x]), chosen)
         assert np.array_equal(x, shrunk)
 
 

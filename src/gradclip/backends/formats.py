@@ -38,17 +38,36 @@ _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
 
 
+def bare_name(dtype: object) -> str:
+    """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's."""
+    return str(dtype).rpartition(".")[2]
+
+
 def dtype_name(array: object) -> str:
-    """Return the bare name of an array's dtype: `float32` for `torch.float32` and for NumPy's."""
-    return str(array.dtype).rpartition(".")[2]  # type: ignore[attr-defined]
+    """Return the name of an array's dtype."""
+    return bare_name(array.dtype)  # type: ignore[attr-defined]
+
+
+def format_named(dtype: str) -> Format:
+    """Return the format of a real dtype, or of the parts of a complex one."""
+    return _BY_NAME[_PARTS.get(dtype, dtype)]
 
 
 def format_of(array: object) -> Format:
     """Return the format of a real array, or of the parts of a complex one."""
-    name = dtype_name(array)
-    return _BY_NAME[_PARTS.get(name, name)]
+    return format_named(dtype_name(array))
+
+
+def is_complex_name(dtype: str) -> bool:
+    """Say whether numbers of this dtype are complex."""
+    return dtype in _PARTS
 
 
 def is_complex(array: object) -> bool:
     """Say whether the array holds complex numbers."""
-    return dtype_name(array) in _PARTS
+    return is_complex_name(dtype_name(array))
+
+
+def product_format(array: object, wide: Format) -> Format:
+    """Return the format in which an array's elements are multiplied: float32 for the half types, else `wide`."""
+    return FLOAT32 if format_of(array).precision < FLOAT32.precision else wide

@@ -1,16 +1,20 @@
-"""Views of arrays in host memory, piece by piece, and their numbers in float64 and back."""
+"""Views of arrays in host memory: described to the kernels where they lie dense, or taken piece by piece."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
 
-from gradclip.backends.formats import BFLOAT16, FLOAT64, Format, dtype_name, format_of, is_complex
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of, is_complex
 from gradclip.backends.portable import low_bits_mask
+from gradclip.native import Described
 
 _CHUNK = 1 << 15
+_BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 
 
 @dataclass(frozen=True)
@@ -72,29 +76,60 @@ class HostArray:
             yield block, flat[block]
 
 
+class HostArrays(Arrays):
+    """Arrays in host memory. Those that the kernels know are looked at one by one only if something else asks."""
+
+    def __init__(self, sources: Sequence[Any], view: Callable[[Any], HostArray], described: Described) -> None:
+        self._view = view
+        self.kernels, self.left_out = described
+        self.others = [view(sources[index]) for index in self.left_out]
+        known = self.kernels.dtypes if self.kernels else ()
+        super().__init__(sources, (*known, *(x.dtype for x in self.others)))
+
+    @cached_property
+    def items(self) -> list[HostArray]:  # type: ignore[override]
+        """The arrays one by one."""
+        return list(map(self._view, self._given))
+
+    def count(self, *, batched: bool = False) -> int:
+        """Return the number of elements, or of those of one example."""
+        if batched:
+            return super().count(batched=True)
+        known = self.kernels.count if self.kernels else 0
+        return known + sum(x.size for x in self.others)
+
+
 def widened(data: np.ndarray, dtype: str) -> np.ndarray:
     """Return a float64 copy of the elements, of complex ones their magnitudes."""
-    if dtype == BFLOAT16.name:
-        return (data.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     if data.dtype.kind == "c":
         return np.hypot(data.real.astype(np.float64), data.imag.astype(np.float64))
-    return data.astype(np.float64)
+    return _as_float(data, dtype).astype(np.float64)
 
 
-def narrowed(wide: np.ndarray, target: Format) -> np.ndarray:
-    """Return float64 numbers in the target format (bfloat16 as its bits), rounded toward zero; may overwrite them."""
-    small = np.abs(wide) < target.tiny
-    any_small = small.any()
-    if target.precision == 53:
-        if any_small:
-            wide[small] = 0.0
-        return wide
-    if any_small:
-        below_normal = np.trunc(wide[small] / target.step) * target.step
-    bits = wide.view(np.int64)
-    bits &= low_bits_mask(FLOAT64, target)
-    if any_small:
-        wide[small] = below_normal
+def multiplied(data: np.ndarray, dtype: str, product_format: Format, first: Any, second: Any) -> np.ndarray:
+    """Return real elements times two factors, one step nearer zero where that is below the format's normal range."""
+    product = _as_float(data, dtype).astype(product_format.name, copy=False) * first
+    if second is not None:
+        product *= second
+    small = np.abs(product) < product_format.tiny
+    if small.any():
+        product[small] = np.nextafter(product[small], product.dtype.type(0))
+    return product
+
+
+def narrowed(x: np.ndarray, target: Format) -> np.ndarray:
+    """Return float32 or float64 numbers in the target format (bfloat16 as its bits), rounded toward zero."""
+    source = format_of(x)
+    if source is target:
+        return x
+    cut = (x.view(_BITS[source]) & low_bits_mask(source, target)).view(x.dtype)
+    small = np.abs(x) < target.tiny
+    if target.min_exponent > source.min_exponent and small.any():
+        cut[small] = np.trunc(x[small] / target.step) * target.step
     if target is BFLOAT16:
-        return (wide.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
-    return wide.astype(target.name)
+        return (cut.astype(np.float32, copy=False).view(np.uint32) >> 16).astype(np.uint16)
+    return cut.astype(target.name)
+
+
+def _as_float(data: np.ndarray, dtype: str) -> np.ndarray:
+    return (data.astype(np.uint32) << 16).view(np.float32) if dtype == BFLOAT16.name else data

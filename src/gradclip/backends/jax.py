@@ -16,10 +16,16 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, format_of
-from gradclip.backends.host import HostArray
-from gradclip.backends.numpy import Host, checked_dtype, sum_dtype
+from gradclip import native
+from gradclip.backends.arrays import Arrays, checked_dtype
+from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of
+from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.numpy import Host, known_to_buffers, sum_dtype
 from gradclip.backends.portable import Portable, low_bits_mask
+
+
+# XLA's CPU code reads subnormals of these as zero, although float64 holds them.
+_FLUSHED = frozenset({FLOAT32, BFLOAT16})
 
 
 class JaxHost(Host):
@@ -28,17 +34,19 @@ class JaxHost(Host):
     def prepare(self, leaf: Any) -> jax.Array:
         return prepared(leaf)
 
-    def prepare_in_place(self, leaf: Any, name: str) -> jax.Array:
-        return checked_dtype(jnp.asarray(leaf), name)
+    def prepare_in_place(self, leaf: Any) -> jax.Array:
+        return jnp.asarray(leaf)
 
     def writable(self, leaf: Any) -> bool:
         return False
 
-    def enter(self, leaf: jax.Array) -> HostArray:
-        return replace(HostArray.of(np.asarray(leaf)), origin=leaf)
+    def enter(self, prepared: Sequence[jax.Array]) -> HostArrays:
+        views = list(map(np.asarray, prepared))
+        known = native.describe_buffers(list(map(known_to_buffers, views)))
+        return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
 
-    def shrink(self, x: HostArray, coefficient: Any) -> HostArray:
-        return x if coefficient.keep else super().shrink(x, coefficient)
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
+        return list(arrays) if coefficient.keep else super().shrink(arrays, coefficient)
 
     def leave(self, array: HostArray, leaf: Any) -> jax.Array:
         if array.origin is not None:
@@ -70,26 +78,23 @@ class Jax(Portable):
     def precision(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)
 
-    def flushed_below(self, x: jax.Array) -> float:
-        """Return the smallest normal number of the dtype, or 0.0 where its subnormals are read with care."""
-        if format_of(x) is self.wide or self.wide is not FLOAT64:
+    def flushed_below(self, element: Format) -> float:
+        """Return the format's smallest normal number, or 0.0 where its subnormals are read with care."""
+        if element is self.wide or self.wide is not FLOAT64:
             return self.wide.tiny
-        return format_of(x).tiny if _flushing(x) and not self.on_cpu else 0.0
+        return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
 
     def prepare(self, leaf: Any) -> jax.Array:
         return prepared(leaf)
 
-    def prepare_in_place(self, leaf: Any, name: str) -> jax.Array:
-        return checked_dtype(jnp.asarray(leaf), name)
+    def prepare_in_place(self, leaf: Any) -> jax.Array:
+        return jnp.asarray(leaf)
 
-    def update(self, leaf: Any, x: Any, new: Any, coefficient: Any) -> jax.Array:
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[jax.Array]:
         return self.shrink(new, coefficient)
 
-    def update_clamped(self, leaf: Any, x: jax.Array, bound: float) -> jax.Array:
-        return self.clamp(x, bound)
-
-    def enter(self, leaf: jax.Array) -> jax.Array:
-        return leaf
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[jax.Array]:
+        return [self.clamp(x, bound) for x in arrays]
 
     def leave(self, array: jax.Array, leaf: Any) -> jax.Array:
         return array
@@ -113,28 +118,25 @@ class Jax(Portable):
     def zeros(self, shape: tuple[int, ...], near: Sequence[jax.Array]) -> jax.Array:
         return jnp.zeros(shape, self.wide_dtype)
 
-    def gather(self, terms: Sequence[jax.Array]) -> list[jax.Array]:
-        return list(terms)
-
     def bits(self, x: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(x, jnp.int64 if self.wide is FLOAT64 else jnp.int32)
+        return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
     def from_bits(self, bits: jax.Array) -> jax.Array:
-        return lax.bitcast_convert_type(bits, self.wide_dtype)
+        return lax.bitcast_convert_type(bits, jnp.float64 if bits.dtype == jnp.int64 else jnp.float32)
 
     def complex(self, real: jax.Array, imag: jax.Array) -> jax.Array:
         return lax.complex(real, imag)
 
     def widen(self, x: jax.Array) -> jax.Array:
-        return as_integers(x) if self.precise and _flushing(x) else super().widen(x)
+        return as_integers(x) if self.precise and format_of(x) in _FLUSHED else super().widen(x)
 
-    def with_care(self, compute: Callable[[], Any], arrays: Sequence[jax.Array], count: int) -> Any:
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         """Compute a norm with subnormals read as zero, and again as integers if they could matter.
 
         Elements below 2**-126 add at most count * 2**-126 to it, which 60 binary digits above that is nothing.
         """
         value, divisor = compute()
-        if not (self.on_cpu and any(map(_flushing, arrays))):
+        if not (self.on_cpu and arrays.formats & _FLUSHED):
             return value, divisor
 
         def carefully() -> Any:
@@ -147,17 +149,21 @@ class Jax(Portable):
         size = value if divisor is None else value * divisor
         return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
 
-    def narrow(self, wide: jax.Array, like: jax.Array) -> jax.Array:
+    def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
-        if not _flushing(like) or self.wide is not FLOAT64:
-            return super().narrow(wide, like)
-        # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
-        cut = self.from_bits(self.bits(wide) & low_bits_mask(self.wide, target))
-        return jnp.where(jnp.abs(wide) < target.tiny, 0.0, cut).astype(like.dtype)
+        if target in _FLUSHED and format_of(x) is FLOAT64:
+            # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
+            x = jnp.where(jnp.abs(x) < target.tiny, 0.0, x)
+            return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target)).astype(like.dtype)
+        return super().narrow(x, like)
 
-    def shrink(self, x: jax.Array, coefficient: Any) -> jax.Array:
+    def not_above(self, product: jax.Array) -> jax.Array:
+        """Return the product, zero where it lies below the normal range: there the compiler flushes as it likes."""
+        return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
+
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[jax.Array]:
         # Without the barrier XLA keeps the float64 copy that the norm was taken of, twice the bytes, for this.
-        return super().shrink(lax.optimization_barrier(x), coefficient)
+        return super().shrink(Arrays(lax.optimization_barrier(list(arrays))), coefficient)
 
     def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
         return self.clamp(prepared, bound)
@@ -186,9 +192,9 @@ def prepared(leaf: Any) -> jax.Array:
     return checked_dtype(array)
 
 
-def _flushing(x: jax.Array) -> bool:
-    """Say whether XLA's CPU code reads the dtype's subnormals as zero although float64 holds them."""
-    return format_of(x) in (FLOAT32, BFLOAT16)
+def _with_origin(pair: tuple[np.ndarray, jax.Array]) -> HostArray:
+    view, origin = pair
+    return replace(HostArray.of(view), origin=origin)
 
 
 def as_integers(x: jax.Array) -> jax.Array:

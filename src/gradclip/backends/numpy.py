@@ -1,7 +1,7 @@
 """Arrays in host memory: NumPy's own, and views of other frameworks' CPU arrays.
 
-Here values are known, so nothing is computed that a look at them makes needless. Work goes in chunks that stay
-in cache; the operations on a chunk are those of `portable`.
+Here values are known, so nothing is computed that a look at them makes needless. The kernels take all arrays that they
+know in one call; the others, and all where there are no kernels, go in chunks that stay in cache.
 """
 
 import math
@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import numpy as namespace
 
-from gradclip.backends.formats import BFLOAT16, SUPPORTED, dtype_name, format_of, is_complex
-from gradclip.backends.host import HostArray, narrowed, widened
+from gradclip import native
+from gradclip.backends.arrays import Arrays, checked_dtype
+from gradclip.backends.formats import BFLOAT16, FLOAT64, dtype_name, format_of, is_complex, product_format
+from gradclip.backends.host import HostArray, HostArrays, multiplied, narrowed, widened
 from gradclip.backends.portable import Portable, raised
 
 
@@ -22,6 +24,7 @@ class Host(Portable):
 
     concrete = True
     visible = True
+    known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
         super().__init__(namespace)
@@ -31,45 +34,31 @@ class Host(Portable):
 
     # Frameworks whose arrays can be viewed as NumPy's derive from this class and change these.
 
+    def threads(self) -> int:
+        """Return how many threads a call may use."""
+        return native.default_threads()
+
     def prepare(self, leaf: Any) -> np.ndarray:
         """Return a leaf as an array that can be clipped, integers promoted to the default float."""
         array = np.asarray(leaf)
         return checked_dtype(array.astype(np.float64) if array.dtype.kind in "iu" else array)
 
-    def prepare_in_place(self, leaf: Any, name: str) -> Any:
-        """Return a gradient as an array that shares its memory. Raises TypeError for integers."""
-        return checked_dtype(np.asarray(leaf), name)
+    def prepare_in_place(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def enter(self, prepared: Sequence[Any]) -> HostArrays:
+        return HostArrays(prepared, HostArray.of, native.describe_buffers(list(map(known_to_buffers, prepared))))
 
     def writable(self, leaf: Any) -> bool:
         """Say whether a gradient can be written where it lies."""
         return isinstance(leaf, np.ndarray) and leaf.flags.writeable
 
-    def wrote(self, leaf: Any) -> None:
-        """Take note that a gradient has been written behind its framework's back."""
+    def wrote(self, leaves: Sequence[Any]) -> None:
+        """Take note that gradients have been written behind their framework's back."""
 
-    def update(self, leaf: Any, x: HostArray, new: HostArray, coefficient: Any) -> Any:
-        """Scale the gradient `leaf`, which is `x`, from `new` on; return it, or another that replaces it."""
-        if new is x and coefficient.keep:
-            return leaf
-        if not self.writable(leaf):
-            return self.leave(self.shrink(new, coefficient), leaf)
-        if new is not x:
-            x.data[...] = new.data
-        self.shrink_(x, coefficient)
-        self.wrote(leaf)
-        return leaf
-
-    def update_clamped(self, leaf: Any, x: HostArray, bound: float) -> Any:
-        """Clamp the gradient `leaf`, which is `x`; return it, or another that replaces it."""
-        if not self.writable(leaf):
-            return self.leave(self.clamp(x, bound), leaf)
-        self.clamp_(x, bound)
-        self.wrote(leaf)
-        return leaf
-
-    def enter(self, leaf: np.ndarray) -> HostArray:
-        """Return a prepared leaf as the array that the operations take."""
-        return HostArray.of(leaf)
+    def empty_like(self, x: HostArray) -> HostArray:
+        """Return an array for a result, in the same memory order."""
+        return HostArray(np.empty_like(x.data), x.dtype)
 
     def leave(self, array: HostArray, leaf: Any) -> Any:
         """Return a result as what the user passed: an array, or a number for a number."""
@@ -99,9 +88,8 @@ class Host(Portable):
         """Return wide zeros."""
         return np.zeros(shape)[()]
 
-    def gather(self, terms: Sequence[Any]) -> list[Any]:
-        """Return the scalars where they can be added: here they are."""
-        return list(terms)
+    def parts(self, x: HostArray) -> list[HostArray]:
+        return x.parts()
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Return the function as it is: values known to the host carry no derivative."""
@@ -109,17 +97,43 @@ class Host(Portable):
 
     # Reductions
 
-    def power_sum(self, x: HostArray, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
+    def additions(self, count: int, arrays: Arrays) -> int:
+        known, others = split(arrays)
+        return min(count, native.ADDITIONS) if known and not others else count
+
+    def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
+        known, others = split(arrays, batched)
+        sums = [self.power_sum_of(x, p, divisor, batched) for x in others]
+        if known:
+            sums.append(np.float64(known.sum(p, 1.0 if divisor is None else divisor, self.threads())[0]))
+        return self.total(sums)
+
+    def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
+        known, others = split(arrays, batched)
+        found = [self.largest_of(x, batched) for x in others if x.size]
+        if known and known.count:
+            found.append(known.extremes(self.threads())[0])
+        return np.max(np.stack(found), axis=0)
+
+    def smallest(self, arrays: Arrays, *, batched: bool = False) -> Any:
+        known, others = split(arrays, batched)
+        found = [self.smallest_of(x, batched) for x in others if x.size]
+        if known and known.count:
+            _, smallest, nonfinite = known.extremes(self.threads())
+            found.append(math.nan if nonfinite else smallest)
+        return np.min(np.stack(found), axis=0)
+
+    def power_sum_of(self, x: HostArray, p: float, divisor: Any, batched: bool) -> Any:
         def of_wide(wide: np.ndarray, divisor: Any) -> Any:
             scaled = wide if divisor is None else wide / divisor
             return raised(np, scaled, p).sum(axis=-1)
 
         return self._reduced(x, of_wide, np.add, batched, divisor, separate=p == 2)
 
-    def largest(self, x: HostArray, *, batched: bool = False) -> Any:
+    def largest_of(self, x: HostArray, batched: bool) -> Any:
         return self._reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, batched)
 
-    def smallest(self, x: HostArray, *, batched: bool = False) -> Any:
+    def smallest_of(self, x: HostArray, batched: bool) -> Any:
         def of_wide(wide: np.ndarray, _: Any) -> Any:
             magnitude = np.abs(wide)
             finite = np.isfinite(magnitude.max(axis=-1))
@@ -161,41 +175,101 @@ class Host(Portable):
 
     # Results
 
-    def without_nonfinite(self, x: HostArray) -> HostArray:
-        copy = x.copy()
-        wide = widened(copy.data, copy.dtype)
-        copy.data[~np.isfinite(wide)] = 0
-        return copy
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        copies = [x.copy() for x in arrays]
+        for x in copies:
+            x.data[~np.isfinite(widened(x.data, x.dtype))] = 0
+        return viewed_arrays(copies)
 
-    def shrink(self, x: HostArray, coefficient: Any) -> HostArray:
-        result = x.copy()
-        self.shrink_(result, coefficient)
-        return result
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
+        if coefficient.keep:
+            return [x.copy() for x in arrays]
+        results = [self.empty_like(x) for x in arrays]
+        known, others = split(arrays)
+        targets = viewed_arrays(results)
+        same_order = all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True))
+        if known and not others and not targets.left_out and same_order:
+            self._scale_known(known, targets.kernels, coefficient)
+            return results
+        for x, y in zip(arrays, results, strict=True):
+            y.data[...] = x.data
+        self.shrink_(targets, coefficient)
+        return results
 
-    def shrink_(self, x: HostArray, coefficient: Any) -> None:
-        """Scale `x` where it is; write nothing if the coefficient keeps it."""
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]:
+        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+        if new is arrays and coefficient.keep:
+            return leaves
+        if (new is arrays and self._all_known(arrays)) or all(map(self.writable, leaves)):
+            if new is not arrays:
+                for x, y in zip(arrays, new, strict=True):
+                    x.data[...] = y.data
+            self.shrink_(arrays, coefficient)
+            self.wrote(leaves)
+            return leaves
+        results = self.shrink(new, coefficient)
+        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
+        """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
+        if self._all_known(arrays) or all(map(self.writable, leaves)):
+            self.clamp_(arrays, bound)
+            self.wrote(leaves)
+            return leaves
+        results = [x.copy() for x in arrays]
+        self.clamp_(viewed_arrays(results), bound)
+        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+
+    def _all_known(self, arrays: Arrays) -> bool:
+        """Say whether the kernels can write all of the arrays."""
+        known, others = split(arrays)
+        return self.known_writable and known is not None and not others
+
+    def _put(self, leaf: Any, x: HostArray, result: HostArray) -> Any:
+        """Write a result where the gradient lies, or return another that replaces it."""
+        if not self.writable(leaf):
+            return self.leave(result, leaf)
+        x.data[...] = result.data
+        self.wrote([leaf])
+        return leaf
+
+    def shrink_(self, arrays: Arrays, coefficient: Any) -> None:
+        """Scale arrays where they are; write nothing if the coefficient keeps them."""
         if coefficient.keep:
             return
+        known, others = split(arrays)
+        if known:
+            self._scale_known(known, known, coefficient)
+        for x in others:
+            self._scale(x, coefficient)
+
+    def _scale_known(self, known: Any, to: Any, coefficient: Any) -> None:
+        if coefficient.blank:
+            to.fill_zero(self.threads())
+            return
+        pairs = [(f.first, 1.0 if f.second is None else f.second) for f in (coefficient.wide, coefficient.narrow)]
+        known.scale(to, *pairs, self.threads())
+
+    def _scale(self, x: HostArray, coefficient: Any) -> None:
         if coefficient.blank:
             x.data[...] = 0
             return
         for part in x.parts():
-            target = format_of(part)
+            target, source = format_of(part), product_format(part, FLOAT64)
+            factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
             for chunk in part.chunks("readwrite"):
-                product = widened(chunk, part.dtype) * coefficient.factor
-                if coefficient.second is not None:
-                    product *= coefficient.second
+                product = multiplied(chunk, part.dtype, source, factors.first, factors.second)
                 chunk[...] = narrowed(product, target)
 
     def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
-        weight = np.where(coefficient.keep, 1.0, coefficient.factor)
+        weights = coefficient.weights(np)
         sums = []
         for part in x.parts():
             total = np.zeros(math.prod(x.shape[1:]))
             for block, rows in part.rows():
-                wide = widened(rows, part.dtype) * weight[block, None]
-                if coefficient.second is not None:
-                    wide *= coefficient.second[block, None]
+                wide = widened(rows, part.dtype) * weights.first[block, None]
+                if weights.second is not None:
+                    wide *= weights.second[block, None]
                 wide[coefficient.blank[block]] = 0.0
                 total += wide.sum(axis=0)
             sums.append(total.reshape(x.shape[1:]))
@@ -204,28 +278,37 @@ class Host(Portable):
     def clamped(self, prepared: Any, leaf: Any, bound: float) -> Any:
         """Return the leaf, prepared, with each element in [-bound, bound]."""
         with self.precision():
-            return self.leave(self.clamp(self.enter(prepared), bound), leaf)
+            copies = [x.copy() for x in self.enter([prepared])]
+            self.clamp_(viewed_arrays(copies), bound)
+            return self.leave(copies[0], leaf)
 
-    def clamp(self, x: HostArray, bound: float) -> HostArray:
-        result = x.copy()
-        self.clamp_(result, bound)
-        return result
+    def clamp_(self, arrays: Arrays, bound: float) -> None:
+        """Clamp arrays where they are; write only the chunks in which something changes."""
+        known, others = split(arrays)
+        if known:
+            known.clamp(bound, self.threads())
+        for x in others:
+            for chunk in x.chunks("readwrite"):
+                wide = widened(chunk, x.dtype)
+                if (np.abs(wide) > bound).any():
+                    chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
 
-    def clamp_(self, x: HostArray, bound: float) -> None:
-        """Clamp `x` where it is; write only the chunks in which something changes."""
-        for chunk in x.chunks("readwrite"):
-            wide = widened(chunk, x.dtype)
-            if (np.abs(wide) > bound).any():
-                chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+
+def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArray]]:
+    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not."""
+    if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
+        return None, arrays
+    return arrays.kernels, arrays.others
 
 
-def checked_dtype(array: Any, name: str = "a gradient") -> Any:
-    """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
-    if dtype_name(array) in SUPPORTED:
-        return array
-    raise TypeError(
-        f"{name} has dtype {dtype_name(array)}, which cannot be clipped; convert it to one of {', '.join(SUPPORTED)}."
-    )
+def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
+    """Return the arrays, described to the kernels."""
+    return HostArrays(arrays, lambda x: x, native.describe_buffers([x.data for x in arrays]))
+
+
+def known_to_buffers(array: np.ndarray) -> np.ndarray:
+    """Return the array, one of bfloat16 as its bits: Python's buffers know nothing else of it."""
+    return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
 def sum_dtype(x: Any, wide: Any) -> str:

@@ -1,16 +1,16 @@
 """Every operation that clipping needs, once, in the terms of the array API standard.
 
 A framework's file beside this one derives from `Portable` and supplies what the standard lacks (reading the
-bits of a number) or what its devices do differently. All arithmetic happens in `wide`, float64 where the device
-has it, and nothing here looks at a value: the same code traces.
+bits of a number) or what its devices do differently. Sums run in `wide`, float64 where the device has it, and products
+in a format that holds the elements exactly. Nothing here looks at a value: the same code traces.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import Any
 
-from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex
+from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 
 Array = Any
 
@@ -30,20 +30,34 @@ class Portable:
         """Return the context in which `wide` may be used."""
         return nullcontext()
 
-    def flushed_below(self, x: Array) -> float:
-        """Return the magnitude below which `widen` may read an element as zero, 0.0 where it never does."""
+    def enter(self, prepared: Sequence[Any]) -> Arrays:
+        """Return prepared leaves as the arrays that the operations take."""
+        return Arrays(prepared)
+
+    def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
+        """Return gradients as arrays that share their memory. Raises TypeError for those that cannot be clipped."""
+        arrays = list(map(self.prepare_in_place, leaves))
+        check_dtypes(arrays, names)
+        return self.enter(arrays)
+
+    def prepare_in_place(self, leaf: Any) -> Any:
+        """Return a gradient as an array that shares its memory."""
+        return leaf
+
+    def flushed_below(self, element: Format) -> float:
+        """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""
         return 0.0
 
-    def with_care(self, compute: Callable[[], Any], arrays: Sequence[Array], count: int) -> Any:
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
         return compute()
 
     def bits(self, x: Array) -> Array:
-        """Return the bits of a wide array as integers of the same size."""
+        """Return the bits of a floating-point array as integers of the same size."""
         raise NotImplementedError
 
     def from_bits(self, bits: Array) -> Array:
-        """Return the wide array that has these bits."""
+        """Return the floating-point array that has these bits."""
         raise NotImplementedError
 
     # Scalars
@@ -52,28 +66,55 @@ class Portable:
         """Return a number as a wide scalar on the device of the arrays."""
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
+    def single(self, value: Array) -> Array:
+        """Return a wide scalar, or a vector, in the format of narrow leaves' products."""
+        return self.xp.astype(value, self.xp.float32)
+
+    def gather(self, terms: Sequence[Array]) -> list[Array]:
+        """Return scalars, or vectors, that may live on several devices, where they can be put together."""
+        return list(terms)
+
     def total(self, terms: Sequence[Array]) -> Array:
-        """Return the sum of scalars, or of vectors, that may live on several devices."""
-        return terms[0] if len(terms) == 1 else self._sum(self.xp.stack(list(terms)), (0,))
+        """Return the sum of scalars, or of vectors."""
+        here = self.gather(terms)
+        return here[0] if len(here) == 1 else self._sum(self.xp.stack(here), (0,))
 
     # Reductions
 
-    def power_sum(self, x: Array, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
-        """Return the sum of (|x| / divisor)**p over all axes, or over all but the first."""
+    def additions(self, count: int, arrays: Arrays) -> int:
+        """Return in how many additions a term of a sum of `count` of them takes part, at most."""
+        return count if self.wide is FLOAT64 else 2 * count.bit_length()
+
+    def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
+        """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""
+        return self.total([self.power_sum_of(x, p, divisor, batched) for x in arrays])
+
+    def largest(self, arrays: Arrays, *, batched: bool = False) -> Array:
+        """Return the largest magnitude, NaN where one is NaN."""
+        found = [self.largest_of(x, batched) for x in _filled(arrays, batched)]
+        return self.xp.max(self.xp.stack(self.gather(found)), axis=0)
+
+    def smallest(self, arrays: Arrays, *, batched: bool = False) -> Array:
+        """Return the smallest magnitude, NaN where one is not finite."""
+        found = [self.smallest_of(x, batched) for x in _filled(arrays, batched)]
+        return self.xp.min(self.xp.stack(self.gather(found)), axis=0)
+
+    def power_sum_of(self, x: Array, p: float, divisor: Array, batched: bool) -> Array:
+        """Return the sum for one array."""
         wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
         if divisor is not None:
-            wides = [wide / self._over_examples(divisor, wide) for wide in wides]
-        sums = [self._sum(raised(self.xp, wide, p), self._axes(wide, batched)) for wide in wides]
+            wides = [wide / self.over_examples(divisor, wide) for wide in wides]
+        sums = [self._sum(raised(self.xp, wide, p), axes_of(wide, batched)) for wide in wides]
         return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
-    def largest(self, x: Array, *, batched: bool = False) -> Array:
-        """Return the largest magnitude, NaN where one is NaN."""
-        return self.xp.max(self.magnitude(x), axis=self._axes(x, batched))
+    def largest_of(self, x: Array, batched: bool) -> Array:
+        """Return the largest magnitude of one array."""
+        return self.xp.max(self.magnitude(x), axis=axes_of(x, batched))
 
-    def smallest(self, x: Array, *, batched: bool = False) -> Array:
-        """Return the smallest magnitude, NaN where one is not finite."""
+    def smallest_of(self, x: Array, batched: bool) -> Array:
+        """Return the smallest magnitude of one array."""
         magnitude = self.magnitude(x)
-        axes = self._axes(x, batched)
+        axes = axes_of(x, batched)
         finite = self.xp.isfinite(self.xp.max(magnitude, axis=axes))
         return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
 
@@ -87,14 +128,16 @@ class Portable:
             return self.xp.sum(wide, axis=axes)
         return halving_sum(self.xp, wide, axes)
 
-    def _axes(self, x: Array, batched: bool) -> tuple[int, ...]:
-        return tuple(range(int(batched), x.ndim))
-
-    def _over_examples(self, value: Array, like: Array) -> Array:
+    def over_examples(self, value: Array, like: Array) -> Array:
         """Shape a scalar, or a vector with one value an example, so that it broadcasts to `like`."""
         if getattr(value, "ndim", 0) == 0:
             return value
         return self.xp.reshape(value, (-1,) + (1,) * (like.ndim - 1))
+
+    def count_nonfinite(self, x: Array) -> tuple[int, int]:
+        """Return how many elements are NaN and how many infinite: this waits for the values."""
+        magnitude = self.magnitude(x)
+        return int(self.xp.sum(self.xp.isnan(magnitude))), int(self.xp.sum(self.xp.isinf(magnitude)))
 
     # Conversions
 
@@ -114,51 +157,62 @@ class Portable:
         """Return a real array in the wide format, exactly."""
         return self.xp.astype(x, self.wide_dtype)
 
-    def narrow(self, wide: Array, like: Array) -> Array:
-        """Return `wide` in the dtype of `like`, rounded toward zero."""
-        target = format_of(like)
-        if target.precision == self.wide.precision:
-            return self.xp.where(self.xp.abs(wide) < target.tiny, 0.0, wide)
-        cut = self.from_bits(self.bits(wide) & low_bits_mask(self.wide, target))
-        below_normal = self.xp.trunc(wide / target.step) * target.step
-        cut = self.xp.where(self.xp.abs(wide) < target.tiny, below_normal, cut)
+    def narrow(self, x: Array, like: Array) -> Array:
+        """Return `x`, float32 or wider, in the dtype of `like`, rounded toward zero."""
+        source, target = format_of(x), format_of(like)
+        if source is target:
+            return x
+        cut = self.from_bits(self.bits(x) & low_bits_mask(source, target))
+        if target.min_exponent > source.min_exponent:
+            below_normal = self.xp.trunc(x / target.step) * target.step
+            cut = self.xp.where(self.xp.abs(x) < target.tiny, below_normal, cut)
         return self.xp.astype(cut, like.dtype)
 
-    def count_nonfinite(self, x: Array) -> tuple[int, int]:
-        """Return how many elements are NaN and how many infinite: this waits for the values."""
-        magnitude = self.magnitude(x)
-        return int(self.xp.sum(self.xp.isnan(magnitude))), int(self.xp.sum(self.xp.isinf(magnitude)))
+    def not_above(self, product: Array) -> Array:
+        """Return the product, one step closer to zero where it lies below the normal range.
+
+        Rounded to nearest there, it may be up to half a step larger than the exact product.
+        """
+        nearer = self.xp.nextafter(product, self.xp.zeros_like(product))
+        return self.xp.where(self.xp.abs(product) < format_of(product).tiny, nearer, product)
 
     # Results
 
-    def without_nonfinite(self, x: Array) -> Array:
-        """Return `x` with zeros in place of NaN and the infinities."""
-        return self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x))
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with zeros in place of NaN and the infinities."""
+        return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, x: Array, coefficient: Any) -> Array:
-        """Return `x` scaled by the coefficient, each element rounded toward zero."""
-        shrunk = [self.narrow(self.scaled(part, coefficient), part) for part in self.parts(x)]
-        result = self.xp.where(
-            self._over_examples(coefficient.blank, x),
-            self.xp.zeros_like(x),
-            self.join(shrunk, x),
-        )
-        return self.xp.where(self._over_examples(coefficient.keep, x), x, result)
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[Array]:
+        """Return the arrays scaled by the coefficient, no element above the exact product."""
+        return [self.shrunk(x, coefficient) for x in arrays]
 
-    def scaled(self, x: Array, coefficient: Any) -> Array:
-        """Return the real array `x`, widened, times the coefficient."""
-        wide = self.widen(x) * self._over_examples(coefficient.factor, x)
-        if coefficient.second is None:
-            return wide
-        return wide * self._over_examples(coefficient.second, x)
+    def shrunk(self, x: Array, coefficient: Any) -> Array:
+        """Return one array scaled."""
+        results = [self.narrow(self.product(part, coefficient), part) for part in self.parts(x)]
+        blank = self.over_examples(coefficient.blank, x)
+        result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
+        return self.xp.where(self.over_examples(coefficient.keep, x), x, result)
+
+    def product(self, x: Array, coefficient: Any) -> Array:
+        """Return the real array `x` times the coefficient, in a format that holds each element exactly."""
+        if product_format(x, self.wide) is self.wide:
+            product = self._times(self.widen(x), coefficient.wide)
+        else:
+            product = self._times(self.xp.astype(x, self.xp.float32), coefficient.narrow)
+        same_range = format_of(product).min_exponent == format_of(x).min_exponent
+        return self.not_above(product) if same_range else product
+
+    def _times(self, x: Array, factors: Any) -> Array:
+        product = x * self.over_examples(factors.first, x)
+        return product if factors.second is None else product * self.over_examples(factors.second, x)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, wide."""
-        weighed = replace(coefficient, factor=self.xp.where(coefficient.keep, 1.0, coefficient.factor))
+        weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):
-            blank = self._over_examples(coefficient.blank, part)
-            product = self.xp.where(blank, 0.0, self.scaled(part, weighed))
+            blank = self.over_examples(coefficient.blank, part)
+            product = self.xp.where(blank, 0.0, self._times(self.widen(part), weights))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
 
@@ -174,6 +228,15 @@ class Portable:
         return self.xp.clip(x, -limit, limit)
 
 
+def _filled(arrays: Arrays, batched: bool) -> list[Array]:
+    return [x for x in arrays if 0 not in x.shape[int(batched) :]]
+
+
+def axes_of(x: Array, batched: bool) -> tuple[int, ...]:
+    """Return all axes, or all but the first."""
+    return tuple(range(int(batched), x.ndim))
+
+
 def raised(xp: Any, wide: Array, p: float) -> Array:
     """Return |wide|**p."""
     if p == 2:
@@ -182,9 +245,9 @@ def raised(xp: Any, wide: Array, p: float) -> Array:
     return magnitude if p == 1 else magnitude**p
 
 
-def low_bits_mask(wide: Format, target: Format) -> int:
-    """Return the integer that keeps those bits of a `wide` number which `target` has too."""
-    return -(1 << (wide.precision - target.precision))
+def low_bits_mask(source: Format, target: Format) -> int:
+    """Return the integer that keeps those bits of a number which the narrower `target` has too."""
+    return -(1 << (source.precision - target.precision))
 
 
 def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip import native
+from gradclip.backends.arrays import Arrays, check_dtypes, checked_dtype
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, dtype_name
-from gradclip.backends.host import HostArray
-from gradclip.backends.numpy import Host, checked_dtype, sum_dtype
+from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
 from gradclip.backends.torch_autograd import call_differentiably
 
@@ -23,21 +25,35 @@ _WITHOUT_FLOAT64 = ("mps", "xla")
 class TorchHost(Host):
     """Tensors in host memory, viewed as NumPy arrays."""
 
+    known_writable = True
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
     def prepare(self, leaf: Any) -> torch.Tensor:
         return prepared(leaf)
 
-    def enter(self, leaf: torch.Tensor) -> HostArray:
-        return viewed(leaf)
+    def prepare_in_place(self, leaf: Any) -> torch.Tensor:
+        return stored(leaf)
 
-    def prepare_in_place(self, leaf: Any, name: str) -> torch.Tensor:
-        return prepared_in_place(leaf, name)
+    def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
+            return viewed_arrays(list(map(viewed, prepared)))
+        return HostArrays(prepared, viewed, described(prepared))
+
+    def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> HostArrays:
+        known = described(leaves)
+        sources = list(leaves)
+        for index in known.left_out:
+            sources[index] = stored(leaves[index])
+        check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
+        return HostArrays(sources, viewed, known)
 
     def writable(self, leaf: torch.Tensor) -> bool:
         return writable(leaf)
 
-    def wrote(self, leaf: torch.Tensor) -> None:
-        if not leaf.is_inference():
-            torch.autograd.graph.increment_version(leaf)
+    def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
+        torch.autograd.graph.increment_version([leaf for leaf in leaves if not leaf.is_inference()])
 
     def leave(self, array: HostArray, leaf: Any) -> torch.Tensor:
         return restored(unviewed(array), leaf)
@@ -73,11 +89,8 @@ class Torch(Portable):
     def prepare(self, leaf: Any) -> torch.Tensor:
         return prepared(leaf)
 
-    def enter(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf
-
-    def prepare_in_place(self, leaf: Any, name: str) -> torch.Tensor:
-        return prepared_in_place(leaf, name)
+    def prepare_in_place(self, leaf: Any) -> torch.Tensor:
+        return stored(leaf)
 
     def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array, leaf)
@@ -114,24 +127,27 @@ class Torch(Portable):
     def gather(self, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         return [term.to(self.device, non_blocking=True) for term in terms]
 
+    def single(self, value: torch.Tensor) -> torch.Tensor:
+        return value.to(torch.float32)
+
     def bits(self, x: torch.Tensor) -> torch.Tensor:
-        return x.view(torch.int64 if self.wide is FLOAT64 else torch.int32)
+        return x.view(torch.int64 if x.dtype is torch.float64 else torch.int32)
 
     def from_bits(self, bits: torch.Tensor) -> torch.Tensor:
-        return bits.view(self.wide_dtype)
+        return bits.view(torch.float64 if bits.dtype is torch.int64 else torch.float32)
 
     def complex(self, real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
         return torch.complex(real, imag)
 
-    def shrink(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
-        return super().shrink(x, moved(coefficient, x.device))
+    def shrunk(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
+        return super().shrunk(x, moved(coefficient, x.device))
 
-    def power_sum(self, x: torch.Tensor, p: float, divisor: Any = None, *, batched: bool = False) -> torch.Tensor:
+    def power_sum_of(self, x: torch.Tensor, p: float, divisor: Any, batched: bool) -> torch.Tensor:
         if not batched:
             divisor = divisor.to(x.device) if divisor is not None else None
-            return super().power_sum(x, p, divisor)
+            return super().power_sum_of(x, p, divisor, batched)
         sums = [
-            super(Torch, self).power_sum(x[b], p, None if divisor is None else divisor[b], batched=True)
+            super(Torch, self).power_sum_of(x[b], p, None if divisor is None else divisor[b], batched)
             for b in _blocks(x)
         ]
         return torch.cat(sums)
@@ -146,11 +162,12 @@ class Torch(Portable):
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
         return restored(self.clamp(prepared, bound), leaf)
 
-    def update(self, leaf: Any, x: Any, new: Any, coefficient: Any) -> torch.Tensor:
-        return self._put(leaf, x, self.shrink(new, coefficient))
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[torch.Tensor]:
+        results = self.shrink(new, coefficient)
+        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
-    def update_clamped(self, leaf: Any, x: torch.Tensor, bound: float) -> torch.Tensor:
-        return self._put(leaf, x, self.clamp(x, bound))
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> list[torch.Tensor]:
+        return [self._put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
     def _put(self, leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         """Write the result where the gradient lies, or return another that replaces it."""
@@ -163,10 +180,19 @@ class Torch(Portable):
         return partial(call_differentiably, function, rule)
 
 
-def prepared_in_place(leaf: Any, name: str) -> torch.Tensor:
+def described(tensors: Sequence[Any]) -> native.Described:
+    """Describe CPU tensors to the kernels; those of conjugates and the like as they lie in memory."""
+    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange_api is not None:
+        return native.describe_tensors(tensors, exchange_api)
+    dense = [t.layout is torch.strided and not t.is_conj() and not t.is_neg() for t in tensors]
+    empty = np.empty(0, np.int8)
+    return native.describe_buffers([viewed(t).data if d else empty for t, d in zip(tensors, dense, strict=True)])
+
+
+def stored(leaf: torch.Tensor) -> torch.Tensor:
     """Return the dense tensor that shares a gradient's memory."""
-    dense = leaf if leaf.layout is torch.strided else stored_values(leaf)
-    return checked_dtype(dense, name)
+    return leaf if leaf.layout is torch.strided else stored_values(leaf)
 
 
 def writable(tensor: torch.Tensor) -> bool:
@@ -231,10 +257,16 @@ def moved(coefficient: Any, device: torch.device) -> Any:
 
 
 def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the coefficient with each of its tensors changed."""
+    """Return the coefficient, or factors, with each tensor in it changed."""
     values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
-    tensors = {name: v for name, v in values.items() if isinstance(v, torch.Tensor)}
-    return replace(coefficient, **{name: change(v) for name, v in tensors.items()})
+    changed = {name: _changed(value, change) for name, value in values.items()}
+    return replace(coefficient, **changed)
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return mapped(value, change) if is_dataclass(value) else value
 
 
 def _rows(coefficient: Any, block: slice) -> Any:
@@ -249,21 +281,24 @@ def _blocks(x: torch.Tensor) -> list[slice]:
 
 def in_host_memory(tensor: torch.Tensor) -> bool:
     """Say whether the values of a tensor lie in host memory and may be looked at."""
-    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
-    return plain and tensor.device.type == "cpu" and not _wrapped(tensor)
+    return tensor.is_cpu and type(tensor) in (torch.Tensor, torch.nn.Parameter)
 
 
-def _wrapped(tensor: torch.Tensor) -> bool:
-    return torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+def visible(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether values can be looked at: neither the compiler nor a transform of `torch.func` stands between."""
+    if torch.compiler.is_compiling():
+        return False
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack() is None or not any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
     """Return the backend for these tensors: the host's where all of them lie in its memory."""
     tensors = [t for t in (*leaves, *scalars) if isinstance(t, torch.Tensor)]
-    visible = not torch.compiler.is_compiling() and not any(map(_wrapped, tensors))
-    if visible and all(map(in_host_memory, tensors)):
+    seen = visible(tensors)
+    if seen and all(map(in_host_memory, tensors)):
         return HOST
-    return Torch(tensors[0].device, visible=visible)
+    return Torch(tensors[0].device, visible=seen)
 
 
 HOST = TorchHost()

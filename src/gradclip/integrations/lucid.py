@@ -8,11 +8,13 @@ written where they lie, and norms do not overflow.
 import math
 import numbers
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
 from gradclip import inplace
 from gradclip.coefficient import check_threshold
+from gradclip.gradients import checked_list
 
 
 def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
@@ -24,7 +26,7 @@ def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
 
     Errors are those of `gradclip.grad_norm`; the signature is that of lucid-dl 2.7.
     """
-    listed = inplace.as_list(parameters)
+    listed = checked_list(parameters)
     return _as_lucid(inplace.grad_norm(_with_arrays(listed), norm_type), listed)
 
 
@@ -50,7 +52,7 @@ def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2,
     """
     if not (isinstance(eps, numbers.Real) and eps >= 0):
         raise ValueError(f"eps must be a number >= 0, got {eps!r}. The usual one is 1e-7.")
-    listed = inplace.as_list(parameters)
+    listed = checked_list(parameters)
     arrays = _with_arrays(listed)
     threshold = check_threshold(max_norm)
     norm = float(inplace.grad_norm(arrays, norm_type))
@@ -64,10 +66,10 @@ def clip_grad_value(parameters: Any, clip_value: float) -> None:
 
     Errors are those of `gradclip.clip_grad_value_`; the signature is that of lucid-dl 2.7.
     """
-    inplace.clip_grad_value_(_with_arrays(inplace.as_list(parameters)), clip_value)
+    inplace.clip_grad_value_(_with_arrays(checked_list(parameters)), clip_value)
 
 
-def _with_arrays(parameters: list[Any]) -> list[Any]:
+def _with_arrays(parameters: Sequence[Any]) -> Sequence[Any]:
     """Return the parameters; in place of one whose `.grad` is itself a Lucid tensor, the holder of its array."""
     lucid = sys.modules.get("lucid")
     if lucid is None:
@@ -75,7 +77,7 @@ def _with_arrays(parameters: list[Any]) -> list[Any]:
     return [SimpleNamespace(grad=p.grad.data) if isinstance(p.grad, lucid.Tensor) else p for p in parameters]
 
 
-def _as_lucid(norm: Any, parameters: list[Any]) -> Any:
+def _as_lucid(norm: Any, parameters: Sequence[Any]) -> Any:
     lucid = sys.modules.get("lucid")
     if lucid is None or not (parameters and isinstance(parameters[0], lucid.Tensor)):
         return norm

@@ -1,0 +1,57 @@
+"""The arrays that share a norm, and what is known of them together."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gradclip.backends.formats import SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+
+
+class Arrays(Sequence[Any]):
+    """A list of a backend's arrays, the names of their dtypes and the formats of the real numbers in them."""
+
+    dtypes: frozenset[str]
+    formats: frozenset[Format]
+
+    def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
+        self._given = items
+        self.dtypes = frozenset(map(bare_name, {x.dtype for x in items}) if dtypes is None else dtypes)
+        self.formats = frozenset(map(format_named, self.dtypes))
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The arrays one by one."""
+        return self._given
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.items[index]
+
+    @property
+    def any_complex(self) -> bool:
+        """Whether one holds complex numbers."""
+        return any(map(is_complex_name, self.dtypes))
+
+    def count(self, *, batched: bool = False) -> int:
+        """Return the number of elements, or of those of one example."""
+        return sum(math.prod(x.shape[int(batched) :]) for x in self.items)
+
+
+def checked_dtype(array: Any) -> Any:
+    """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
+    check_dtypes([array], lambda: ["a gradient"])
+    return array
+
+
+def check_dtypes(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise a TypeError that names the first array whose dtype cannot hold clipped gradients."""
+    if all(bare_name(dtype) in SUPPORTED for dtype in {x.dtype for x in arrays}):
+        return
+    for x, name in zip(arrays, names(), strict=True):
+        if dtype_name(x) not in SUPPORTED:
+            raise TypeError(
+                f"{name} has dtype {dtype_name(x)}, which cannot be clipped; convert it to one of "
+                f"{', '.join(SUPPORTED)}."
+            )

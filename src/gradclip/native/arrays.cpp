@@ -1,0 +1,143 @@
+#include "arrays.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <stdexcept>
+
+namespace {
+
+const KernelTable* table_of(const std::string& variant) {
+#if defined(__x86_64__)
+  if (variant == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &kAvx2Kernels;
+#endif
+  return variant == "baseline" ? &kBaselineKernels : nullptr;
+}
+
+std::atomic<const KernelTable*> table_in_use{table_of(variants().back())};
+
+const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
+
+int64_t item_size(Dtype dtype) { return kItemSizes[static_cast<std::size_t>(dtype)]; }
+
+// Complex arrays as real ones of twice as many elements.
+std::vector<Span> as_real(std::vector<Span> spans) {
+  for (Span& span : spans) {
+    if (!is_complex(span.dtype)) continue;
+    span.dtype = span.dtype == Dtype::complex64 ? Dtype::float32 : Dtype::float64;
+    span.count *= 2;
+  }
+  return spans;
+}
+
+std::byte* start_of(const Span& span, const Piece& piece) {
+  return span.data + piece.offset * item_size(span.dtype);
+}
+
+// The sum of the chunks in their order, with the rounding errors of the additions added up apart (Neumaier 1974).
+Sum in_order(const std::vector<Sum>& sums) {
+  Sum whole{0.0, 0};
+  double errors = 0.0;
+  for (const Sum& part : sums) {
+    const double total = whole.value + part.value;
+    const bool larger = whole.value >= part.value;
+    errors += larger ? (whole.value - total) + part.value : (part.value - total) + whole.value;
+    whole.value = total;
+    whole.nonfinite += part.nonfinite;
+  }
+  if (std::isfinite(whole.value)) whole.value += errors;
+  return whole;
+}
+
+}  // namespace
+
+std::vector<std::string> variants() {
+  std::vector<std::string> names = {"baseline"};
+  if (table_of("avx2")) names.emplace_back("avx2");
+  return names;
+}
+
+void use_variant(const std::string& name) {
+  const KernelTable* table = table_of(name);
+  if (!table) throw std::invalid_argument("this processor cannot run the variant '" + name + "' of the kernels");
+  table_in_use = table;
+}
+
+void Arrays::add(void* data, int64_t count, Dtype dtype) {
+  spans_.push_back({static_cast<std::byte*>(data), count, dtype});
+}
+
+int64_t Arrays::count() const {
+  int64_t elements = 0;
+  for (const Span& span : spans_) elements += span.count;
+  return elements;
+}
+
+std::vector<std::string> Arrays::dtypes() const {
+  std::array<bool, kDtypes> present = {};
+  for (const Span& span : spans_) present[static_cast<std::size_t>(span.dtype)] = true;
+  std::vector<std::string> names;
+  for (std::size_t i = 0; i < present.size(); ++i) {
+    if (present[i]) names.emplace_back(kDtypeNames[i]);
+  }
+  return names;
+}
+
+Sum Arrays::sum(double p, double divisor, int threads) const {
+  const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
+  const std::vector<Piece> pieces = cut(spans);
+  std::vector<Sum> sums(pieces.size());
+  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+    const Span& span = spans[pieces[i].array];
+    sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor);
+  });
+  return in_order(sums);
+}
+
+Extremes Arrays::extremes(int threads) const {
+  const std::vector<Piece> pieces = cut(spans_);
+  std::vector<Extremes> found(pieces.size());
+  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+    const Span& span = spans_[pieces[i].array];
+    found[i] = kernels_of(span.dtype).extremes(start_of(span, pieces[i]), pieces[i].count);
+  });
+  Extremes whole{0.0, std::numeric_limits<double>::infinity(), 0};
+  for (const Extremes& part : found) {
+    const bool nan = std::isnan(whole.largest);
+    whole.largest = nan || part.largest <= whole.largest ? whole.largest : part.largest;
+    whole.smallest = std::min(whole.smallest, part.smallest);
+    whole.nonfinite += part.nonfinite;
+  }
+  return whole;
+}
+
+void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) const {
+  const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
+  const std::vector<Piece> pieces = cut(from);
+  // Backward: what the norm read last is still in cache.
+  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+    const Span& span = from[pieces[i].array];
+    const Factors& factors = item_size(span.dtype) == 2 ? narrow : wide;
+    kernels_of(span.dtype)
+        .scale(start_of(span, pieces[i]), start_of(into[pieces[i].array], pieces[i]), pieces[i].count, factors.first,
+               factors.second);
+  });
+}
+
+void Arrays::fill_zero(int threads) const {
+  const std::vector<Piece> pieces = cut(spans_);
+  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+    const Span& span = spans_[pieces[i].array];
+    std::memset(start_of(span, pieces[i]), 0, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
+  });
+}
+
+void Arrays::clamp(double bound, int threads) const {
+  const std::vector<Piece> pieces = cut(spans_);
+  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+    const Span& span = spans_[pieces[i].array];
+    kernels_of(span.dtype).clamp(start_of(span, pieces[i]), pieces[i].count, bound);
+  });
+}

@@ -1,0 +1,37 @@
+// A list of arrays in host memory, and what can be asked of them together.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "kernels.hpp"
+#include "parallel.hpp"
+
+// How to multiply: first by one factor, then by the other, each in the format of the product.
+struct Factors {
+  double first;
+  double second;
+};
+
+class Arrays {
+ public:
+  void add(void* data, int64_t count, Dtype dtype);
+
+  std::size_t size() const { return spans_.size(); }
+  int64_t count() const;
+  std::vector<std::string> dtypes() const;
+
+  Sum sum(double p, double divisor, int threads) const;
+  Extremes extremes(int threads) const;
+  // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
+  void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
+  void fill_zero(int threads) const;
+  void clamp(double bound, int threads) const;
+
+ private:
+  std::vector<Span> spans_;
+};
+
+// The variants that this processor can run, the fastest last, and the one in use.
+std::vector<std::string> variants();
+void use_variant(const std::string& name);

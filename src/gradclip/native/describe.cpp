@@ -1,0 +1,128 @@
+#include "describe.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <numeric>
+#include <optional>
+#include <string_view>
+
+#include "dlpack.hpp"
+
+namespace nb = nanobind;
+
+namespace {
+
+struct Axis {
+  int64_t length;
+  int64_t stride;
+};
+
+// What one array is, strides counted in `unit` bytes. Axes of length 1 say nothing.
+struct Layout {
+  std::byte* data;
+  Dtype dtype;
+  std::vector<Axis> axes;
+  int64_t unit;
+};
+
+// The lowest address and the number of elements if they fill a run of memory, each once.
+std::optional<Span> dense_span(Layout layout) {
+  const int64_t item = kItemSizes[static_cast<std::size_t>(layout.dtype)];
+  int64_t count = 1;
+  for (const Axis& axis : layout.axes) count *= axis.length;
+  if (count == 0) return Span{nullptr, 0, layout.dtype};
+  std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
+  const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
+  std::sort(layout.axes.begin(), layout.axes.end(), by_stride);
+  int64_t expected = item;
+  for (const Axis& axis : layout.axes) {
+    if (std::abs(axis.stride) * layout.unit != expected) return std::nullopt;
+    if (axis.stride < 0) layout.data += (axis.length - 1) * axis.stride * layout.unit;
+    expected *= axis.length;
+  }
+  const int64_t alignment = is_complex(layout.dtype) ? item / 2 : item;
+  if (reinterpret_cast<std::uintptr_t>(layout.data) % static_cast<std::uintptr_t>(alignment)) return std::nullopt;
+  return Span{layout.data, count, layout.dtype};
+}
+
+std::optional<Dtype> dtype_of_format(std::string_view format) {
+  if (!format.empty() && std::string_view("@=<").find(format.front()) != std::string_view::npos) {
+    format.remove_prefix(1);
+  }
+  if (format == "f") return Dtype::float32;
+  if (format == "d") return Dtype::float64;
+  if (format == "e") return Dtype::float16;
+  if (format == "H") return Dtype::bfloat16;
+  if (format == "Zf") return Dtype::complex64;
+  if (format == "Zd") return Dtype::complex128;
+  return std::nullopt;
+}
+
+std::optional<Span> span_of_buffer(PyObject* array) {
+  Py_buffer view;
+  if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  std::optional<Span> span;
+  if (const auto dtype = dtype_of_format(view.format ? view.format : "B")) {
+    Layout layout{static_cast<std::byte*>(view.buf), *dtype, {}, 1};
+    for (int i = 0; i < view.ndim; ++i) layout.axes.push_back({view.shape[i], view.strides[i]});
+    span = dense_span(std::move(layout));
+  }
+  PyBuffer_Release(&view);
+  return span;
+}
+
+std::optional<Dtype> dtype_of(const dlpack::DataType& type) {
+  if (type.lanes != 1) return std::nullopt;
+  if (type.code == dlpack::kFloat && type.bits == 32) return Dtype::float32;
+  if (type.code == dlpack::kFloat && type.bits == 64) return Dtype::float64;
+  if (type.code == dlpack::kFloat && type.bits == 16) return Dtype::float16;
+  if (type.code == dlpack::kBfloat && type.bits == 16) return Dtype::bfloat16;
+  if (type.code == dlpack::kComplex && type.bits == 64) return Dtype::complex64;
+  if (type.code == dlpack::kComplex && type.bits == 128) return Dtype::complex128;
+  return std::nullopt;
+}
+
+std::optional<Span> span_of_tensor(PyObject* tensor, dlpack::FromPyObject from_py_object) {
+  dlpack::Tensor view;
+  if (from_py_object(tensor, &view) != 0) {
+    PyErr_Clear();
+    return std::nullopt;
+  }
+  const auto dtype = dtype_of(view.dtype);
+  if (view.device.type != dlpack::kCpu || !dtype) return std::nullopt;
+  const int64_t item = kItemSizes[static_cast<std::size_t>(*dtype)];
+  Layout layout{static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, {}, item};
+  int64_t contiguous = 1;
+  for (int i = view.ndim - 1; i >= 0; --i) {
+    layout.axes.push_back({view.shape[i], view.strides ? view.strides[i] : contiguous});
+    contiguous *= view.shape[i];
+  }
+  return dense_span(std::move(layout));
+}
+
+template <class SpanOf>
+Described describe(const nb::list& arrays, const SpanOf& span_of) {
+  Described described;
+  int64_t index = 0;
+  for (nb::handle array : arrays) {
+    if (const auto span = span_of(array.ptr())) {
+      described.arrays.add(span->data, span->count, span->dtype);
+    } else {
+      described.left_out.push_back(index);
+    }
+    ++index;
+  }
+  return described;
+}
+
+}  // namespace
+
+Described describe_buffers(nb::list arrays) { return describe(arrays, span_of_buffer); }
+
+Described describe_tensors(nb::list tensors, nb::object exchange_api) {
+  const dlpack::FromPyObject from_py_object = dlpack::from_py_object(exchange_api.ptr());
+  return describe(tensors, [from_py_object](PyObject* tensor) { return span_of_tensor(tensor, from_py_object); });
+}

@@ -1,0 +1,280 @@
+// Floating-point formats: how 16 elements are widened, and how results are rounded toward zero.
+//
+// Everything here has internal linkage: each variant of the kernels compiles its own copy, with its own instructions.
+// Vectors are as wide as the processor's registers; the lanes of 16 elements are the same whatever that width.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX2__)
+constexpr int kBytes = 32;
+#else
+constexpr int kBytes = 16;
+#endif
+
+template <class Number, int bytes = kBytes>
+using Vector __attribute__((vector_size(bytes))) = Number;
+// The same in memory, wherever it lies and whatever its type is called.
+template <class Number, int bytes = kBytes>
+using Stored __attribute__((vector_size(bytes), aligned(1), may_alias)) = Number;
+using Halves = Vector<uint16_t, kBytes / 2>;
+using StoredHalves = Stored<uint16_t, kBytes / 2>;
+
+constexpr int kLanes = 16;
+
+// 16 numbers in vectors.
+template <class Number>
+struct Lanes {
+  static constexpr int kSize = kBytes / sizeof(Number);
+  static constexpr int kVectors = kLanes / kSize;
+  Vector<Number> v[kVectors];
+
+  static Lanes filled(Number x) {
+    Lanes lanes;
+    for (auto& vector : lanes.v) vector = Vector<Number>{} + x;
+    return lanes;
+  }
+  static Lanes load(const Number* x) {
+    Lanes lanes;
+    for (int i = 0; i < kVectors; ++i) lanes.v[i] = *reinterpret_cast<const Stored<Number>*>(x + i * kSize);
+    return lanes;
+  }
+  void store(Number* x) const {
+    for (int i = 0; i < kVectors; ++i) *reinterpret_cast<Stored<Number>*>(x + i * kSize) = v[i];
+  }
+  Lanes& operator+=(const Lanes& other) {
+    for (int i = 0; i < kVectors; ++i) v[i] += other.v[i];
+    return *this;
+  }
+};
+
+// The lower and the upper half of a vector, as double.
+struct Widened {
+  Vector<double> low, high;
+};
+
+inline Widened widened(Vector<float> x) {
+#if defined(__AVX2__)
+  const auto whole = (__m256)x;
+  return {(Vector<double>)_mm256_cvtps_pd(_mm256_castps256_ps128(whole)),
+          (Vector<double>)_mm256_cvtps_pd(_mm256_extractf128_ps(whole, 1))};
+#elif defined(__x86_64__)
+  const auto whole = (__m128)x;
+  return {(Vector<double>)_mm_cvtps_pd(whole), (Vector<double>)_mm_cvtps_pd(_mm_movehl_ps(whole, whole))};
+#else
+  return {Vector<double>{x[0], x[1]}, Vector<double>{x[2], x[3]}};
+#endif
+}
+
+inline Lanes<double> widened(Lanes<float> x) {
+  Lanes<double> wide;
+  for (int i = 0; i < Lanes<float>::kVectors; ++i) {
+    const auto [low, high] = widened(x.v[i]);
+    wide.v[2 * i] = low;
+    wide.v[2 * i + 1] = high;
+  }
+  return wide;
+}
+
+inline Lanes<double> widened(Lanes<double> x) { return x; }
+
+// A product below the normal range may have been rounded up by half a step: one step less is certainly not above the
+// exact product.
+template <class Number>
+inline Vector<Number> not_above(Vector<Number> y) {
+  using Integer = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
+  constexpr Number kSmallestNormal = std::numeric_limits<Number>::min();
+  const Vector<Integer> below_normal = (y < kSmallestNormal) & (y > -kSmallestNormal) & (y != 0);
+  return (Vector<Number>)((Vector<Integer>)y + below_normal);
+}
+
+inline Vector<double> magnitudes_of(Vector<double> x) {
+  return (Vector<double>)((Vector<int64_t>)x & std::numeric_limits<int64_t>::max());
+}
+
+// Two vectors in one, as float, rounded to nearest.
+inline Vector<float> nearest_float(Vector<double> low, Vector<double> high) {
+#if defined(__AVX2__)
+  const __m128 lower = _mm256_cvtpd_ps((__m256d)low), upper = _mm256_cvtpd_ps((__m256d)high);
+  return (Vector<float>)_mm256_set_m128(upper, lower);
+#elif defined(__x86_64__)
+  return (Vector<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)low), _mm_cvtpd_ps((__m128d)high));
+#else
+  return Vector<float>{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
+#endif
+}
+
+// Two masks of 64 bits a lane in one of 32 bits a lane.
+inline Vector<int32_t> joined(Vector<int64_t> low, Vector<int64_t> high) {
+#if defined(__AVX2__)
+  const __m256 mixed = _mm256_shuffle_ps((__m256)low, (__m256)high, 0x88);
+  return (Vector<int32_t>)_mm256_permute4x64_epi64((__m256i)mixed, 0xd8);
+#elif defined(__x86_64__)
+  return (Vector<int32_t>)_mm_shuffle_ps((__m128)low, (__m128)high, 0x88);
+#else
+  return Vector<int32_t>{int32_t(low[0]), int32_t(low[1]), int32_t(high[0]), int32_t(high[1])};
+#endif
+}
+
+inline bool any(Vector<int32_t> mask) {
+#if defined(__AVX2__)
+  return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
+#elif defined(__x86_64__)
+  return _mm_movemask_epi8((__m128i)mask) != 0;
+#else
+  return (mask[0] | mask[1] | mask[2] | mask[3]) != 0;
+#endif
+}
+
+// Without the bits that a normal float does not have.
+inline Vector<double> cut_to_float(Vector<double> x) {
+  return (Vector<double>)((Vector<int64_t>)x & ~int64_t{0x1fffffff});
+}
+
+// Whether a float is not zero and at most the smallest normal one.
+inline Vector<int32_t> maybe_below_normal(Vector<float> x) {
+  const auto magnitude = (Vector<uint32_t>)x & 0x7fffffffu;
+  return (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
+}
+
+// Two vectors in one, as float, toward zero: to nearest first, and one step back where that led away from zero.
+inline Vector<float> toward_zero(Vector<double> low, Vector<double> high) {
+  const Vector<float> nearest = nearest_float(low, high);
+  const Widened back = widened(nearest);
+  const Vector<int32_t> too_large = joined(magnitudes_of(back.low) > magnitudes_of(low),
+                                           magnitudes_of(back.high) > magnitudes_of(high));
+  return (Vector<float>)((Vector<int32_t>)nearest + too_large);
+}
+
+struct Float64 {
+  using Raw = double;
+  using Bits = int64_t;
+  using Product = double;
+  static constexpr Bits kInfinity = 0x7ff0000000000000;
+
+  static Lanes<double> load(const Raw* x) { return Lanes<double>::load(x); }
+  static void store(Lanes<double> y, Raw* x) {
+    for (auto& vector : y.v) vector = not_above<double>(vector);
+    y.store(x);
+  }
+};
+
+struct Float32 {
+  using Raw = float;
+  using Bits = int32_t;
+  using Product = double;
+  static constexpr Bits kInfinity = 0x7f800000;
+
+  static Lanes<double> load(const Raw* x) { return widened(Lanes<float>::load(x)); }
+  static void store(const Lanes<double>& y, Raw* x) {
+    Lanes<float> narrow;
+    Vector<int32_t> rare = {};
+    for (int i = 0; i < Lanes<float>::kVectors; ++i) {
+      narrow.v[i] = nearest_float(cut_to_float(y.v[2 * i]), cut_to_float(y.v[2 * i + 1]));
+      rare |= maybe_below_normal(narrow.v[i]);
+    }
+    if (any(rare)) [[unlikely]] {
+      for (int i = 0; i < Lanes<float>::kVectors; ++i) narrow.v[i] = toward_zero(y.v[2 * i], y.v[2 * i + 1]);
+    }
+    narrow.store(x);
+  }
+};
+
+// The upper half of a float. Elements of even index are on the lower eight lanes, those of odd index on the others.
+struct BFloat16 {
+  using Raw = uint16_t;
+  using Bits = int16_t;
+  using Product = float;
+  static constexpr Bits kInfinity = 0x7f80;
+  static constexpr int kPairs = Lanes<float>::kVectors / 2;
+  static constexpr int kElements = kBytes / sizeof(Raw);
+
+  static Lanes<float> load(const Raw* x) {
+    Lanes<float> lanes;
+    for (int i = 0; i < kPairs; ++i) {
+      const Vector<uint32_t> pairs = *reinterpret_cast<const Stored<uint32_t>*>(x + i * kElements);
+      lanes.v[i] = (Vector<float>)(pairs << 16);
+      lanes.v[kPairs + i] = (Vector<float>)(pairs & 0xffff0000);
+    }
+    return lanes;
+  }
+  static void store(const Lanes<float>& y, Raw* x) {
+    for (int i = 0; i < kPairs; ++i) {
+      const Vector<uint32_t> pairs = upper_bits(y.v[i]) >> 16 | upper_bits(y.v[kPairs + i]);
+      *reinterpret_cast<Stored<uint32_t>*>(x + i * kElements) = pairs;
+    }
+  }
+
+ private:
+  // A NaN keeps a bit of its own, so that it does not become an infinity.
+  static Vector<uint32_t> upper_bits(Vector<float> product) {
+    const Vector<float> y = not_above<float>(product);
+    return ((Vector<uint32_t>)y & 0xffff0000) | ((Vector<uint32_t>)(y != y) & 0x400000);
+  }
+};
+
+struct Float16 {
+  using Raw = uint16_t;
+  using Bits = int16_t;
+  using Product = float;
+  static constexpr Bits kInfinity = 0x7c00;
+
+  static Lanes<float> load(const Raw* x) {
+    Lanes<float> lanes;
+    for (int i = 0; i < Lanes<float>::kVectors; ++i) {
+      lanes.v[i] = widened(*reinterpret_cast<const StoredHalves*>(x + i * Lanes<float>::kSize));
+    }
+    return lanes;
+  }
+  static void store(const Lanes<float>& y, Raw* x) {
+    for (int i = 0; i < Lanes<float>::kVectors; ++i) {
+      *reinterpret_cast<StoredHalves*>(x + i * Lanes<float>::kSize) = narrowed(y.v[i]);
+    }
+  }
+
+ private:
+#if defined(__F16C__)
+  static Vector<float> widened(Halves x) { return (Vector<float>)_mm256_cvtph_ps((__m128i)x); }
+  static Halves narrowed(Vector<float> y) {
+    return (Halves)_mm256_cvtps_ph((__m256)y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
+  }
+#else
+  // The exponent is moved by a multiplication, which is exact and reads subnormals too.
+  static Vector<float> widened(Halves x) {
+    const auto bits = __builtin_convertvector(x, Vector<int32_t>);
+    const Vector<int32_t> magnitude = bits & 0x7fff;
+    const auto scaled = (Vector<int32_t>)((Vector<float>)(magnitude << 13) * 0x1p112f);
+    const Vector<int32_t> special = (magnitude >= 0x7c00) & 0x7f800000;
+    return (Vector<float>)(scaled | special | (bits & 0x8000) << 16);
+  }
+  // Toward zero: normal results by cutting bits off, those below as a number of the smallest steps.
+  static Halves narrowed(Vector<float> y) {
+    const auto bits = (Vector<int32_t>)y;
+    const Vector<int32_t> magnitude = bits & 0x7fffffff;
+    const Vector<int32_t> below_normal = magnitude < 0x38800000;
+    const auto steps = __builtin_convertvector((Vector<float>)(magnitude & below_normal) * 0x1p24f, Vector<int32_t>);
+    const Vector<int32_t> cut = (magnitude >> 13) - (112 << 10);
+    const Vector<int32_t> quiet_nan = (magnitude > 0x7f800000) & (0x200 | (magnitude >> 13 & 0x3ff));
+    const Vector<int32_t> finite = (steps & below_normal) | (cut & ~below_normal);
+    const Vector<int32_t> is_finite = magnitude < 0x7f800000;
+    const Vector<int32_t> result = (finite & is_finite) | ((0x7c00 | quiet_nan) & ~is_finite);
+    return __builtin_convertvector(result | (bits >> 16 & 0x8000), Halves);
+  }
+#endif
+};
+
+template <class Format>
+inline double wide(typename Format::Raw x) {
+  const typename Format::Raw padded[kLanes] = {x};
+  return static_cast<double>(Format::load(padded).v[0][0]);
+}
+
+}  // namespace

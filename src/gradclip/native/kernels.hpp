@@ -1,0 +1,45 @@
+// The table of functions that each variant of the kernels fills.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+enum class Dtype : int { float32, float64, float16, bfloat16, complex64, complex128 };
+constexpr int kDtypes = 6;
+constexpr std::array<std::string_view, kDtypes> kDtypeNames = {"float32",  "float64",   "float16",
+                                                               "bfloat16", "complex64", "complex128"};
+constexpr std::array<int64_t, kDtypes> kItemSizes = {4, 8, 2, 2, 8, 16};
+
+constexpr bool is_complex(Dtype dtype) { return dtype >= Dtype::complex64; }
+
+// Sums are taken chunk by chunk, and the chunks' sums in their order: the same bits on any number of threads.
+constexpr int64_t kChunk = 65536;
+constexpr int64_t kAdditions = 85;
+constexpr double kLargestPower = 64.0;
+
+struct Sum {
+  double value;
+  int64_t nonfinite;
+};
+
+struct Extremes {
+  double largest;
+  double smallest;
+  int64_t nonfinite;
+};
+
+// Functions of one chunk of one dtype; counts are in elements, of complex numbers too unless said otherwise.
+struct Kernels {
+  Sum (*sum)(const void* data, int64_t count, double p, double divisor);
+  Extremes (*extremes)(const void* data, int64_t count);
+  void (*scale)(const void* from, void* to, int64_t count, double first, double second);
+  void (*clamp)(void* data, int64_t count, double bound);
+};
+
+using KernelTable = std::array<Kernels, kDtypes>;
+
+extern const KernelTable kBaselineKernels;
+#if defined(__x86_64__)
+extern const KernelTable kAvx2Kernels;
+#endif

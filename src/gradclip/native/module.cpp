@@ -1,0 +1,59 @@
+// The kernels as Python sees them.
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <tuple>
+#include <utility>
+
+#include "arrays.hpp"
+#include "describe.hpp"
+
+namespace nb = nanobind;
+using namespace nb::literals;
+
+using Pair = std::pair<double, double>;
+
+NB_MODULE(_kernels, m) {
+  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+
+  nb::class_<Arrays>(m, "Arrays")
+      .def_prop_ro("count", &Arrays::count)
+      .def_prop_ro("dtypes", &Arrays::dtypes)
+      .def("__len__", &Arrays::size)
+      .def(
+          "sum",
+          [](const Arrays& self, double p, double divisor, int threads) {
+            const Sum sum = self.sum(p, divisor, threads);
+            return std::make_pair(sum.value, sum.nonfinite);
+          },
+          "p"_a, "divisor"_a, "threads"_a, unlocked)
+      .def(
+          "extremes",
+          [](const Arrays& self, int threads) {
+            const Extremes found = self.extremes(threads);
+            return std::make_tuple(found.largest, found.smallest, found.nonfinite);
+          },
+          "threads"_a, unlocked)
+      .def(
+          "scale",
+          [](const Arrays& self, const Arrays& to, Pair wide, Pair narrow, int threads) {
+            self.scale(to, {wide.first, wide.second}, {narrow.first, narrow.second}, threads);
+          },
+          "to"_a, "wide"_a, "narrow"_a, "threads"_a, unlocked)
+      .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
+      .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
+
+  m.def("describe_buffers", [](nb::list arrays) {
+    Described described = describe_buffers(std::move(arrays));
+    return std::make_pair(std::move(described.arrays), std::move(described.left_out));
+  }, "arrays"_a);
+  m.def("describe_tensors", [](nb::list tensors, nb::object exchange_api) {
+    Described described = describe_tensors(std::move(tensors), std::move(exchange_api));
+    return std::make_pair(std::move(described.arrays), std::move(described.left_out));
+  }, "tensors"_a, "exchange_api"_a);
+  m.def("variants", &variants);
+  m.def("use_variant", &use_variant, "name"_a);
+}

@@ -1,0 +1,83 @@
+#include "parallel.hpp"
+
+#include <algorithm>
+#include <atomic>
+#include <cfenv>
+#include <system_error>
+#include <thread>
+
+namespace {
+
+constexpr int64_t kElementsWorthAThread = int64_t{1} << 21;
+constexpr int64_t kBatch = 8 * kChunk;
+
+// The default rounding and subnormals, whatever the caller (or a framework) has set for its thread.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
+
+// The indices at which batches of some `kBatch` elements begin, and the end.
+std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
+  std::vector<std::size_t> starts;
+  int64_t elements = kBatch;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (elements >= kBatch) {
+      starts.push_back(i);
+      elements = 0;
+    }
+    elements += pieces[i].count;
+  }
+  starts.push_back(pieces.size());
+  return starts;
+}
+
+int worthwhile(const std::vector<Piece>& pieces, int threads) {
+  int64_t elements = 0;
+  for (const Piece& piece : pieces) elements += piece.count;
+  return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
+}
+
+}  // namespace
+
+std::vector<Piece> cut(const std::vector<Span>& spans) {
+  std::vector<Piece> pieces;
+  pieces.reserve(spans.size());
+  for (std::size_t array = 0; array < spans.size(); ++array) {
+    for (int64_t offset = 0; offset < spans[array].count; offset += kChunk) {
+      pieces.push_back({array, offset, std::min(kChunk, spans[array].count - offset)});
+    }
+  }
+  return pieces;
+}
+
+void share_out(const std::vector<Piece>& pieces, int threads, Order order,
+               const std::function<void(std::size_t)>& work) {
+  const std::vector<std::size_t> starts = batches_of(pieces);
+  const std::size_t batches = starts.size() - 1;
+  std::atomic<std::size_t> next{0};
+  const auto take_batches = [&] {
+    const DefaultArithmetic scope;
+    for (std::size_t taken = next++; taken < batches; taken = next++) {
+      const std::size_t batch = order == Order::forward ? taken : batches - 1 - taken;
+      for (std::size_t i = starts[batch]; i < starts[batch + 1]; ++i) work(i);
+    }
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (int i = worthwhile(pieces, threads); i > 1; --i) helpers.emplace_back(take_batches);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that started, and this one, do all of it.
+  }
+  take_batches();
+  for (std::thread& helper : helpers) helper.join();
+}

@@ -1,0 +1,32 @@
+// Chunks of many arrays, shared out among the threads of one call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels.hpp"
+
+// An array that is dense in memory, in whatever order.
+struct Span {
+  std::byte* data;
+  int64_t count;
+  Dtype dtype;
+};
+
+// A chunk of one of the arrays.
+struct Piece {
+  std::size_t array;
+  int64_t offset;
+  int64_t count;
+};
+
+// Cuts each array at multiples of the chunk.
+std::vector<Piece> cut(const std::vector<Span>& spans);
+
+enum class Order { forward, backward };
+
+// Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken
+// in batches, in the given order; which thread takes which does not matter to a result that is stored by index.
+void share_out(const std::vector<Piece>& pieces, int threads, Order order, const std::function<void(std::size_t)>& work);

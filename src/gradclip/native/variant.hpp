@@ -1,0 +1,23 @@
+// One variant of the kernels: included by a source file for each set of instructions.
+#pragma once
+
+#include "reductions.hpp"
+#include "results.hpp"
+
+namespace {
+
+template <class Format>
+constexpr Kernels real_kernels() {
+  return {sum_kernel<Real<Format>>, extremes_kernel<Format>, scale_kernel<Format>, clamp_kernel<Format>};
+}
+
+// Sums of order 2 and scaling take a complex array as one of twice as many real numbers, so they are not here.
+template <class Format>
+constexpr Kernels pair_kernels() {
+  return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr};
+}
+
+constexpr KernelTable kVariant = {real_kernels<Float32>(),  real_kernels<Float64>(), real_kernels<Float16>(),
+                                  real_kernels<BFloat16>(), pair_kernels<Float32>(), pair_kernels<Float64>()};
+
+}  // namespace
