@@ -1,0 +1,4 @@
+// The kernels in the instructions that every processor has.
+#include "variants.hpp"
+
+const char* baseline_name() { return "baseline"; }
