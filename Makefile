@@ -3,6 +3,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 LUCID := .venv-lucid
+# Compiling takes most of an installation's time, and not every environment runs the kernels.
+NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
 DEMO ?=
 
@@ -71,12 +73,12 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 
 .venv-sanitize/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-sanitize
-	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install . pytest
+	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest
 	touch $@
 
 .venv-lint/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/bin/pip --disable-pip-version-check --quiet install -e '.[lint]'
+	.venv-lint/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[lint]'
 	touch $@
 
 clean:  ## Remove the environments and what was built
