@@ -3,10 +3,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 LUCID := .venv-lucid
+# Compiling takes most of an installation's time, and not every environment runs the kernels.
+NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
+NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
 DEMO ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench wheel clean
+.PHONY: help demo test lint bench wheel sanitize clean
+
+# Tests and timings without the kernels would be those of something else; the demo and the linters do without.
+test bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
 
 help:  ## Show this menu
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -26,12 +32,16 @@ lint: .venv-lint/ready  ## Check style and types
 bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes
 	$(BIN)/python benchmarks/clipping.py
 
-wheel: .venv-lint/ready  ## Build the wheel and import it in an environment that holds nothing else
+wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and without, where there is nothing else
 	rm -rf dist .venv-wheel
 	.venv-lint/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/pip --disable-pip-version-check --quiet install dist/*.whl
 	.venv-wheel/bin/python tests/wheel_smoke.py
+	.venv-wheel/bin/python tests/wheel_without_compiler.py dist/*.tar.gz
+
+sanitize: .venv-sanitize/ready  ## Run the tests of the kernels under the sanitizers of GCC
+	.venv-sanitize/bin/python tests/sanitize.py
 
 .PHONY: lucid
 lucid:
@@ -41,26 +51,34 @@ lucid:
 	  echo "starts was found. Install one (or set PYTHON312=/path/to/python3.12) and run 'make test' again."; \
 	else \
 	  set -e; \
-	  [ -f $(LUCID)/ready ] || { rm -rf $(LUCID); $$python -m venv $(LUCID); \
-	    $(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' pytest; \
-	    touch $(LUCID)/ready; }; \
+	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
 	  PYTHONPATH=tests $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
 	fi
 
-$(VENV)/ready: pyproject.toml
+$(LUCID)/ready: pyproject.toml $(NATIVE)
+	$(PYTHON312) -m venv $(LUCID)
+	$(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' pytest
+	touch $@
+
+$(VENV)/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install torch==2.13.0
 	$(PIP) install -e '.[test]'
 	touch $@
 
-.venv-demo/ready: pyproject.toml
+.venv-demo/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-demo
 	.venv-demo/bin/pip --disable-pip-version-check --quiet install -e '.[demo]'
 	touch $@
 
+.venv-sanitize/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-sanitize
+	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest
+	touch $@
+
 .venv-lint/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/bin/pip --disable-pip-version-check --quiet install -e '.[lint]'
+	.venv-lint/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[lint]'
 	touch $@
 
 clean:  ## Remove the environments and what was built

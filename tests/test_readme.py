@@ -46,8 +46,8 @@ def test_trying_finds_what_does_not_work():
     assert not support_table.works(lambda: [1.0, 2.0], support_table.np.array([1.0, 3.0]))
 
 
-def test_every_public_name_is_in_the_table():
+def test_every_function_of_arrays_is_in_the_table():
     import gradclip
 
-    functions = {name for name in gradclip.__all__ if name[0].islower()}
+    functions = {name for name in gradclip.__all__ if name[0].islower()} - {"native_status"}
     assert functions == set(support_table.TREE_FUNCTIONS) | set(support_table.IN_PLACE)

@@ -8,11 +8,13 @@ from gradclip.clip import (
     layer_norms,
 )
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.native import NativeStatus, native_status
 from gradclip.per_example import PerExampleInfo, per_example_clip
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "NativeStatus",
     "PerExampleInfo",
     "clip_by_global_norm",
     "clip_by_layer_norm",
@@ -22,5 +24,6 @@ __all__ = [
     "global_norm",
     "grad_norm",
     "layer_norms",
+    "native_status",
     "per_example_clip",
 ]

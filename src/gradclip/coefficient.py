@@ -17,7 +17,7 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
    half a step, is moved one step toward zero, or to zero. So |y_i| <= (C / N) * |x_i| for every element i.
 5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
-A coefficient can lie below the normal range of the format of the product (float64: a norm of 1e308 and C = 1e-20), where
+A coefficient can lie below the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
 steps 3 and 4 would not hold. Then it is two factors, the second a power of two that multiplies exactly or leads below
 the normal range. A coefficient below 2**-1600 (float64) or 2**-252 (float32) is 0.
 

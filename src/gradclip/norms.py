@@ -5,12 +5,13 @@ for `inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` f
 their combination, and the root. Sums run in float64 where the device has it. A dtype whose powers cannot leave that
 range is summed as it is; otherwise the magnitudes are divided by the largest of them first.
 
-The error. Let u be the unit roundoff of the format summed in. A sum of n non-negative terms, in any order, has a
-relative error of at most n*u/(1 - n*u), and one in which no term takes part in more than k additions, of k*u/(1 - k*u)
-(Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices
-that sum in float32, add so that k is small; elsewhere k = n. Each term carries at most the errors of a division and a multiplication, and the root, by its derivative, divides
-the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1 and 2, stated as (k + 16)*u. For
-other p the power adds what `_POW_ERROR` allows for. The largest and smallest magnitude of real numbers are exact.
+The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
+more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is
+small; elsewhere k is the number of terms. Each term carries at most the errors of a division and a multiplication, and
+the root, by its derivative, divides the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1
+and 2, stated as (k + 16)*u. For other p the power adds what `_POW_ERROR` allows for. The largest and smallest
+magnitude of real numbers are exact.
 """
 
 import math
@@ -139,13 +140,13 @@ def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
 
 def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = False) -> Norm:
     """Return the norm of all `arrays` together, or one norm for each example along their first axis."""
-    count = arrays.count(batched=batched)
+    count = arrays.elements(batched=batched)
     if not count:
         shape = arrays[0].shape[:1] if batched else ()
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
     def compute() -> tuple[Any, Any]:
-        groups = [group for group in _by_range(backend, arrays, order) if group.count(batched=batched)]
+        groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
         partials = [partial(backend, group, order, batched=batched) for group in groups]
         whole = combine(backend, partials, order)
         return rooted(backend, whole, order), whole.divisor

@@ -8,7 +8,6 @@ import pytest
 import torch
 from array_api_compat import torch as namespace
 
-import gradclip.backends.torch as torch_backend
 from frameworks import DTYPES, numpy_dtype
 from gradclip.backends.formats import FLOAT32
 from gradclip.backends.host import HostArray

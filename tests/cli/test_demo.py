@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from gradclip import NativeStatus
 from gradclip.cli import app as entry
+from gradclip.cli import commands
 from gradclip.cli.commands import app
 from gradclip.cli.picture import write_picture
 from gradclip.cli.results import describe_run, summarise
@@ -204,6 +206,18 @@ def test_info_names_versions():
     assert lines["python"] == ".".join(map(str, sys.version_info[:3]))
     assert lines["numpy"] == np.__version__
     assert {"gradclip", "torch", "jax", "tensorflow"} <= set(lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "text"),
+    [
+        (NativeStatus(True, "avx2", ("baseline", "avx2"), None), "avx2"),
+        (NativeStatus(False, None, (), "Not built."), "not available: Not built."),
+    ],
+)
+def test_info_says_which_kernels_are_in_use(monkeypatch, status, text):
+    monkeypatch.setattr(commands, "native_status", lambda: status)
+    assert run("info").output.splitlines()[0].split(maxsplit=2) == ["native", "kernels", text]
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Arrays(Sequence[Any]):
         """Whether one holds complex numbers."""
         return any(map(is_complex_name, self.dtypes))
 
-    def count(self, *, batched: bool = False) -> int:
+    def elements(self, *, batched: bool = False) -> int:
         """Return the number of elements, or of those of one example."""
         return sum(math.prod(x.shape[int(batched) :]) for x in self.items)
 

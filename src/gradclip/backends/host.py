@@ -87,14 +87,14 @@ class HostArrays(Arrays):
         super().__init__(sources, (*known, *(x.dtype for x in self.others)))
 
     @cached_property
-    def items(self) -> list[HostArray]:  # type: ignore[override]
+    def items(self) -> list[HostArray]:
         """The arrays one by one."""
         return list(map(self._view, self._given))
 
-    def count(self, *, batched: bool = False) -> int:
+    def elements(self, *, batched: bool = False) -> int:
         """Return the number of elements, or of those of one example."""
         if batched:
-            return super().count(batched=True)
+            return super().elements(batched=True)
         known = self.kernels.count if self.kernels else 0
         return known + sum(x.size for x in self.others)
 

@@ -23,7 +23,6 @@ from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import Host, known_to_buffers, sum_dtype
 from gradclip.backends.portable import Portable, low_bits_mask
 
-
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 

@@ -8,6 +8,7 @@ import typer
 from gradclip.cli import INSTALL
 from gradclip.cli.settings import DemoSettings
 from gradclip.cli.versions import installed_versions
+from gradclip.native import native_status
 
 app = typer.Typer(
     name="gradclip",
@@ -55,9 +56,10 @@ def demo(
 
 @app.command()
 def info() -> None:
-    """Show the versions of gradclip, of Python and of the libraries found beside it."""
-    for name, version in installed_versions().items():
-        typer.echo(f"{name:<18} {version or 'not installed'}")
+    """Show which compiled kernels are in use, and the versions of gradclip, Python and the libraries beside it."""
+    lines = {name: version or "not installed" for name, version in installed_versions().items()}
+    for name, text in {"native kernels": str(native_status()), **lines}.items():
+        typer.echo(f"{name:<18} {text}")
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -1,18 +1,60 @@
-"""The kernels for arrays in host memory."""
+"""The compiled kernels, where there are any: nothing else imports them.
+
+`kernels` is the compiled module, or None: gradclip then computes the same results in Python. Which of the two it is
+gets decided once, at the first import. The environment variable GRADCLIP_NATIVE has a say in it: "0" switches the
+kernels off, "baseline" or "avx2" picks one variant of them, and unset or empty it leaves the choice to gradclip, which
+takes the best that the processor runs. A value that cannot be followed switches the kernels off, with a warning.
+"""
 
 import os
+import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-ADDITIONS = 87  # a term takes part in: kAdditions in a chunk, the chunks added up with a correction
+# A term of a sum takes part in 85 additions in its chunk, and the sums of the chunks are added with a correction.
+ADDITIONS = 87
 
-kernels: ModuleType | None
-try:
-    from gradclip.native import _kernels as kernels
-except ImportError:
-    kernels = None
+_BUILD = (
+    "To build them, install a C++ compiler (GCC or Clang) and then gradclip again, by pip install --force-reinstall "
+    "--no-deps --no-cache-dir; GRADCLIP_REQUIRE_NATIVE=1 in its environment shows the compiler's message."
+)
+
+
+@dataclass(frozen=True)
+class NativeStatus:
+    """Whether the compiled kernels are in use.
+
+    Attributes:
+        available: Whether they are.
+        variant: The set of instructions in use, "avx2" or "baseline"; None if the kernels are not in use.
+        variants: All that this processor can run, the best last; empty if the kernels were not loaded.
+        reason: Why the kernels are not in use and what to do about it; None if they are.
+    """
+
+    available: bool
+    variant: str | None
+    variants: tuple[str, ...]
+    reason: str | None
+
+    def __str__(self) -> str:
+        return self.variant if self.variant is not None else f"not available: {self.reason}"
+
+
+def native_status() -> NativeStatus:
+    """Say whether the compiled kernels are in use, which variant of them, and if none why not.
+
+    Returns:
+        The same answer for as long as the process runs.
+
+    Example:
+        >>> status = native_status()
+        >>> status.available == (status.variant is not None) == (status.reason is None)
+        True
+    """
+    return _status
 
 
 class Described(NamedTuple):
@@ -43,3 +85,38 @@ def default_threads() -> int:
     if asked.isdecimal() and int(asked) > 0:
         return int(asked)
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _choose(wanted: str, variants: tuple[str, ...]) -> NativeStatus:
+    if not wanted or wanted in variants:
+        return NativeStatus(True, wanted or variants[-1], variants, None)
+    reason = (
+        f"GRADCLIP_NATIVE must be one of {', '.join(variants)} on this processor, or 0 for no kernels, got {wanted!r}. "
+        "Unset it to let gradclip choose."
+    )
+    warnings.warn(f"gradclip runs without its compiled kernels. {reason}", RuntimeWarning, stacklevel=2)
+    return NativeStatus(False, None, variants, reason)
+
+
+def _unavailable(reason: str) -> NativeStatus:
+    return NativeStatus(False, None, (), reason)
+
+
+_wanted = os.environ.get("GRADCLIP_NATIVE", "")
+if _wanted == "0":
+    _status = _unavailable("GRADCLIP_NATIVE=0 switches the kernels off. Unset it to use them.")
+elif find_spec("gradclip.native._kernels") is None:
+    _status = _unavailable(f"The kernels were not built when gradclip was installed. {_BUILD}")
+else:
+    try:
+        from gradclip.native import _kernels as kernels
+    except ImportError as error:
+        _status = _unavailable(f"The kernels do not load: {str(error).rstrip('.')}. {_BUILD}")
+    else:
+        _status = _choose(_wanted, tuple(kernels.variants()))
+
+if _status.variant is not None:
+    kernels.use_variant(_status.variant)
+else:
+    # Ignored, so that mypy knows it by its stub; a module has no type that None could be added to.
+    kernels = None  # type: ignore[assignment]

@@ -11,7 +11,8 @@ namespace {
 
 const KernelTable* table_of(const std::string& variant) {
 #if defined(__x86_64__)
-  if (variant == "avx2" && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c")) return &kAvx2Kernels;
+  const bool able = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
+  if (variant == "avx2" && able) return &kAvx2Kernels;
 #endif
   return variant == "baseline" ? &kBaselineKernels : nullptr;
 }

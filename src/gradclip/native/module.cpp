@@ -16,6 +16,16 @@ using namespace nb::literals;
 
 using Pair = std::pair<double, double>;
 
+// Arrays and the Python objects whose memory they are in.
+struct HeldArrays : Arrays {
+  HeldArrays(Arrays arrays, nb::list sources) : Arrays(std::move(arrays)), sources(std::move(sources)) {}
+  nb::list sources;
+};
+
+static std::pair<HeldArrays, std::vector<int64_t>> held(Described described, nb::list sources) {
+  return {HeldArrays(std::move(described.arrays), std::move(sources)), std::move(described.left_out)};
+}
+
 NB_MODULE(_kernels, m) {
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
 
@@ -46,14 +56,15 @@ NB_MODULE(_kernels, m) {
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 
-  m.def("describe_buffers", [](nb::list arrays) {
-    Described described = describe_buffers(std::move(arrays));
-    return std::make_pair(std::move(described.arrays), std::move(described.left_out));
-  }, "arrays"_a);
-  m.def("describe_tensors", [](nb::list tensors, nb::object exchange_api) {
-    Described described = describe_tensors(std::move(tensors), std::move(exchange_api));
-    return std::make_pair(std::move(described.arrays), std::move(described.left_out));
-  }, "tensors"_a, "exchange_api"_a);
+  nb::class_<HeldArrays, Arrays>(m, "HeldArrays");
+
+  m.def("describe_buffers", [](nb::list arrays) { return held(describe_buffers(arrays), arrays); }, "arrays"_a);
+  m.def(
+      "describe_tensors",
+      [](nb::list tensors, nb::object exchange_api) {
+        return held(describe_tensors(tensors, std::move(exchange_api)), tensors);
+      },
+      "tensors"_a, "exchange_api"_a);
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);
 }

@@ -1,0 +1,254 @@
+"""The kernels beside NumPy and beside themselves: same results, and the same bits however the work is shared out."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gradclip
+from gradclip.backends.formats import BFLOAT16, FLOAT64, format_named, product_format
+from gradclip.backends.host import HostArray, HostArrays, narrowed
+from gradclip.backends.numpy import HOST
+from gradclip.coefficient import Coefficient, Factors
+from gradclip.native import Described, describe_buffers, kernels
+
+CHUNK = 65536
+DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
+REAL = DTYPES[:4]
+SIZES = (0, 1, 2, 15, 16, 17, 1023, 1025, 65535, 65536, 65537, 3 * 65536 + 5)
+VARIANTS = tuple(kernels.variants())
+BEST = VARIANTS[-1]
+
+
+@pytest.fixture(autouse=True)
+def best_variant():
+    yield
+    kernels.use_variant(BEST)
+
+
+def host_array(values, dtype):
+    """Numbers in a dtype; bfloat16 as its bits."""
+    if dtype == "bfloat16":
+        return HostArray(narrowed(np.asarray(values, np.float64), BFLOAT16), dtype)
+    with np.errstate(over="ignore"):
+        return HostArray(np.asarray(values).astype(dtype), dtype)
+
+
+def random_array(dtype, size, seed=0, scale=1.0):
+    rng = np.random.default_rng([seed, size])
+    values = rng.normal(size=size) * scale
+    return host_array(values + 1j * rng.normal(size=size) * scale if "complex" in dtype else values, dtype)
+
+
+def known(arrays):
+    table, left_out = describe_buffers([x.data for x in arrays])
+    assert list(left_out) == []
+    return table
+
+
+def with_kernels(arrays):
+    return HostArrays(arrays, lambda x: x, describe_buffers([x.data for x in arrays]))
+
+
+def without_kernels(arrays):
+    return HostArrays(arrays, lambda x: x, Described(None, range(len(arrays))))
+
+
+def factors(first, second=1.0):
+    single = Factors(np.float32(first), np.float32(second))
+    return Coefficient(np.False_, np.False_, Factors(np.float64(first), np.float64(second)), single)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.0])
+def test_same_bits_for_every_variant_number_of_threads_and_cut(dtype, p):
+    whole = random_array(dtype, 40 * CHUNK + 77)
+    results = set()
+    for variant in VARIANTS:
+        kernels.use_variant(variant)
+        for threads in (1, 2, 3, 8):
+            for cuts in ([], [CHUNK], [3 * CHUNK, 20 * CHUNK, 40 * CHUNK]):
+                pieces = [HostArray(piece, dtype) for piece in np.split(whole.data, cuts)]
+                results.add(known(pieces).sum(p, 1.0, threads))
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("second", [1.0, 2.0**-3])
+def test_scaling_gives_the_same_bits_for_every_variant_and_number_of_threads(dtype, second):
+    x = random_array(dtype, 40 * CHUNK + 77)
+    results = set()
+    for variant in VARIANTS:
+        kernels.use_variant(variant)
+        for threads in (1, 3):
+            y = x.copy()
+            known([x]).scale(known([y]), (0.3, second), (np.float32(0.3), second), threads)
+            results.add(y.data.tobytes())
+    assert len(results) == 1
+
+
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_extremes_and_clamping_give_the_same_bits(dtype, variant):
+    x = random_array(dtype, CHUNK + 17)
+    results = []
+    for used in ("baseline", variant):
+        kernels.use_variant(used)
+        y = x.copy()
+        known([y]).clamp(0.7, 2)
+        results.append((known([x]).extremes(2), y.data.tobytes()))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_as_without_kernels(variant, dtype, size):
+    kernels.use_variant(variant)
+    arrays = [random_array(dtype, size), random_array(dtype, 3, seed=1)]
+    fast, plain = with_kernels(arrays), without_kernels(arrays)
+    with np.errstate(all="ignore"):
+        for p in (1.0, 1.5, 2.0, 3.0):
+            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=1e-13)
+        assert HOST.largest(fast) == pytest.approx(HOST.largest(plain), rel=1e-15)
+        assert HOST.smallest(fast) == pytest.approx(HOST.smallest(plain), rel=1e-15)
+        for coefficient in (factors(0.3), factors(1e-4), factors(0.7, 2.0**-20), factors(math.nan)):
+            one, other = HOST.shrink(fast, coefficient), HOST.shrink(plain, coefficient)
+            for a, b in zip(one, other, strict=True):
+                assert np.array_equal(number(a), number(b), equal_nan=True)
+
+
+def number(x):
+    return (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype == "bfloat16" else x.data
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", REAL)
+def test_every_kind_of_number_is_scaled_as_without_kernels(variant, dtype):
+    """All 65,536 numbers of a half type; of the others, random bits, subnormals included."""
+    kernels.use_variant(variant)
+    rng = np.random.default_rng(7)
+    if dtype in ("float16", "bfloat16"):
+        data = np.arange(1 << 16, dtype=np.uint16)
+        x = HostArray(data.view(np.float16) if dtype == "float16" else data, dtype)
+    else:
+        x = HostArray(rng.integers(0, 256, 1 << 19, np.uint8).view(dtype), dtype)
+    with np.errstate(all="ignore"):
+        for first, second in ((0.3, 1.0), (1.0 - 2.0**-20, 1.0), (1e-30, 1.0), (0.5, 2.0**-120), (2.0**-140, 1.0)):
+            coefficient = factors(first, second)
+            (a,), (b,) = (HOST.shrink(kind([x]), coefficient) for kind in (with_kernels, without_kernels))
+            assert np.array_equal(number(a), number(b), equal_nan=True)
+            check_not_above(x, a, product_factors(x, coefficient))
+
+
+def product_factors(x, coefficient):
+    chosen = coefficient.wide if product_format(x, FLOAT64) is FLOAT64 else coefficient.narrow
+    return np.longdouble(chosen.first) * np.longdouble(chosen.second)
+
+
+def check_not_above(x, y, factor):
+    """|y| is at most |x| times the factor and half a unit of the product's rounding."""
+    exact = np.abs(number(x).astype(np.longdouble)) * factor
+    unit = 2.0**-53 if product_format(x, FLOAT64) is FLOAT64 else 2.0**-24
+    finite = np.isfinite(exact)
+    assert (np.abs(number(y).astype(np.longdouble))[finite] <= exact[finite] * (1 + np.longdouble(unit))).all()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bad", [[math.nan], [math.inf, -math.inf], [math.nan, math.inf, math.nan]])
+def test_counts_what_is_not_finite_in_the_same_pass(variant, dtype, bad):
+    kernels.use_variant(variant)
+    values = np.ones(CHUNK + 40)
+    values[np.linspace(0, len(values) - 1, len(bad)).astype(int)] = bad
+    arrays = known([host_array(values, dtype), host_array(np.ones(5), dtype)])
+    for p in (1.0, 2.0, 3.0):
+        total, nonfinite = arrays.sum(p, 1.0, 2)
+        assert nonfinite == len(bad)
+        assert not math.isfinite(total)
+    largest, _, nonfinite = arrays.extremes(2)
+    assert nonfinite == len(bad)
+    assert math.isnan(largest) == any(map(math.isnan, bad))
+
+
+def test_squares_that_overflow_are_not_counted_as_infinite():
+    total, nonfinite = known([host_array(np.full(20, 1e200), "float64")]).sum(2.0, 1.0, 1)
+    assert (total, nonfinite) == (math.inf, 0)
+    assert gradclip.global_norm(np.full(4, 1e200)) == 2e200
+    assert gradclip.global_norm(np.full(4, 1e-200)) == 2e-200
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_fuzzed_sizes_offsets_and_values(seed):
+    rng = np.random.default_rng(seed)
+    arrays = []
+    for _ in range(int(rng.integers(1, 8))):
+        dtype = DTYPES[int(rng.integers(len(DTYPES)))]
+        size, offset = int(rng.integers(0, 3000)), int(rng.integers(0, 40))
+        scale = 10.0 ** rng.uniform(-4, 4)
+        arrays.append(HostArray(random_array(dtype, size + offset, seed, scale).data[offset:], dtype))
+    fast, plain = with_kernels(arrays), without_kernels(arrays)
+    assert (fast.elements(), fast.dtypes) == (plain.elements(), plain.dtypes)
+    with np.errstate(all="ignore"):
+        for p in (1.0, 2.0, 2.5):
+            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=1e-13)
+        for a, b in zip(HOST.shrink(fast, factors(0.37)), HOST.shrink(plain, factors(0.37)), strict=True):
+            assert np.array_equal(number(a), number(b), equal_nan=True)
+        bound = float(10.0 ** rng.uniform(-4, 4))
+        clamped = [[x.copy() for x in arrays if "complex" not in x.dtype] for _ in range(2)]
+        HOST.clamp_(with_kernels(clamped[0]), bound)
+        HOST.clamp_(without_kernels(clamped[1]), bound)
+        assert all(a.data.tobytes() == b.data.tobytes() for a, b in zip(*clamped, strict=True))
+
+
+@pytest.mark.parametrize("order", ["C", "F", "permuted", "reversed"])
+def test_dense_in_any_order_is_known_to_the_kernels(order):
+    base = np.arange(1.0, 61.0).reshape(3, 4, 5).astype(np.float32)
+    x = {
+        "C": base,
+        "F": np.asfortranarray(base),
+        "permuted": base.transpose(1, 2, 0),
+        "reversed": base[::-1, :, ::-1],
+    }[order]
+    assert list(describe_buffers([x]).left_out) == []
+    assert known([HostArray(x, "float32")]).sum(1.0, 1.0, 1)[0] == 1830.0
+    given = x.copy(order="K") if order != "reversed" else x
+    before = given.copy()
+    norm = gradclip.clip_grad_norm_(given, 1.0)
+    np.testing.assert_allclose(given, before / norm, rtol=3e-7)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [np.ones((4, 4), np.float32)[:, ::2], np.broadcast_to(np.float32(1), (4,)), np.ones(9, np.int8)[1:].view("f4")],
+    ids=["strided", "expanded", "unaligned"],
+)
+def test_the_rest_goes_another_way(x):
+    assert list(describe_buffers([x]).left_out) == [0]
+    assert gradclip.global_norm(x) == pytest.approx(np.linalg.norm(x.astype(np.float64)))
+
+
+def test_another_thread_runs_meanwhile():
+    """The interpreter is not held: a thread that counts gets on while a long sum runs."""
+    import threading
+
+    arrays = known([host_array(np.ones(1 << 24), "float32")])
+    counted, done = [0], threading.Event()
+
+    def count():
+        while not done.is_set():
+            counted[0] += 1
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    before = counted[0]
+    for _ in range(10):
+        arrays.sum(1.5, 1.0, 1)
+    seen = counted[0] - before
+    done.set()
+    thread.join()
+    assert seen > 1000
+
+
+def test_formats_have_the_sizes_that_the_kernels_assume():
+    assert [format_named(dtype).precision for dtype in REAL] == [24, 53, 11, 8]

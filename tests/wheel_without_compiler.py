@@ -1,0 +1,38 @@
+"""Install an sdist where no compiler works, in the environment of this Python: it must work, or fail where asked to."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+SMOKE = Path(__file__).with_name("wheel_smoke.py")
+BROKEN = shutil.which("false")
+
+
+def install(sdist, require):
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--no-cache-dir"]
+    environment = os.environ | {"CC": BROKEN, "CXX": BROKEN, "GRADCLIP_REQUIRE_NATIVE": require}
+    command = [*pip, "--force-reinstall", "--no-deps", sdist]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+def check_contents(sdist):
+    with tarfile.open(sdist) as archive:
+        files = {name.partition("/")[2] for name in archive.getnames()}
+    if strays := {name for name in files if name.startswith((".ci", "benchmarks/results", "build", ".venv"))}:
+        sys.exit(f"the sdist must not hold {sorted(strays)}")
+
+
+if __name__ == "__main__":
+    sdist = sys.argv[1]
+    check_contents(sdist)
+    required = install(sdist, "1")
+    if required.returncode == 0 or BROKEN not in required.stdout + required.stderr:
+        sys.exit(f"expected a failure that names the compiler {BROKEN}, got {required.stdout}{required.stderr}")
+    print("without a compiler and with GRADCLIP_REQUIRE_NATIVE=1 the sdist does not install and says why")
+    optional = install(sdist, "")
+    if optional.returncode != 0:
+        sys.exit(f"expected to install without the kernels, got {optional.stdout}{optional.stderr}")
+    sys.exit(subprocess.run([sys.executable, SMOKE, "--without-kernels"], check=False).returncode)
