@@ -2,6 +2,7 @@
 
 import math
 
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from array_api_compat import torch as namespace
 from frameworks import DTYPES, numpy_dtype
 from gradclip.backends.formats import FLOAT32
 from gradclip.backends.host import HostArray
+from gradclip.backends.jax import JaxHost
 from gradclip.backends.numpy import HOST
 from gradclip.backends.portable import halving_sum
 from gradclip.backends.torch import Torch, TorchHost
@@ -125,3 +127,11 @@ def test_bfloat16_is_held_as_bits():
     x = HostArray.of(np.array([1.5, -2.0], ml_dtypes.bfloat16))
     assert x.data.dtype == np.uint16
     assert [chunk.tolist() for chunk in HOST.wide_chunks(x)] == [[1.5, -2.0]]
+
+
+def test_jax_takes_the_memory_of_eager_results_over():
+    x = jnp.arange(1.0, 100_001.0)
+    backend = JaxHost()
+    norm = measure(backend, backend.enter([x]), Order(2.0))
+    (result,) = backend.shrink(backend.enter([x]), coefficient(backend, norm, np.float64(1.0), split=False))
+    assert backend.leave(result, x).unsafe_buffer_pointer() == result.data.ctypes.data

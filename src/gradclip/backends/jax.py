@@ -23,6 +23,8 @@ from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import Host, known_to_buffers, sum_dtype
 from gradclip.backends.portable import Portable, low_bits_mask
 
+_ALIGNMENT = 64  # bytes
+
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 
@@ -43,6 +45,13 @@ class JaxHost(Host):
         views = list(map(np.asarray, prepared))
         known = native.describe_buffers(list(map(known_to_buffers, views)))
         return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
+
+    def empty_like(self, x: HostArray) -> HostArray:
+        """Return an array aligned so that JAX takes its memory over instead of copying it."""
+        memory = np.empty(x.data.nbytes + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
+        return HostArray(aligned.reshape(x.shape), x.dtype)
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
         return list(arrays) if coefficient.keep else super().shrink(arrays, coefficient)
