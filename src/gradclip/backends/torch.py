@@ -279,9 +279,9 @@ def _blocks(x: torch.Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, max(1, x.shape[0]), rows)]
 
 
-def in_host_memory(tensor: torch.Tensor) -> bool:
-    """Say whether the values of a tensor lie in host memory and may be looked at."""
-    return tensor.is_cpu and type(tensor) in (torch.Tensor, torch.nn.Parameter)
+def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether the values of all tensors lie in host memory, as plain tensors."""
+    return set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter} and all([t.is_cpu for t in tensors])
 
 
 def visible(tensors: Sequence[torch.Tensor]) -> bool:
@@ -296,7 +296,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
     """Return the backend for these tensors: the host's where all of them lie in its memory."""
     tensors = [t for t in (*leaves, *scalars) if isinstance(t, torch.Tensor)]
     seen = visible(tensors)
-    if seen and all(map(in_host_memory, tensors)):
+    if seen and in_host_memory(tensors):
         return HOST
     return Torch(tensors[0].device, visible=seen)
 

@@ -23,10 +23,17 @@ struct Layout {
   Dtype dtype;
   std::vector<Axis> axes;
   int64_t unit;
+
+  void start(std::byte* at, Dtype of, int64_t bytes) {
+    data = at;
+    dtype = of;
+    unit = bytes;
+    axes.clear();
+  }
 };
 
 // The lowest address and the number of elements if they fill a run of memory, each once.
-std::optional<Span> dense_span(Layout layout) {
+std::optional<Span> dense_span(Layout& layout) {
   const int64_t item = kItemSizes[static_cast<std::size_t>(layout.dtype)];
   int64_t count = 1;
   for (const Axis& axis : layout.axes) count *= axis.length;
@@ -58,7 +65,7 @@ std::optional<Dtype> dtype_of_format(std::string_view format) {
   return std::nullopt;
 }
 
-std::optional<Span> span_of_buffer(PyObject* array) {
+std::optional<Span> span_of_buffer(PyObject* array, Layout& layout) {
   Py_buffer view;
   if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
@@ -66,9 +73,9 @@ std::optional<Span> span_of_buffer(PyObject* array) {
   }
   std::optional<Span> span;
   if (const auto dtype = dtype_of_format(view.format ? view.format : "B")) {
-    Layout layout{static_cast<std::byte*>(view.buf), *dtype, {}, 1};
+    layout.start(static_cast<std::byte*>(view.buf), *dtype, 1);
     for (int i = 0; i < view.ndim; ++i) layout.axes.push_back({view.shape[i], view.strides[i]});
-    span = dense_span(std::move(layout));
+    span = dense_span(layout);
   }
   PyBuffer_Release(&view);
   return span;
@@ -85,7 +92,7 @@ std::optional<Dtype> dtype_of(const dlpack::DataType& type) {
   return std::nullopt;
 }
 
-std::optional<Span> span_of_tensor(PyObject* tensor, dlpack::FromPyObject from_py_object) {
+std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::FromPyObject from_py_object) {
   dlpack::Tensor view;
   if (from_py_object(tensor, &view) != 0) {
     PyErr_Clear();
@@ -94,21 +101,22 @@ std::optional<Span> span_of_tensor(PyObject* tensor, dlpack::FromPyObject from_p
   const auto dtype = dtype_of(view.dtype);
   if (view.device.type != dlpack::kCpu || !dtype) return std::nullopt;
   const int64_t item = kItemSizes[static_cast<std::size_t>(*dtype)];
-  Layout layout{static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, {}, item};
+  layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item);
   int64_t contiguous = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {
     layout.axes.push_back({view.shape[i], view.strides ? view.strides[i] : contiguous});
     contiguous *= view.shape[i];
   }
-  return dense_span(std::move(layout));
+  return dense_span(layout);
 }
 
 template <class SpanOf>
 Described describe(const nb::list& arrays, const SpanOf& span_of) {
   Described described;
+  Layout layout = {};
   int64_t index = 0;
   for (nb::handle array : arrays) {
-    if (const auto span = span_of(array.ptr())) {
+    if (const auto span = span_of(array.ptr(), layout)) {
       described.arrays.add(span->data, span->count, span->dtype);
     } else {
       described.left_out.push_back(index);
@@ -124,5 +132,7 @@ Described describe_buffers(nb::list arrays) { return describe(arrays, span_of_bu
 
 Described describe_tensors(nb::list tensors, nb::object exchange_api) {
   const dlpack::FromPyObject from_py_object = dlpack::from_py_object(exchange_api.ptr());
-  return describe(tensors, [from_py_object](PyObject* tensor) { return span_of_tensor(tensor, from_py_object); });
+  return describe(tensors, [from_py_object](PyObject* tensor, Layout& layout) {
+    return span_of_tensor(tensor, layout, from_py_object);
+  });
 }
