@@ -27,7 +27,7 @@ def test_code_prints_what_stands_below_it(page):
             assert next_kind == ""
             assert printed.getvalue() == output
             checked += 1
-    assert checked == 3
+    assert checked == 4
 
 
 def test_code_and_output_stand_within_the_first_35_lines():

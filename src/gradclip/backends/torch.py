@@ -281,7 +281,7 @@ def _blocks(x: torch.Tensor) -> list[slice]:
 
 def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Say whether the values of all tensors lie in host memory, as plain tensors."""
-    return set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter} and all([t.is_cpu for t in tensors])
+    return set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter} and all(t.is_cpu for t in tensors)
 
 
 def visible(tensors: Sequence[torch.Tensor]) -> bool:
