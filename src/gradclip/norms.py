@@ -8,7 +8,8 @@ range is summed as it is; otherwise the magnitudes are divided by the largest of
 The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
 more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is
-small; elsewhere k is the number of terms. Each term carries at most the errors of a division and a multiplication, and
+small; elsewhere k is the number of terms. The kernels add squares of half types, which are exact in float32, four at
+a time there, which adds 2**-22. Each term carries at most the errors of a division and a multiplication, and
 the root, by its derivative, divides the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1
 and 2, stated as (k + 16)*u. For other p the power adds what `_POW_ERROR` allows for. The largest and smallest
 magnitude of real numbers are exact.
@@ -153,7 +154,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
 
     value, divisor = backend.with_care(compute, arrays, count)
     exact = order.extreme and not arrays.any_complex
-    error = relative_error(order, backend.additions(count, arrays), backend.wide, exact=exact)
+    error = relative_error(order, backend.sum_error(count, arrays, order.p), backend.wide, exact=exact)
     return Norm(value, divisor, error, count * max(map(backend.flushed_below, arrays.formats)))
 
 
@@ -166,11 +167,11 @@ def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
     return list(map(Arrays, groups))
 
 
-def relative_error(order: Order, additions: int, wide: Format, *, exact: bool) -> float:
-    """Return a proven bound on the relative error of a norm each of whose terms takes part in so many additions."""
+def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool) -> float:
+    """Return a proven bound on the relative error of a norm from that of the additions in its sum."""
     if exact:
         return 0.0
-    sum_error = (additions + 16) * 2.0**-wide.precision
+    sum_error += 16 * wide.roundoff
     if order.p not in (1, 2) and not order.extreme:
         sum_error += _POW_ERROR[wide.precision]
     return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)

@@ -1,6 +1,7 @@
 """The kernels beside NumPy and beside themselves: same results, and the same bits however the work is shared out."""
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -10,7 +11,7 @@ from gradclip.backends.formats import BFLOAT16, FLOAT64, format_named, product_f
 from gradclip.backends.host import HostArray, HostArrays, narrowed
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import Coefficient, Factors
-from gradclip.native import Described, describe_buffers, kernels
+from gradclip.native import HALF_SQUARES_ERROR, Described, describe_buffers, kernels
 
 CHUNK = 65536
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
@@ -109,7 +110,8 @@ def test_as_without_kernels(variant, dtype, size):
     fast, plain = with_kernels(arrays), without_kernels(arrays)
     with np.errstate(all="ignore"):
         for p in (1.0, 1.5, 2.0, 3.0):
-            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=1e-13)
+            error = HOST.sum_error(size + 3, fast, p) + 1e-13
+            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=error)
         assert HOST.largest(fast) == pytest.approx(HOST.largest(plain), rel=1e-15)
         assert HOST.smallest(fast) == pytest.approx(HOST.smallest(plain), rel=1e-15)
         for coefficient in (factors(0.3), factors(1e-4), factors(0.7, 2.0**-20), factors(math.nan)):
@@ -178,6 +180,28 @@ def test_squares_that_overflow_are_not_counted_as_infinite():
     assert gradclip.global_norm(np.full(4, 1e-200)) == 2e-200
 
 
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(
+    "scales", [[1.0], [1e30], [1e-30], [1e-38], [1e30, 1e-30], [1e-12, 1e-30], [1e-19, 0.0], [1e18, 1.0], [3e-41]]
+)
+def test_sums_of_squares_of_bfloat16_are_right_over_its_whole_range(variant, scales):
+    kernels.use_variant(variant)
+    rng = np.random.default_rng(7)
+    x = host_array(rng.normal(size=300) * np.resize(scales, 300), "bfloat16")
+    squares = [Fraction(v) ** 2 for v in number(x).tolist()]
+    total, nonfinite = known([x]).sum(2.0, 1.0, 1)
+    assert nonfinite == 0
+    assert abs(Fraction(total) / sum(squares) - 1) <= Fraction(HOST.sum_error(300, with_kernels([x]), 2.0))
+
+
+def test_squares_of_half_types_may_be_rounded_three_times_in_float32():
+    x = with_kernels([random_array("float16", 4096)])
+    exact = math.fsum(number(x[0]).astype(np.float64) ** 2)
+    error = abs(HOST.power_sum(x, 2.0) / exact - 1)
+    assert 2.0**-40 < error <= HALF_SQUARES_ERROR < HOST.sum_error(4096, x, 2.0)
+    assert HOST.sum_error(4096, x, 1.0) < 1e-13
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_fuzzed_sizes_offsets_and_values(seed):
     rng = np.random.default_rng(seed)
@@ -191,7 +215,8 @@ def test_fuzzed_sizes_offsets_and_values(seed):
     assert (fast.elements(), fast.dtypes) == (plain.elements(), plain.dtypes)
     with np.errstate(all="ignore"):
         for p in (1.0, 2.0, 2.5):
-            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=1e-13)
+            error = HOST.sum_error(fast.elements(), fast, p) + 1e-13
+            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=error)
         for a, b in zip(HOST.shrink(fast, factors(0.37)), HOST.shrink(plain, factors(0.37)), strict=True):
             assert np.array_equal(number(a), number(b), equal_nan=True)
         bound = float(10.0 ** rng.uniform(-4, 4))

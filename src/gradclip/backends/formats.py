@@ -24,6 +24,11 @@ class Format:
         """Smallest subnormal number: the spacing of all numbers below `tiny`."""
         return 2.0 ** (self.min_exponent - self.precision + 1)
 
+    @property
+    def roundoff(self) -> float:
+        """Largest relative error of rounding to nearest a number in the normal range."""
+        return 2.0**-self.precision
+
     def power_fits(self, p: float, wide: "Format") -> bool:
         """Say whether |x|**p, summed over 2**40 elements, neither overflows nor underflows in `wide`."""
         smallest = self.min_exponent - self.precision + 1

@@ -14,7 +14,7 @@ from array_api_compat import numpy as namespace
 
 from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import BFLOAT16, FLOAT64, dtype_name, format_of, is_complex, product_format
+from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, dtype_name, format_of, is_complex, product_format
 from gradclip.backends.host import HostArray, HostArrays, multiplied, narrowed, widened
 from gradclip.backends.portable import Portable, raised
 
@@ -97,9 +97,12 @@ class Host(Portable):
 
     # Reductions
 
-    def additions(self, count: int, arrays: Arrays) -> int:
+    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
         known, others = split(arrays)
-        return min(count, native.ADDITIONS) if known and not others else count
+        in_chunks = known is not None and not others
+        error = super().sum_error(min(count, native.ADDITIONS) if in_chunks else count, arrays, p)
+        in_float = known is not None and p == 2 and any(x.precision < FLOAT32.precision for x in arrays.formats)
+        return error + native.HALF_SQUARES_ERROR if in_float else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)

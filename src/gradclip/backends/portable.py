@@ -81,9 +81,10 @@ class Portable:
 
     # Reductions
 
-    def additions(self, count: int, arrays: Arrays) -> int:
-        """Return in how many additions a term of a sum of `count` of them takes part, at most."""
-        return count if self.wide is FLOAT64 else 2 * count.bit_length()
+    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+        """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
+        additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
+        return additions * self.wide.roundoff
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""

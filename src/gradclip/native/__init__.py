@@ -17,6 +17,9 @@ from typing import Any, NamedTuple
 # A term of a sum takes part in 85 additions in its chunk, and the sums of the chunks are added with a correction.
 ADDITIONS = 87
 
+# Squares of half types are exact in float32, where four at a time are added: three roundings, of 2**-24 each.
+HALF_SQUARES_ERROR = 2.0**-22
+
 _BUILD = (
     "To build them, install a C++ compiler (GCC or Clang) and then gradclip again, by pip install --force-reinstall "
     "--no-deps --no-cache-dir; GRADCLIP_REQUIRE_NATIVE=1 in its environment shows the compiler's message."
