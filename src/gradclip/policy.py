@@ -30,6 +30,8 @@ def check_policy(nonfinite: Any) -> str:
 
 def apply(policy: str, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
     """Return the coefficient, changed where `finite` (of the norm) is False."""
+    if backend.concrete and finite.all():
+        return coefficient
     if policy == "skip":
         return replace(coefficient, keep=coefficient.keep & finite, blank=~finite)
     return coefficient.spoiled(backend.xp, finite)

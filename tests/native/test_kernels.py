@@ -61,8 +61,10 @@ def factors(first, second=1.0):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("p", [1.0, 1.5, 2.0, 3.0, 7.0])
-def test_same_bits_for_every_variant_number_of_threads_and_cut(dtype, p):
+@pytest.mark.parametrize(
+    ("p", "in_float"), [(1.0, False), (1.5, False), (2.0, False), (2.0, True), (3.0, False), (7.0, False)]
+)
+def test_same_bits_for_every_variant_number_of_threads_and_cut(dtype, p, in_float):
     whole = random_array(dtype, 40 * CHUNK + 77)
     results = set()
     for variant in VARIANTS:
@@ -70,7 +72,7 @@ def test_same_bits_for_every_variant_number_of_threads_and_cut(dtype, p):
         for threads in (1, 2, 3, 8):
             for cuts in ([], [CHUNK], [3 * CHUNK, 20 * CHUNK, 40 * CHUNK]):
                 pieces = [HostArray(piece, dtype) for piece in np.split(whole.data, cuts)]
-                results.add(known(pieces).sum(p, 1.0, threads))
+                results.add(known(pieces).sum(p, 1.0, in_float, threads))
     assert len(results) == 1
 
 
@@ -165,7 +167,7 @@ def test_counts_what_is_not_finite_in_the_same_pass(variant, dtype, bad):
     values[np.linspace(0, len(values) - 1, len(bad)).astype(int)] = bad
     arrays = known([host_array(values, dtype), host_array(np.ones(5), dtype)])
     for p in (1.0, 2.0, 3.0):
-        total, nonfinite = arrays.sum(p, 1.0, 2)
+        total, nonfinite = arrays.sum(p, 1.0, True, 2)
         assert nonfinite == len(bad)
         assert not math.isfinite(total)
     largest, _, nonfinite = arrays.extremes(2)
@@ -174,7 +176,7 @@ def test_counts_what_is_not_finite_in_the_same_pass(variant, dtype, bad):
 
 
 def test_squares_that_overflow_are_not_counted_as_infinite():
-    total, nonfinite = known([host_array(np.full(20, 1e200), "float64")]).sum(2.0, 1.0, 1)
+    total, nonfinite = known([host_array(np.full(20, 1e200), "float64")]).sum(2.0, 1.0, True, 1)
     assert (total, nonfinite) == (math.inf, 0)
     assert gradclip.global_norm(np.full(4, 1e200)) == 2e200
     assert gradclip.global_norm(np.full(4, 1e-200)) == 2e-200
@@ -189,7 +191,7 @@ def test_sums_of_squares_of_bfloat16_are_right_over_its_whole_range(variant, sca
     rng = np.random.default_rng(7)
     x = host_array(rng.normal(size=300) * np.resize(scales, 300), "bfloat16")
     squares = [Fraction(v) ** 2 for v in number(x).tolist()]
-    total, nonfinite = known([x]).sum(2.0, 1.0, 1)
+    total, nonfinite = known([x]).sum(2.0, 1.0, True, 1)
     assert nonfinite == 0
     assert abs(Fraction(total) / sum(squares) - 1) <= Fraction(HOST.sum_error(300, with_kernels([x]), 2.0))
 
@@ -200,6 +202,15 @@ def test_squares_of_half_types_may_be_rounded_three_times_in_float32():
     error = abs(HOST.power_sum(x, 2.0) / exact - 1)
     assert 2.0**-40 < error <= HALF_SQUARES_ERROR < HOST.sum_error(4096, x, 2.0)
     assert HOST.sum_error(4096, x, 1.0) < 1e-13
+
+
+def test_beside_a_wider_leaf_squares_of_half_types_are_added_in_float64():
+    half, double = random_array("float16", 4096), random_array("float64", 7)
+    for others in ([double], [HostArray(np.repeat(double.data, 2)[::2], "float64")]):
+        x = with_kernels([half, *others])
+        exact = math.fsum(np.concatenate([number(a).astype(np.float64) ** 2 for a in x]))
+        assert HOST.power_sum(x, 2.0) == pytest.approx(exact, rel=1e-14)
+        assert HOST.sum_error(4103, x, 2.0) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -236,7 +247,7 @@ def test_dense_in_any_order_is_known_to_the_kernels(order):
         "reversed": base[::-1, :, ::-1],
     }[order]
     assert list(describe_buffers([x]).left_out) == []
-    assert known([HostArray(x, "float32")]).sum(1.0, 1.0, 1)[0] == 1830.0
+    assert known([HostArray(x, "float32")]).sum(1.0, 1.0, False, 1)[0] == 1830.0
     given = x.copy(order="K") if order != "reversed" else x
     before = given.copy()
     norm = gradclip.clip_grad_norm_(given, 1.0)
@@ -268,7 +279,7 @@ def test_another_thread_runs_meanwhile():
     thread.start()
     before = counted[0]
     for _ in range(10):
-        arrays.sum(1.5, 1.0, 1)
+        arrays.sum(1.5, 1.0, False, 1)
     seen = counted[0] - before
     done.set()
     thread.join()

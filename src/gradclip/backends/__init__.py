@@ -63,7 +63,10 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
 
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
-    frameworks = set(map(framework_of, {type(leaf): leaf for leaf in leaves}.values()))
+    kinds = set(map(type, leaves))
+    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
+        _FRAMEWORK_BY_TYPE.update({type(leaf): _classify(leaf) for leaf in leaves})
+    frameworks = {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
     if frameworks <= {"number", "numpy"} and "jax" in map(framework_of, scalars):
         frameworks.add("jax")
     if None in frameworks:

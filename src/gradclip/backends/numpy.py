@@ -99,16 +99,16 @@ class Host(Portable):
 
     def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
         known, others = split(arrays)
-        in_chunks = known is not None and not others
-        error = super().sum_error(min(count, native.ADDITIONS) if in_chunks else count, arrays, p)
-        in_float = known is not None and p == 2 and any(x.precision < FLOAT32.precision for x in arrays.formats)
-        return error + native.HALF_SQUARES_ERROR if in_float else error
+        additions = min(count, native.ADDITIONS) if known and not others else count
+        error = super().sum_error(additions, arrays, p)
+        return error + native.HALF_SQUARES_ERROR if known and p == 2 and only_halves(arrays) else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)
         sums = [self.power_sum_of(x, p, divisor, batched) for x in others]
         if known:
-            sums.append(np.float64(known.sum(p, 1.0 if divisor is None else divisor, self.threads())[0]))
+            total, _ = known.sum(p, 1.0 if divisor is None else divisor, only_halves(arrays), self.threads())
+            sums.append(np.float64(total))
         return self.total(sums)
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
@@ -302,6 +302,11 @@ def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArra
     if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
         return None, arrays
     return arrays.kernels, arrays.others
+
+
+def only_halves(arrays: Arrays) -> bool:
+    """Say whether a norm of the arrays needs no more precision than float32's."""
+    return all(element.precision < FLOAT32.precision for element in arrays.formats)
 
 
 def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:

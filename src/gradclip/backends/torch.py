@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,8 @@ from gradclip.backends.torch_tensors import described, prepared, restored, store
 
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_is_cpu = attrgetter("is_cpu")
 
 
 class TorchHost(Host):
@@ -53,7 +56,7 @@ class TorchHost(Host):
         return writable(leaf)
 
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
-        torch.autograd.graph.increment_version([leaf for leaf in leaves if not leaf.is_inference()])
+        torch.autograd.graph.increment_version(leaves)
 
     def leave(self, array: HostArray, leaf: Any) -> torch.Tensor:
         return restored(unviewed(array), leaf)
@@ -210,7 +213,7 @@ def _blocks(x: torch.Tensor) -> list[slice]:
 
 def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Say whether the values of all tensors lie in host memory, as plain tensors."""
-    return set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter} and all(t.is_cpu for t in tensors)
+    return set(map(type, tensors)) <= _PLAIN and all(map(_is_cpu, tensors))
 
 
 def visible(tensors: Sequence[torch.Tensor]) -> bool:
@@ -223,7 +226,9 @@ def visible(tensors: Sequence[torch.Tensor]) -> bool:
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
     """Return the backend for these tensors: the host's where all of them lie in its memory."""
-    tensors = [t for t in (*leaves, *scalars) if isinstance(t, torch.Tensor)]
+    only_tensors = set(map(type, leaves)) <= _PLAIN
+    tensors = [*leaves] if only_tensors else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    tensors += [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
     seen = visible(tensors)
     if seen and in_host_memory(tensors):
         return HOST

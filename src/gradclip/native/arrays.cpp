@@ -86,13 +86,13 @@ std::vector<std::string> Arrays::dtypes() const {
   return names;
 }
 
-Sum Arrays::sum(double p, double divisor, int threads) const {
+Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
   std::vector<Sum> sums(pieces.size());
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
-    sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor);
+    sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor, in_float);
   });
   return in_order(sums);
 }

@@ -21,7 +21,8 @@ class Arrays {
   int64_t count() const;
   std::vector<std::string> dtypes() const;
 
-  Sum sum(double p, double divisor, int threads) const;
+  // `in_float`: squares of half types may be added four at a time in float.
+  Sum sum(double p, double divisor, bool in_float, int threads) const;
   Extremes extremes(int threads) const;
   // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;

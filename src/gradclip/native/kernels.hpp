@@ -31,7 +31,8 @@ struct Extremes {
 
 // Functions of one chunk of one dtype; counts are in elements, of complex numbers too unless said otherwise.
 struct Kernels {
-  Sum (*sum)(const void* data, int64_t count, double p, double divisor);
+  // `in_float`: squares of half types may be added four at a time in float.
+  Sum (*sum)(const void* data, int64_t count, double p, double divisor, bool in_float);
   Extremes (*extremes)(const void* data, int64_t count);
   void (*scale)(const void* from, void* to, int64_t count, double first, double second);
   void (*clamp)(void* data, int64_t count, double bound);

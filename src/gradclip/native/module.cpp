@@ -35,11 +35,11 @@ NB_MODULE(_kernels, m) {
       .def("__len__", &Arrays::size)
       .def(
           "sum",
-          [](const Arrays& self, double p, double divisor, int threads) {
-            const Sum sum = self.sum(p, divisor, threads);
+          [](const Arrays& self, double p, double divisor, bool in_float, int threads) {
+            const Sum sum = self.sum(p, divisor, in_float, threads);
             return std::make_pair(sum.value, sum.nonfinite);
           },
-          "p"_a, "divisor"_a, "threads"_a, unlocked)
+          "p"_a, "divisor"_a, "in_float"_a, "threads"_a, unlocked)
       .def(
           "extremes",
           [](const Arrays& self, int threads) {

@@ -8,7 +8,7 @@
 
 namespace {
 
-constexpr int64_t kElementsWorthAThread = int64_t{1} << 21;
+constexpr int64_t kElementsWorthAThread = int64_t{1} << 19;
 constexpr int64_t kBatch = 8 * kChunk;
 
 // The default rounding and subnormals, whatever the caller (or a framework) has set for its thread.

@@ -174,14 +174,15 @@ inline double sum_chunk(const typename Load::Raw* x, const Terms& terms, int64_t
 }
 
 template <class Load>
-inline double sum_of_powers(const typename Load::Raw* x, int64_t count, double p, double divisor) {
-  if (p == 2.0 && divisor == 1.0) {
-    if constexpr (sizeof(typename Load::Raw) == 2) {
+inline double sum_of_powers(const typename Load::Raw* x, int64_t count, double p, double divisor,
+                            bool in_float) {
+  if constexpr (sizeof(typename Load::Raw) == 2) {
+    if (p == 2.0 && divisor == 1.0 && in_float) {
       const double sum = sum_chunk<Load>(x, SquaresInFloat{}, count);
       if (SquaresInFloat::fits(sum)) return sum;
     }
-    return sum_chunk<Load>(x, Squares<Load::kExactSquares>{}, count);
   }
+  if (p == 2.0 && divisor == 1.0) return sum_chunk<Load>(x, Squares<Load::kExactSquares>{}, count);
   if (p == 1.0 && divisor == 1.0) return sum_chunk<Load>(x, Magnitudes{}, count);
   return sum_chunk<Load>(x, Powers{p, divisor}, count);
 }
@@ -202,9 +203,9 @@ inline int64_t count_nonfinite(const typename Load::Raw* x, int64_t count) {
 
 // The elements are read again only if a sum is not finite, while they are still in cache.
 template <class Load>
-Sum sum_kernel(const void* data, int64_t count, double p, double divisor) {
+Sum sum_kernel(const void* data, int64_t count, double p, double divisor, bool in_float) {
   const auto* x = static_cast<const typename Load::Raw*>(data);
-  const double total = sum_of_powers<Load>(x, count, p, divisor);
+  const double total = sum_of_powers<Load>(x, count, p, divisor, in_float);
   return {total, std::isfinite(total) ? 0 : count_nonfinite<Load>(x, count)};
 }
 
