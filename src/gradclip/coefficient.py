@@ -82,12 +82,13 @@ def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> 
     threshold = xp.where(max_norm < 0, 0.0, max_norm)
     upper = _upper(norm)
     keep = upper <= _in_units_of(norm, threshold)
-    never = xp.zeros_like(keep)
     if backend.concrete and keep.all():
-        return Coefficient(keep, never, Factors(xp.ones_like(upper)), Factors(backend.single(xp.ones_like(upper))))
+        unused = Factors(upper)
+        return Coefficient(keep, ~keep, unused, unused)
     divisor = xp.where(upper == 0, 1.0, upper)
     lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
     plain = _in_units_of(norm, threshold) / divisor * lowered
+    never = xp.zeros_like(keep)
     narrow = _narrow(backend, plain)
     if not (split and backend.wide is FLOAT64):
         return Coefficient(keep, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
