@@ -1,11 +1,11 @@
 """Arrays in host memory: NumPy's own, and views of other frameworks' CPU arrays.
 
 Here values are known, so nothing is computed that a look at them makes needless. The kernels take all arrays that they
-know in one call; the others, and all where there are no kernels, go in chunks that stay in cache.
+know in one call; the others, and all where there are no kernels, go chunk by chunk.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,12 +14,12 @@ from array_api_compat import numpy as namespace
 
 from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, dtype_name, format_of, is_complex, product_format
-from gradclip.backends.host import HostArray, HostArrays, multiplied, narrowed, widened
-from gradclip.backends.portable import Portable, raised
+from gradclip.backends.chunkwise import Chunkwise
+from gradclip.backends.formats import BFLOAT16, FLOAT32, dtype_name, format_of
+from gradclip.backends.host import HostArray, HostArrays, widened
 
 
-class Host(Portable):
+class Host(Chunkwise):
     """Clipping over NumPy arrays."""
 
     concrete = True
@@ -88,9 +88,6 @@ class Host(Portable):
         """Return wide zeros."""
         return np.zeros(shape)[()]
 
-    def parts(self, x: HostArray) -> list[HostArray]:
-        return x.parts()
-
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Return the function as it is: values known to the host carry no derivative."""
         return function
@@ -125,56 +122,6 @@ class Host(Portable):
             _, smallest, nonfinite = known.extremes(self.threads())
             found.append(math.nan if nonfinite else smallest)
         return np.min(np.stack(found), axis=0)
-
-    def power_sum_of(self, x: HostArray, p: float, divisor: Any, batched: bool) -> Any:
-        def of_wide(wide: np.ndarray, divisor: Any) -> Any:
-            scaled = wide if divisor is None else wide / divisor
-            return raised(np, scaled, p).sum(axis=-1)
-
-        return self._reduced(x, of_wide, np.add, batched, divisor, separate=p == 2)
-
-    def largest_of(self, x: HostArray, batched: bool) -> Any:
-        return self._reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, batched)
-
-    def smallest_of(self, x: HostArray, batched: bool) -> Any:
-        def of_wide(wide: np.ndarray, _: Any) -> Any:
-            magnitude = np.abs(wide)
-            finite = np.isfinite(magnitude.max(axis=-1))
-            return np.where(finite, magnitude.min(axis=-1), np.nan)
-
-        return self._reduced(x, of_wide, np.minimum, batched)
-
-    def _reduced(
-        self,
-        x: HostArray,
-        of_wide: Callable[[np.ndarray, Any], Any],
-        merge: np.ufunc,
-        batched: bool,
-        divisor: Any = None,
-        *,
-        separate: bool = False,
-    ) -> Any:
-        """Reduce chunk by chunk; parts of complex numbers `separate`ly, or else as magnitudes."""
-        if separate and is_complex(x):
-            reduced = [self._reduced(p, of_wide, merge, batched, divisor) for p in x.parts()]
-            return merge(*reduced)
-        if not batched:
-            return merge.reduce([of_wide(wide, divisor) for wide in self.wide_chunks(x)])
-        result = np.empty(x.shape[0])
-        for block, rows in x.rows():
-            mine = None if divisor is None else divisor[block, None]
-            result[block] = of_wide(widened(rows, x.dtype), mine)
-        return result
-
-    def wide_chunks(self, x: HostArray) -> Iterator[np.ndarray]:
-        """Yield the elements, complex ones as magnitudes, in float64 pieces."""
-        for chunk in x.chunks():
-            yield widened(chunk, x.dtype)
-
-    def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
-        """Return how many elements are NaN and how many infinite."""
-        magnitudes = np.concatenate([widened(chunk, x.dtype) for chunk in x.chunks()])
-        return int(np.isnan(magnitudes).sum()), int(np.isinf(magnitudes).sum())
 
     # Results
 
@@ -244,7 +191,7 @@ class Host(Portable):
         if known:
             self._scale_known(known, known, coefficient)
         for x in others:
-            self._scale(x, coefficient)
+            self.scale_chunks(x, coefficient)
 
     def _scale_known(self, known: Any, to: Any, coefficient: Any) -> None:
         if coefficient.blank:
@@ -252,31 +199,6 @@ class Host(Portable):
             return
         pairs = [(f.first, 1.0 if f.second is None else f.second) for f in (coefficient.wide, coefficient.narrow)]
         known.scale(to, *pairs, self.threads())
-
-    def _scale(self, x: HostArray, coefficient: Any) -> None:
-        if coefficient.blank:
-            x.data[...] = 0
-            return
-        for part in x.parts():
-            target, source = format_of(part), product_format(part, FLOAT64)
-            factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
-            for chunk in part.chunks("readwrite"):
-                product = multiplied(chunk, part.dtype, source, factors.first, factors.second)
-                chunk[...] = narrowed(product, target)
-
-    def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
-        weights = coefficient.weights(np)
-        sums = []
-        for part in x.parts():
-            total = np.zeros(math.prod(x.shape[1:]))
-            for block, rows in part.rows():
-                wide = widened(rows, part.dtype) * weights.first[block, None]
-                if weights.second is not None:
-                    wide *= weights.second[block, None]
-                wide[coefficient.blank[block]] = 0.0
-                total += wide.sum(axis=0)
-            sums.append(total.reshape(x.shape[1:]))
-        return sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
 
     def clamped(self, prepared: Any, leaf: Any, bound: float) -> Any:
         """Return the leaf, prepared, with each element in [-bound, bound]."""
@@ -291,10 +213,7 @@ class Host(Portable):
         if known:
             known.clamp(bound, self.threads())
         for x in others:
-            for chunk in x.chunks("readwrite"):
-                wide = widened(chunk, x.dtype)
-                if (np.abs(wide) > bound).any():
-                    chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+            self.clamp_chunks(x, bound)
 
 
 def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArray]]:
