@@ -8,25 +8,19 @@ import random
 
 import torch
 from in_place import CASES, parameters_of, torch_contenders
-from results import GROWTH, parser, rows, show, write
+from results import GROWTH, parser, readable_bytes, rows, show, write
 from timing import medians
 
 ELEMENTS_EACH = 64
 NUMBERS_OF_TENSORS = [10**k for k in range(5)]
 NUMBERS_OF_BYTES = [2**k for k in range(10, 32, 3)]
-UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
-
-
-def readable(size):
-    """Return a number of bytes as text: 8 KB of 8192."""
-    return next(f"{size // unit:,} {name}" for unit, name in UNITS.items() if size >= unit)
 
 
 def points(numbers_of_tensors, numbers_of_bytes):
     for tensors in numbers_of_tensors:
         yield "tensors", tensors, f"{tensors:,} x {ELEMENTS_EACH} elements", [(ELEMENTS_EACH,)] * tensors
     for size in numbers_of_bytes:
-        yield "bytes", size, f"1 x {readable(size)}", [(size // 4,)]
+        yield "bytes", size, f"1 x {readable_bytes(size)}", [(size // 4,)]
 
 
 def main():

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import re
 from pathlib import Path
 
@@ -9,6 +10,7 @@ RESULTS = Path(__file__).parent / "results"
 CLIPPING = RESULTS / "clipping.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
+_UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
 
 
 def parser(description, out, less):
@@ -41,3 +43,13 @@ def write(results, out):
 def library(name):
     """Return the library of a contender: torch of torch.nn.utils.clip_grad_norm_."""
     return re.split("[. ]", name)[0]
+
+
+def readable_bytes(size):
+    """Return a number of bytes as text: 8 KB of 8192."""
+    return next(f"{size // unit:,} {name}" for unit, name in _UNITS.items() if size >= unit)
+
+
+def rounded(number, figures):
+    """Return a positive number with so many significant figures, or all those before the point: 0.93, 2.8 and 304."""
+    return f"{number:.{max(0, figures - 1 - math.floor(math.log10(number)))}f}"
