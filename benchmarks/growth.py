@@ -23,6 +23,10 @@ def points(numbers_of_tensors, numbers_of_bytes):
         yield "bytes", size, f"1 x {readable_bytes(size)}", [(size // 4,)]
 
 
+def measured(shapes, case, repeats, seconds):
+    return medians(torch_contenders(parameters_of(shapes, torch.float32), case), repeats, seconds)
+
+
 def main():
     options = parser(__doc__, GROWTH, "up to 1,000 tensors and 4 MB").parse_args()
     random.seed(0)
@@ -31,9 +35,8 @@ def main():
     growth = []
     for along, number, label, shapes in points(*(few if options.quick else (NUMBERS_OF_TENSORS, NUMBERS_OF_BYTES))):
         for case in CASES:
-            contenders = torch_contenders(parameters_of(shapes, torch.float32), case)
             described = {"along": along, "number": number, "case": case}
-            found = rows(described, medians(contenders, options.repeats, options.seconds))
+            found = rows(described, measured(shapes, case, options.repeats, options.seconds))
             show(label, found)
             growth += found
     out = options.out or (None if options.quick else GROWTH)
