@@ -29,8 +29,11 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
 
-bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes
+bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes, and draw it
 	$(BIN)/python benchmarks/clipping.py
+	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python benchmarks/readme_table.py --write
 
 wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and without, where there is nothing else
 	rm -rf dist .venv-wheel

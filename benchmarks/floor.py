@@ -17,17 +17,18 @@ def _compiled():
 
 
 _LIBRARY = _compiled()
+_BYTES_WORTH_A_THREAD = 1 << 23
 
 
 class Floor:
-    """The same bytes as some arrays, given by address and size."""
+    """The same bytes as some arrays, given by address and size; few are read by one thread, which is quicker."""
 
     def __init__(self, addresses, sizes, threads):
         self._arguments = (
             (ctypes.c_void_p * len(addresses))(*addresses),
             (ctypes.c_int64 * len(sizes))(*sizes),
             ctypes.c_int64(len(sizes)),
-            threads,
+            min(threads, max(1, sum(sizes) // _BYTES_WORTH_A_THREAD)),
         )
 
     def read(self):

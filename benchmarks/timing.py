@@ -5,20 +5,31 @@ import statistics
 import time
 
 
-def medians(contenders, repeats):
+def medians(contenders, repeats, seconds=0.0):
     """Return the median of each contender in milliseconds, after one call that does not count.
 
+    Each is called `repeats` times, and then as often as all of them can be within so many `seconds` from the start.
     A contender is a function, or a pair of one and of what prepares each call, which is not timed.
     """
     times = {name: [] for name in contenders}
-    for repeat in range(repeats + 1):
-        for name in random.sample(list(contenders), len(contenders)):
-            call = contenders[name]
-            if isinstance(call, tuple):
-                call, prepare = call
-                prepare()
-            start = time.perf_counter()
-            call()
-            if repeat:
-                times[name].append(1e3 * (time.perf_counter() - start))
-    return {name: statistics.median(values) for name, values in times.items()}
+    _take_turns(contenders)
+    end = time.perf_counter() + seconds
+    turns = 0
+    while turns < repeats or time.perf_counter() < end:
+        for name, taken in _take_turns(contenders):
+            times[name].append(taken)
+        turns += 1
+    return {name: 1e3 * statistics.median(values) for name, values in times.items()}
+
+
+def _take_turns(contenders):
+    return [(name, _seconds_of(contenders[name])) for name in random.sample(list(contenders), len(contenders))]
+
+
+def _seconds_of(call):
+    if isinstance(call, tuple):
+        call, prepare = call
+        prepare()
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start

@@ -1,9 +1,11 @@
-"""The README's code prints what it says, and its table is what trying finds."""
+"""The README's code prints what it says, and its tables are what trying finds and what was measured."""
 
 import contextlib
 import io
 import itertools
+import json
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -51,3 +53,9 @@ def test_every_function_of_arrays_is_in_the_table():
 
     functions = {name for name in gradclip.__all__ if name[0].islower()} - {"native_status"}
     assert functions == set(support_table.TREE_FUNCTIONS) | set(support_table.IN_PLACE)
+
+
+def test_the_times_are_those_measured(monkeypatch):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    names = runpy.run_path(str(ROOT / "benchmarks" / "readme_table.py"))
+    assert names["in_readme"]() == names["table"](json.loads(names["CLIPPING"].read_text()))

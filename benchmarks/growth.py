@@ -1,0 +1,48 @@
+"""Time in-place clipping as the number of tensors grows, and as the number of bytes does, beside torch and the floor.
+
+Tensors are 64 float32 elements each, from one to ten thousand of them; bytes are those of one float32 tensor, from 1 KB
+to 2 GB.
+"""
+
+import random
+
+import torch
+from in_place import CASES, parameters_of, torch_contenders
+from results import GROWTH, parser, readable_bytes, rows, show, write
+from timing import medians
+
+ELEMENTS_EACH = 64
+NUMBERS_OF_TENSORS = [10**k for k in range(5)]
+NUMBERS_OF_BYTES = [2**k for k in range(10, 32, 3)]
+
+
+def points(numbers_of_tensors, numbers_of_bytes):
+    for tensors in numbers_of_tensors:
+        yield "tensors", tensors, f"{tensors:,} x {ELEMENTS_EACH} elements", [(ELEMENTS_EACH,)] * tensors
+    for size in numbers_of_bytes:
+        yield "bytes", size, f"1 x {readable_bytes(size)}", [(size // 4,)]
+
+
+def measured(shapes, case, repeats, seconds):
+    return medians(torch_contenders(parameters_of(shapes, torch.float32), case), repeats, seconds)
+
+
+def main():
+    options = parser(__doc__, GROWTH, "up to 1,000 tensors and 4 MB").parse_args()
+    random.seed(0)
+    torch.manual_seed(0)
+    few = (NUMBERS_OF_TENSORS[:4], NUMBERS_OF_BYTES[:5])
+    growth = []
+    for along, number, label, shapes in points(*(few if options.quick else (NUMBERS_OF_TENSORS, NUMBERS_OF_BYTES))):
+        for case in CASES:
+            described = {"along": along, "number": number, "case": case}
+            found = rows(described, measured(shapes, case, options.repeats, options.seconds))
+            show(label, found)
+            growth += found
+    out = options.out or (None if options.quick else GROWTH)
+    if out:
+        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "growth": growth}, out)
+
+
+if __name__ == "__main__":
+    main()

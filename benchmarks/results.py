@@ -1,0 +1,55 @@
+"""What the benchmarks take as options, print and write."""
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+CLIPPING = RESULTS / "clipping.json"
+GROWTH = RESULTS / "growth.json"
+PICTURE = RESULTS / "clipping.png"
+_UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
+
+
+def parser(description, out, less):
+    """Return a parser of the options that all measurements have; `less` is what a quick one measures."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--repeats", type=int, default=30, help="the least number of calls of each contender")
+    options.add_argument("--seconds", type=float, default=1.0, help="go on for as long where calls are short")
+    options.add_argument("--quick", action="store_true", help=f"{less}; writes only where --out says")
+    options.add_argument("--out", type=Path, help=f"the file to write; results/{out.name} if not given")
+    return options
+
+
+def rows(described, measured):
+    """Return a row for each contender, with how many times as long as gradclip it takes."""
+    ours = next(ms for name, ms in measured.items() if name.startswith("gradclip"))
+    return [{**described, "name": name, "ms": ms, "of ours": ms / ours} for name, ms in measured.items()]
+
+
+def show(label, found):
+    for row in found:
+        print(f"{label:<43} {row['case']:<12} {row['name']:<32} {row['ms']:10.3f} ms {row['of ours']:7.2f}", flush=True)
+
+
+def write(results, out):
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written: {out}")
+
+
+def library(name):
+    """Return the library of a contender: torch of torch.nn.utils.clip_grad_norm_."""
+    return re.split("[. ]", name)[0]
+
+
+def readable_bytes(size):
+    """Return a number of bytes as text: 8 KB of 8192."""
+    return next(f"{size // unit:,} {name}" for unit, name in _UNITS.items() if size >= unit)
+
+
+def rounded(number, figures):
+    """Return a positive number with so many significant figures, or all those before the point: 0.93, 2.8 and 304."""
+    return f"{number:.{max(0, figures - 1 - math.floor(math.log10(number)))}f}"
