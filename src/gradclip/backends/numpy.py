@@ -16,7 +16,7 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import BFLOAT16, FLOAT64, dtype_name, format_of, is_complex, product_format
 from gradclip.backends.host import HostArray, HostArrays, multiplied, narrowed, widened
-from gradclip.backends.portable import Portable, raised
+from gradclip.backends.portable import ENOUGH, Portable, raised
 
 
 class Host(Portable):
@@ -24,6 +24,7 @@ class Host(Portable):
 
     concrete = True
     visible = True
+    splits_by_range = False
     known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
@@ -107,6 +108,13 @@ class Host(Portable):
         if known:
             sums.append(np.float64(known.sum(p, 1.0 if divisor is None else divisor, self.threads())[0]))
         return self.total(sums)
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Any, Any]:
+        if p in (1, 2):
+            total = self.power_sum(arrays, p, batched=batched)
+            if np.all((total > ENOUGH) & np.isfinite(total)):
+                return total, None
+        return super().scaled_power_sum(arrays, p, batched=batched)
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)

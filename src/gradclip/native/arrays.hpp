@@ -23,6 +23,12 @@ class Arrays {
 
   Sum sum(double p, double divisor, int threads) const;
   Extremes extremes(int threads) const;
+
+  // The same of each of `rows` rows: the arrays are those of the first row, then those of the second, and so on. Each
+  // row has a divisor; one of 0 leaves the row out.
+  std::vector<Sum> row_sums(std::size_t rows, double p, const std::vector<double>& divisors, int threads) const;
+  std::vector<Extremes> row_extremes(std::size_t rows, int threads) const;
+
   // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;
