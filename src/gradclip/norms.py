@@ -3,7 +3,8 @@
 The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude
 for `inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file),
 their combination, and the root. Sums run in float64 where the device has it. A dtype whose powers cannot leave that
-range is summed as it is; otherwise the magnitudes are divided by the largest of them first.
+range is summed as it is; otherwise the magnitudes are divided by the largest of them first, unless the sum shows
+that nothing was lost.
 
 The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
 more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
@@ -93,22 +94,7 @@ def partial(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
         return Partial(extreme(arrays, batched=batched), None)
     if all(element.power_fits(order.p, backend.wide) for element in arrays.formats):
         return Partial(backend.power_sum(arrays, order.p, batched=batched), None)
-    if backend.concrete and order.p in (1, 2):
-        total = backend.power_sum(arrays, order.p, batched=batched)
-        if _well_inside(backend.xp, total):
-            return Partial(total, None)
-    xp = backend.xp
-    largest = backend.largest(arrays, batched=batched)
-    divisor = xp.where(xp.isfinite(largest) & (largest > 0), largest, 1.0)
-    return Partial(backend.power_sum(arrays, order.p, divisor, batched=batched), divisor)
-
-
-def _well_inside(xp: Any, total: Any) -> bool:
-    """Say whether no float64 term overflowed, and what underflowed cannot matter beside the sum.
-
-    What 2**40 terms lose to underflow is at most 2**40 * 2**-1022, below half a unit of 2**-900.
-    """
-    return bool(xp.all((total > 2.0**-900) & xp.isfinite(total)))
+    return Partial(*backend.scaled_power_sum(arrays, order.p, batched=batched))
 
 
 def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
@@ -160,7 +146,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
     """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
-    if backend.concrete or order.extreme or len(arrays.formats) == 1:
+    if not backend.splits_by_range or order.extreme or len(arrays.formats) == 1:
         return [arrays]
     fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
     groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gradclip.backends.formats import SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
 
 
 class Arrays(Sequence[Any]):
@@ -33,6 +33,11 @@ class Arrays(Sequence[Any]):
     def any_complex(self) -> bool:
         """Whether one holds complex numbers."""
         return any(map(is_complex_name, self.dtypes))
+
+    @property
+    def only_halves(self) -> bool:
+        """Whether a norm of them needs no more precision than float32's."""
+        return all(element.precision < FLOAT32.precision for element in self.formats)
 
     def elements(self, *, batched: bool = False) -> int:
         """Return the number of elements, or of those of one example."""

@@ -1,14 +1,16 @@
-"""JAX: concrete arrays on the CPU as host memory; tracers and accelerators through the portable operations.
+"""JAX: concrete arrays on the CPU as host memory; tracers there with the kernels; others through XLA's operations.
 
 Two things are particular. The reductions run in float64 though 64-bit mode is off, inside `jax.enable_x64`. And
 XLA's CPU code reads float32 and bfloat16 subnormals as zero and flushes results to zero, conversions included: a
-reduction whose result that could change is done again with the numbers read as integers, and results below the
-normal range become zero.
+reduction whose result that could change is done again with the numbers read as integers (the kernels read them as they
+are), and results below the normal range become zero.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,8 +22,9 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of
 from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.jax_kernels import extremes, power_sums, usable
 from gradclip.backends.numpy import Host, known_to_buffers, sum_dtype
-from gradclip.backends.portable import Portable, low_bits_mask
+from gradclip.backends.portable import ENOUGH, Portable, low_bits_mask
 
 _ALIGNMENT = 64  # bytes
 
@@ -170,7 +173,7 @@ class Jax(Portable):
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[jax.Array]:
-        # Without the barrier XLA keeps the float64 copy that the norm was taken of, twice the bytes, for this.
+        # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
         return super().shrink(Arrays(lax.optimization_barrier(list(arrays))), coefficient)
 
     def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
@@ -190,6 +193,60 @@ class Jax(Portable):
             return (clipped, norm), (dys[: len(clipped)], dnorm)
 
         return call
+
+
+class JaxKernels(Jax):
+    """Traced arrays on the CPU, read by the kernels, which know subnormal numbers."""
+
+    splits_by_range = False
+
+    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+        error = super().sum_error(min(count, native.ADDITIONS), arrays, p)
+        return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
+
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+        return compute()
+
+    def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> jax.Array:
+        return self._power_sums(arrays, p, -1.0, batched)[0]
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[jax.Array, jax.Array]:
+        return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, batched)
+
+    def _power_sums(self, arrays: Arrays, p: float, enough: float, batched: bool) -> tuple[jax.Array, jax.Array]:
+        def portable(arrays: Arrays, result: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return super(JaxKernels, self).power_sum(arrays, p, result[1], batched=batched), result[1]
+
+        return self._read(partial(power_sums, p=p, enough=enough, rows=rows_of(arrays, batched)), portable, arrays)
+
+    def largest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
+        return self._extreme(0, super().largest, arrays, batched)
+
+    def smallest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
+        return self._extreme(1, super().smallest, arrays, batched)
+
+    def _extreme(self, index: int, portable: Callable[..., Any], arrays: Arrays, batched: bool) -> jax.Array:
+        rows = rows_of(arrays, batched)
+        return self._read(
+            lambda arrays: extremes(arrays, rows)[index], lambda arrays, _: portable(arrays, batched=batched), arrays
+        )
+
+    def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
+        """Return what the kernels make of the arrays; it changes with them as what XLA's own operations would."""
+        read = jax.custom_jvp(reduce)
+
+        @read.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            result = read(*primals)
+            with self.precision():
+                return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
+
+        return read(list(arrays))
+
+
+def rows_of(arrays: Arrays, batched: bool) -> tuple[int, ...]:
+    """Return the shape of results that are one number for each example, or one for all."""
+    return arrays[0].shape[: int(batched)]
 
 
 def prepared(leaf: Any) -> jax.Array:
@@ -235,7 +292,8 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> JaxHost | Jax:
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):
         return HOST
-    return Jax(visible=not any(isinstance(x, jax.core.Tracer) for x in arrays))
+    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)
 
 
 HOST = JaxHost()

@@ -15,8 +15,9 @@ from array_api_compat import numpy as namespace
 from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
-from gradclip.backends.formats import BFLOAT16, FLOAT32, dtype_name, format_of
+from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
 from gradclip.backends.host import HostArray, HostArrays, widened
+from gradclip.backends.portable import ENOUGH
 
 
 class Host(Chunkwise):
@@ -24,6 +25,7 @@ class Host(Chunkwise):
 
     concrete = True
     visible = True
+    splits_by_range = False
     known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
@@ -98,15 +100,22 @@ class Host(Chunkwise):
         known, others = split(arrays)
         additions = min(count, native.ADDITIONS) if known and not others else count
         error = super().sum_error(additions, arrays, p)
-        return error + native.HALF_SQUARES_ERROR if known and p == 2 and only_halves(arrays) else error
+        return error + native.HALF_SQUARES_ERROR if known and p == 2 and arrays.only_halves else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)
         sums = [self.power_sum_of(x, p, divisor, batched) for x in others]
         if known:
-            total, _ = known.sum(p, 1.0 if divisor is None else divisor, only_halves(arrays), self.threads())
+            total, _ = known.sum(p, 1.0 if divisor is None else divisor, arrays.only_halves, self.threads())
             sums.append(np.float64(total))
         return self.total(sums)
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Any, Any]:
+        if p in (1, 2):
+            total = self.power_sum(arrays, p, batched=batched)
+            if np.all((total > ENOUGH) & np.isfinite(total)):
+                return total, None
+        return super().scaled_power_sum(arrays, p, batched=batched)
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)
@@ -221,11 +230,6 @@ def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArra
     if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
         return None, arrays
     return arrays.kernels, arrays.others
-
-
-def only_halves(arrays: Arrays) -> bool:
-    """Say whether a norm of the arrays needs no more precision than float32's."""
-    return all(element.precision < FLOAT32.precision for element in arrays.formats)
 
 
 def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:

@@ -14,12 +14,17 @@ from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, pr
 
 Array = Any
 
+# A finite sum of float64 terms above this lost nothing that matters to underflow: of 2**40 terms that is at most
+# 2**40 * 2**-1022, below half a unit of it.
+ENOUGH = 2.0**-900
+
 
 class Portable:
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False  # values lie in host memory: a look at them costs nothing
     visible = False  # values can be looked at, if only by waiting for a device
+    splits_by_range = True  # arrays whose powers may leave the range are better not summed with the others
 
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
         self.xp = xp
@@ -89,6 +94,12 @@ class Portable:
     def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""
         return self.total([self.power_sum_of(x, p, divisor, batched) for x in arrays])
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Array, Array]:
+        """Return a power sum whose terms could leave the range, and its divisor; None is 1."""
+        largest = self.largest(arrays, batched=batched)
+        divisor = self.xp.where(self.xp.isfinite(largest) & (largest > 0), largest, 1.0)
+        return self.power_sum(arrays, p, divisor, batched=batched), divisor
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Array:
         """Return the largest magnitude, NaN where one is NaN."""

@@ -37,20 +37,22 @@ std::byte* start_of(const Span& span, const Piece& piece) {
   return span.data + piece.offset * item_size(span.dtype);
 }
 
-// The sum of the chunks in their order, with the rounding errors of the additions added up apart (Neumaier 1974).
-Sum in_order(const std::vector<Sum>& sums) {
-  Sum whole{0.0, 0};
-  double errors = 0.0;
-  for (const Sum& part : sums) {
-    const double total = whole.value + part.value;
-    const bool larger = whole.value >= part.value;
-    errors += larger ? (whole.value - total) + part.value : (part.value - total) + whole.value;
-    whole.value = total;
-    whole.nonfinite += part.nonfinite;
+// A sum of chunks in their order, with the rounding errors of the additions added up apart (Neumaier 1974).
+class SumInOrder {
+ public:
+  void add(const Sum& part) {
+    const double total = whole_.value + part.value;
+    const bool larger = whole_.value >= part.value;
+    errors_ += larger ? (whole_.value - total) + part.value : (part.value - total) + whole_.value;
+    whole_.value = total;
+    whole_.nonfinite += part.nonfinite;
   }
-  if (std::isfinite(whole.value)) whole.value += errors;
-  return whole;
-}
+  Sum sum() const { return {std::isfinite(whole_.value) ? whole_.value + errors_ : whole_.value, whole_.nonfinite}; }
+
+ private:
+  Sum whole_ = {0.0, 0};
+  double errors_ = 0.0;
+};
 
 }  // namespace
 
@@ -76,6 +78,10 @@ int64_t Arrays::count() const {
   return elements;
 }
 
+bool Arrays::only_halves() const {
+  return std::all_of(spans_.begin(), spans_.end(), [](const Span& span) { return item_size(span.dtype) == 2; });
+}
+
 std::vector<std::string> Arrays::dtypes() const {
   std::array<bool, kDtypes> present = {};
   for (const Span& span : spans_) present[static_cast<std::size_t>(span.dtype)] = true;
@@ -87,31 +93,47 @@ std::vector<std::string> Arrays::dtypes() const {
 }
 
 Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
-  const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
-  const std::vector<Piece> pieces = cut(spans);
-  std::vector<Sum> sums(pieces.size());
-  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
-    const Span& span = spans[pieces[i].array];
-    sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor, in_float);
-  });
-  return in_order(sums);
+  return row_sums(1, p, {divisor}, in_float, threads)[0];
 }
 
-Extremes Arrays::extremes(int threads) const {
+Extremes Arrays::extremes(int threads) const { return row_extremes(1, threads)[0]; }
+
+std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
+                                  int threads) const {
+  const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
+  const std::vector<Piece> pieces = cut(spans);
+  const std::size_t width = spans.size() / rows;
+  std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
+  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+    const Span& span = spans[pieces[i].array];
+    const double divisor = divisors[pieces[i].array / width];
+    if (divisor == 0.0) return;
+    sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor, in_float);
+  });
+  std::vector<SumInOrder> of_rows(rows);
+  for (std::size_t i = 0; i < pieces.size(); ++i) of_rows[pieces[i].array / width].add(sums[i]);
+  std::vector<Sum> results;
+  for (const SumInOrder& row : of_rows) results.push_back(row.sum());
+  return results;
+}
+
+std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const {
   const std::vector<Piece> pieces = cut(spans_);
+  const std::size_t width = spans_.size() / rows;
   std::vector<Extremes> found(pieces.size());
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];
     found[i] = kernels_of(span.dtype).extremes(start_of(span, pieces[i]), pieces[i].count);
   });
-  Extremes whole{0.0, std::numeric_limits<double>::infinity(), 0};
-  for (const Extremes& part : found) {
-    const bool nan = std::isnan(whole.largest);
-    whole.largest = nan || part.largest <= whole.largest ? whole.largest : part.largest;
-    whole.smallest = std::min(whole.smallest, part.smallest);
-    whole.nonfinite += part.nonfinite;
+  std::vector<Extremes> of_rows(rows, Extremes{0.0, std::numeric_limits<double>::infinity(), 0});
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    Extremes& row = of_rows[pieces[i].array / width];
+    const bool nan = std::isnan(row.largest);
+    row.largest = nan || found[i].largest <= row.largest ? row.largest : found[i].largest;
+    row.smallest = std::min(row.smallest, found[i].smallest);
+    row.nonfinite += found[i].nonfinite;
   }
-  return whole;
+  return of_rows;
 }
 
 void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) const {

@@ -17,6 +17,7 @@ class Arrays {
  public:
   void add(void* data, int64_t count, Dtype dtype);
 
+  bool only_halves() const;
   std::size_t size() const { return spans_.size(); }
   int64_t count() const;
   std::vector<std::string> dtypes() const;
@@ -24,6 +25,13 @@ class Arrays {
   // `in_float`: squares of half types may be added four at a time in float.
   Sum sum(double p, double divisor, bool in_float, int threads) const;
   Extremes extremes(int threads) const;
+
+  // The same of each of `rows` rows: the arrays are those of the first row, then those of the second, and so on. Each
+  // row has a divisor; one of 0 leaves the row out.
+  std::vector<Sum> row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
+                            int threads) const;
+  std::vector<Extremes> row_extremes(std::size_t rows, int threads) const;
+
   // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;

@@ -10,6 +10,7 @@
 
 #include "arrays.hpp"
 #include "describe.hpp"
+#include "xla.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -24,6 +25,10 @@ struct HeldArrays : Arrays {
 
 static std::pair<HeldArrays, std::vector<int64_t>> held(Described described, nb::list sources) {
   return {HeldArrays(std::move(described.arrays), std::move(sources)), std::move(described.left_out)};
+}
+
+static nb::capsule capsule_of(xla_ffi::Function* function) {
+  return nb::capsule(reinterpret_cast<void*>(function), "xla._CUSTOM_CALL_TARGET");
 }
 
 NB_MODULE(_kernels, m) {
@@ -65,6 +70,8 @@ NB_MODULE(_kernels, m) {
         return held(describe_tensors(tensors, std::move(exchange_api)), tensors);
       },
       "tensors"_a, "exchange_api"_a);
+  m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
+  m.def("xla_extremes", [] { return capsule_of(xla_extremes); });
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);
 }

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cfenv>
 #include <system_error>
 #include <thread>
 
@@ -10,21 +9,8 @@ namespace {
 
 constexpr int64_t kElementsWorthAThread = int64_t{1} << 19;
 constexpr int64_t kBatch = 8 * kChunk;
-
-// The default rounding and subnormals, whatever the caller (or a framework) has set for its thread.
-class DefaultArithmetic {
- public:
-  DefaultArithmetic() {
-    std::fegetenv(&callers_);
-    std::fesetenv(FE_DFL_ENV);
-  }
-  ~DefaultArithmetic() { std::fesetenv(&callers_); }
-  DefaultArithmetic(const DefaultArithmetic&) = delete;
-  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
-
- private:
-  std::fenv_t callers_;
-};
+// What a piece costs beside its elements, in elements.
+constexpr int64_t kPiece = 256;
 
 // The indices at which batches of some `kBatch` elements begin, and the end.
 std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
@@ -35,7 +21,7 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
       starts.push_back(i);
       elements = 0;
     }
-    elements += pieces[i].count;
+    elements += kPiece + pieces[i].count;
   }
   starts.push_back(pieces.size());
   return starts;
@@ -43,7 +29,7 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
 
 int worthwhile(const std::vector<Piece>& pieces, int threads) {
   int64_t elements = 0;
-  for (const Piece& piece : pieces) elements += piece.count;
+  for (const Piece& piece : pieces) elements += kPiece + piece.count;
   return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
 }
 

@@ -1,12 +1,28 @@
 // Chunks of many arrays, shared out among the threads of one call.
 #pragma once
 
+#include <cfenv>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <vector>
 
 #include "kernels.hpp"
+
+// The default rounding and subnormals, whatever the caller (or a framework) has set for its thread.
+class DefaultArithmetic {
+ public:
+  DefaultArithmetic() {
+    std::fegetenv(&callers_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultArithmetic() { std::fesetenv(&callers_); }
+  DefaultArithmetic(const DefaultArithmetic&) = delete;
+  DefaultArithmetic& operator=(const DefaultArithmetic&) = delete;
+
+ private:
+  std::fenv_t callers_;
+};
 
 // An array that is dense in memory, in whatever order.
 struct Span {

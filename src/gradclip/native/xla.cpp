@@ -1,0 +1,207 @@
+#include "xla.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "arrays.hpp"
+
+namespace {
+
+Dtype dtype_of(xla_ffi::DataType type) {
+  switch (type) {
+    case xla_ffi::kFloat16: return Dtype::float16;
+    case xla_ffi::kFloat32: return Dtype::float32;
+    case xla_ffi::kFloat64: return Dtype::float64;
+    case xla_ffi::kBfloat16: return Dtype::bfloat16;
+    case xla_ffi::kComplex64: return Dtype::complex64;
+    case xla_ffi::kComplex128: return Dtype::complex128;
+    default: throw std::invalid_argument("an array is of XLA's type " + std::to_string(type) + ", which no kernel reads");
+  }
+}
+
+template <class Value>
+Value attribute(const xla_ffi::Attributes& attributes, std::string_view name, xla_ffi::DataType dtype) {
+  for (int64_t i = 0; i < attributes.count; ++i) {
+    if (attributes.names[i]->view() != name || attributes.types[i] != xla_ffi::kScalarAttribute) continue;
+    const auto* scalar = static_cast<const xla_ffi::Scalar*>(attributes.values[i]);
+    if (scalar->dtype != dtype) break;
+    Value value;
+    std::memcpy(&value, scalar->value, sizeof value);
+    return value;
+  }
+  throw std::invalid_argument("there is no attribute " + std::string(name) + " of the right type");
+}
+
+double real_attribute(const xla_ffi::Call& call, std::string_view name) {
+  return attribute<double>(call.attributes, name, xla_ffi::kFloat64);
+}
+
+int threads_of(const xla_ffi::Call& call) {
+  return static_cast<int>(attribute<int64_t>(call.attributes, "threads", xla_ffi::kInt64));
+}
+
+int64_t product(std::span<const int64_t> lengths) {
+  int64_t count = 1;
+  for (const int64_t length : lengths) count *= length;
+  return count;
+}
+
+std::span<const int64_t> dims_of(const xla_ffi::Buffer& buffer) {
+  return {buffer.dims, static_cast<std::size_t>(buffer.rank)};
+}
+
+// The results of a call, one number for each row.
+struct Results {
+  std::span<const int64_t> dims;
+  std::size_t rows;
+  double* first;
+  double* second;
+};
+
+Results results_of(const xla_ffi::Call& call) {
+  if (call.results.count != 2) throw std::invalid_argument("there must be two results");
+  xla_ffi::Buffer **buffers = call.results.buffers, &first = *buffers[0], &second = *buffers[1];
+  const auto rows = static_cast<std::size_t>(product(dims_of(first)));
+  const bool wide = first.dtype == xla_ffi::kFloat64 && second.dtype == xla_ffi::kFloat64;
+  if (!wide || static_cast<std::size_t>(product(dims_of(second))) != rows) {
+    throw std::invalid_argument("the results must be float64, with as many rows in each");
+  }
+  return {dims_of(first), rows, static_cast<double*>(first.data), static_cast<double*>(second.data)};
+}
+
+// One of the arrays: where its rows are, and which row is meant by a row of results.
+class Rows {
+ public:
+  Rows(const xla_ffi::Buffer& buffer, std::span<const int64_t> dims) : dims_(dims), dtype_(dtype_of(buffer.dtype)) {
+    const std::span<const int64_t> own = dims_of(buffer);
+    bool fits = own.size() >= dims.size();
+    for (std::size_t axis = 0; fits && axis < dims.size(); ++axis) fits = own[axis] == 1 || own[axis] == dims[axis];
+    if (!fits) throw std::invalid_argument("the leading axes of an array are not those of the results");
+    data_ = static_cast<std::byte*>(buffer.data);
+    own_ = own.first(dims.size());
+    count_ = product(own.subspan(dims.size()));
+    bytes_ = count_ * kItemSizes[static_cast<std::size_t>(dtype_)];
+  }
+  void add_to(Arrays& arrays, int64_t row) const { arrays.add(data_ + index_of(row) * bytes_, count_, dtype_); }
+
+ private:
+  int64_t index_of(int64_t row) const {
+    int64_t index = 0, stride = 1;
+    for (std::size_t axis = dims_.size(); axis-- > 0; row /= dims_[axis]) {
+      if (own_[axis] != 1) index += row % dims_[axis] * stride;
+      stride *= own_[axis];
+    }
+    return index;
+  }
+
+  std::span<const int64_t> dims_, own_;
+  Dtype dtype_;
+  std::byte* data_;
+  int64_t count_, bytes_;
+};
+
+// The arrays row by row.
+Arrays arrays_of(const xla_ffi::Call& call, const Results& results) {
+  std::vector<Rows> all;
+  for (int64_t i = 0; i < call.arguments.count; ++i) all.emplace_back(*call.arguments.buffers[i], results.dims);
+  Arrays arrays;
+  for (std::size_t row = 0; row < results.rows; ++row) {
+    for (const Rows& rows : all) rows.add_to(arrays, static_cast<int64_t>(row));
+  }
+  return arrays;
+}
+
+// Sums of what is not divided; returns which rows have to be summed again, divided.
+std::vector<bool> plain_sums(const Arrays& arrays, const Results& results, double p, double enough, int threads) {
+  std::vector<bool> again(results.rows, true);
+  if (std::isinf(enough)) return again;
+  const std::vector<Sum> sums = arrays.row_sums(results.rows, p, std::vector<double>(results.rows, 1.0), arrays.only_halves(), threads);
+  for (std::size_t row = 0; row < results.rows; ++row) {
+    const Sum& sum = sums[row];
+    results.first[row] = sum.value;
+    results.second[row] = 1.0;
+    again[row] = !sum.nonfinite && !(sum.value > enough && std::isfinite(sum.value));
+  }
+  return again;
+}
+
+void divided_sums(const Arrays& arrays, const Results& results, double p, const std::vector<bool>& again, int threads) {
+  const std::vector<Extremes> extremes = arrays.row_extremes(results.rows, threads);
+  std::vector<double> divisors(results.rows, 0.0);
+  for (std::size_t row = 0; row < results.rows; ++row) {
+    const double largest = extremes[row].largest;
+    // Never a subnormal number: XLA's code would read it as zero.
+    const double divisor = std::max(largest, std::numeric_limits<double>::min());
+    if (again[row]) divisors[row] = std::isfinite(largest) && largest > 0.0 ? divisor : 1.0;
+  }
+  const std::vector<Sum> sums = arrays.row_sums(results.rows, p, divisors, false, threads);
+  for (std::size_t row = 0; row < results.rows; ++row) {
+    if (!again[row]) continue;
+    results.first[row] = sums[row].value;
+    results.second[row] = divisors[row];
+  }
+}
+
+void power_sums(const xla_ffi::Call& call) {
+  const Results results = results_of(call);
+  const Arrays arrays = arrays_of(call, results);
+  const double p = real_attribute(call, "p"), enough = real_attribute(call, "enough");
+  const int threads = threads_of(call);
+  const std::vector<bool> again = plain_sums(arrays, results, p, enough, threads);
+  if (std::find(again.begin(), again.end(), true) == again.end()) return;
+  divided_sums(arrays, results, p, again, threads);
+}
+
+void extremes(const xla_ffi::Call& call) {
+  const Results results = results_of(call);
+  const Arrays arrays = arrays_of(call, results);
+  const std::vector<Extremes> found = arrays.row_extremes(results.rows, threads_of(call));
+  for (std::size_t row = 0; row < results.rows; ++row) {
+    results.first[row] = found[row].largest;
+    results.second[row] = found[row].nonfinite ? std::numeric_limits<double>::quiet_NaN() : found[row].smallest;
+  }
+}
+
+// Answers the question that comes at registration, if this is it.
+bool described(const xla_ffi::Call& call) {
+  for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
+    if (extension->type != xla_ffi::kMetadataExtension) continue;
+    xla_ffi::Metadata& metadata = *reinterpret_cast<xla_ffi::MetadataExtension*>(extension)->metadata;
+    metadata.version.major = xla_ffi::kMajorVersion;
+    metadata.version.minor = xla_ffi::kMinorVersion;
+    metadata.traits = 0;
+    return true;
+  }
+  return false;
+}
+
+xla_ffi::Error* error(const xla_ffi::Call& call, const char* message, int code) {
+  xla_ffi::ErrorRequest request = {{sizeof(xla_ffi::ErrorRequest), nullptr}, message, code};
+  return call.api->create_error(&request);
+}
+
+// No exception may leave: what calls is no C++ of ours.
+xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) noexcept {
+  try {
+    const DefaultArithmetic scope;
+    if (!described(*call) && call->stage == xla_ffi::kExecute) reduce(*call);
+    return nullptr;
+  } catch (const std::invalid_argument& wrong) {
+    return error(*call, wrong.what(), xla_ffi::kInvalidArgument);
+  } catch (const std::exception& failed) {
+    return error(*call, failed.what(), xla_ffi::kInternal);
+  }
+}
+
+}  // namespace
+
+xla_ffi::Error* xla_power_sums(xla_ffi::Call* call) { return run(call, power_sums); }
+
+xla_ffi::Error* xla_extremes(xla_ffi::Call* call) { return run(call, extremes); }
