@@ -9,7 +9,15 @@ from typing import Any
 from gradclip import exact, policy
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided, unit_coefficient
+from gradclip.coefficient import (
+    Coefficient,
+    coefficient,
+    exceeds,
+    needs_split,
+    normalized_coefficient,
+    undecided,
+    unit_coefficient,
+)
 from gradclip.norms import Norm, Order, measure
 
 
@@ -17,13 +25,15 @@ from gradclip.norms import Norm, Order, measure
 class Clipping:
     """What is asked for: a threshold that has been checked, an order, a policy for non-finite input.
 
-    `to_unit`: the result is divided by the threshold, so that its norm is at most 1.
+    `to_unit`: the result is divided by the threshold, so that its norm is at most 1. `gamma`: unless it is None, all
+    is scaled to the threshold times norm / (norm + gamma).
     """
 
     max_norm: Any
     order: Order
     nonfinite: str
     to_unit: bool = False
+    gamma: float | None = None
 
 
 @dataclass(frozen=True)
@@ -80,6 +90,9 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
 
 
 def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+    if clipping.gamma is not None:
+        target = backend.xp.ones_like(threshold) if clipping.to_unit else threshold
+        return normalized_coefficient(backend, norm, target, clipping.gamma)
     if clipping.to_unit:
         return unit_coefficient(backend, norm, threshold)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))

@@ -67,9 +67,9 @@ class Host(Chunkwise):
         data = array.data.view(leaf.dtype) if array.dtype == BFLOAT16.name else array.data
         return data if isinstance(leaf, np.ndarray) else data[()]
 
-    def leave_sum(self, wide: np.ndarray, x: HostArray) -> Any:
-        """Return a sum over examples of `x`, in float32 unless it has float64 precision."""
-        return wide.astype(sum_dtype(x, wide))
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
+        """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
+        return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: np.ndarray) -> Any:
         """Return how many flags are set, as an integer scalar."""
@@ -242,12 +242,12 @@ def known_to_buffers(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
-def sum_dtype(x: Any, wide: Any) -> str:
-    """Return the dtype in which a sum over examples of `x` is handed out."""
-    precise = format_of(x).precision == 53
+def sum_dtype(x: Any, wide: Any, dtype: str | None) -> str:
+    """Return the dtype in which a sum over examples of `x` is handed out, real or complex as `wide` is."""
+    real = dtype or ("float64" if format_of(x).precision == 53 else "float32")
     if "complex" in dtype_name(wide):
-        return "complex128" if precise else "complex64"
-    return "float64" if precise else "float32"
+        return "complex128" if real == "float64" else "complex64"
+    return real
 
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:

@@ -57,6 +57,9 @@ class Portable:
         """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
         return compute()
 
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        """Raise a ValueError where sums cannot be handed out in a dtype."""
+
     def bits(self, x: Array) -> Array:
         """Return the bits of a floating-point array as integers of the same size."""
         raise NotImplementedError
