@@ -28,7 +28,7 @@ clipping by the norm.
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -109,6 +109,24 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
     inverse = 1.0 / xp.where(largest == 0, 1.0, largest)
     return _never_kept(backend, norm, xp.where(max_norm < 0, 0.0, inverse))
+
+
+class Weighing(NamedTuple):
+    """The coefficient of one of many norms, in float64: 1 where upper <= keep_up_to, else numerator / upper.
+
+    There upper = norm * inflate + offset.
+    """
+
+    inflate: float
+    offset: float
+    keep_up_to: float
+    numerator: float
+
+
+def weighing(error: float, max_norm: float, gamma: float | None) -> Weighing:
+    """Return how norms with such a relative error are weighed: the same by `normalized_coefficient` for a `gamma`."""
+    inflate, numerator = 1.0 / (1.0 - error), max_norm * (1.0 - 16.0 * FLOAT64.roundoff)
+    return Weighing(inflate, 0.0, max_norm, numerator) if gamma is None else Weighing(inflate, gamma, -1.0, numerator)
 
 
 def normalized_coefficient(backend: Backend, norm: Norm, max_norm: Any, gamma: float) -> Coefficient:

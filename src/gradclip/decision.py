@@ -9,6 +9,8 @@ from typing import Any
 from gradclip import exact, policy
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.portable import ENOUGH
 from gradclip.coefficient import (
     Coefficient,
     coefficient,
@@ -17,8 +19,9 @@ from gradclip.coefficient import (
     normalized_coefficient,
     undecided,
     unit_coefficient,
+    weighing,
 )
-from gradclip.norms import Norm, Order, measure
+from gradclip.norms import Norm, Order, error_of, measure
 
 
 @dataclass(frozen=True)
@@ -80,6 +83,53 @@ def decide(
     if mask is not None:
         chosen = replace(chosen, blank=chosen.blank | ~mask, keep=chosen.keep & mask)
     return Decision(norm, chosen, clipped, arrays)
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What became of a batch: the wide sums over its examples, their norms, which of them count as clipped."""
+
+    sums: list[Any]
+    norm: Norm
+    clipped: Any
+
+
+def clip_and_sum(
+    backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
+) -> Summed:
+    """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
+    summed = _in_one_reading(backend, arrays, clipping, mask) if backend.concrete else None
+    if summed is not None:
+        return summed
+    made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
+    sums = [backend.weighted_sum(x, made.coefficient) for x in made.arrays]
+    return Summed(sums, made.norm, made.clipped)
+
+
+def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: Any) -> Summed | None:
+    """Do it with one reading, where the backend can and every sum of squares can be trusted."""
+    count, max_norm = arrays.elements(batched=True), float(clipping.max_norm)
+    if clipping.to_unit or not count or math.isinf(max_norm):
+        return None
+    error = error_of(backend, arrays, clipping.order, count)
+    found = backend.add_examples(arrays, weighing(error, max_norm, clipping.gamma), mask)
+    if found is None:
+        return None
+    sums, squares = found
+    if not _trusted(backend, arrays, clipping, squares, mask):
+        return None
+    norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
+    return Summed(sums, norm, exceeds(norm, max_norm))
+
+
+def _trusted(backend: Backend, arrays: Arrays, clipping: Clipping, squares: Any, mask: Any) -> bool:
+    """Say whether sums of squares, and leaving out those that are not finite, are what is asked for."""
+    trusted = backend.xp.isfinite(squares)
+    if FLOAT64 in arrays.formats:
+        trusted = trusted & (squares > ENOUGH)
+    elif clipping.nonfinite == "skip":
+        return True
+    return bool(backend.xp.all(trusted if mask is None else trusted | ~mask))
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:

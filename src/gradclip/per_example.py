@@ -10,7 +10,7 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
 from gradclip.clip import is_single_threshold, norm_dtype
 from gradclip.coefficient import check_threshold, known_threshold
-from gradclip.decision import Clipping, decide
+from gradclip.decision import Clipping, clip_and_sum
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.tree import FlatTree, flatten
@@ -160,15 +160,14 @@ class _Batch:
         backend = self.backend
         arrays = Arrays([self.arrays[i] for i in indices])
         leaves = [self.flat.leaves[i] for i in indices]
-        made = decide(
+        made = clip_and_sum(
             backend,
             arrays,
             replace(self.clipping, max_norm=backend.scalar(max_norm, arrays) * share),
             lambda: [self.flat.paths()[i] for i in indices],
-            batched=True,
-            mask=self.mask,
+            self.mask,
         )
-        sums = [backend.leave_sum(backend.weighted_sum(x, made.coefficient), x, self.sum_dtype) for x in made.arrays]
+        sums = [backend.leave_sum(wide, x, self.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
         return sums, backend.leave_count(made.clipped), norms
 

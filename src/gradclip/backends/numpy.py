@@ -13,6 +13,7 @@ import numpy as np
 from array_api_compat import numpy as namespace
 
 from gradclip import native
+from gradclip.backends import examples
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
@@ -131,6 +132,9 @@ class Host(Chunkwise):
             _, smallest, nonfinite = known.extremes(self.threads())
             found.append(math.nan if nonfinite else smallest)
         return np.min(np.stack(found), axis=0)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
+        return examples.add_examples(arrays, weighing, arrays.only_halves, mask, self.threads())
 
     # Results
 

@@ -221,6 +221,10 @@ class Portable:
         product = x * self.over_examples(factors.first, x)
         return product if factors.second is None else product * self.over_examples(factors.second, x)
 
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
+        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
+        return None
+
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, wide."""
         weights = coefficient.weights(self.xp)

@@ -19,20 +19,6 @@ const KernelTable* table_of(const std::string& variant) {
 
 std::atomic<const KernelTable*> table_in_use{table_of(variants().back())};
 
-const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
-
-int64_t item_size(Dtype dtype) { return kItemSizes[static_cast<std::size_t>(dtype)]; }
-
-// Complex arrays as real ones of twice as many elements.
-std::vector<Span> as_real(std::vector<Span> spans) {
-  for (Span& span : spans) {
-    if (!is_complex(span.dtype)) continue;
-    span.dtype = span.dtype == Dtype::complex64 ? Dtype::float32 : Dtype::float64;
-    span.count *= 2;
-  }
-  return spans;
-}
-
 std::byte* start_of(const Span& span, const Piece& piece) {
   return span.data + piece.offset * item_size(span.dtype);
 }
@@ -55,6 +41,17 @@ class SumInOrder {
 };
 
 }  // namespace
+
+const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
+
+std::vector<Span> as_real(std::vector<Span> spans) {
+  for (Span& span : spans) {
+    if (!is_complex(span.dtype)) continue;
+    span.dtype = span.dtype == Dtype::complex64 ? Dtype::float32 : Dtype::float64;
+    span.count *= 2;
+  }
+  return spans;
+}
 
 std::vector<std::string> variants() {
   std::vector<std::string> names = {"baseline"};
