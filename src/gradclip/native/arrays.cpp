@@ -99,7 +99,7 @@ std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<
                                   int threads) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
-  const std::size_t width = spans.size() / rows;
+  const std::size_t width = spans.size() / std::max<std::size_t>(1, rows);
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
@@ -116,7 +116,7 @@ std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<
 
 std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const {
   const std::vector<Piece> pieces = cut(spans_);
-  const std::size_t width = spans_.size() / rows;
+  const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
   std::vector<Extremes> found(pieces.size());
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];
