@@ -12,7 +12,7 @@ LAYERS = [
     {"tree"},
     {"native"},
     {"backends"},
-    {"norms", "exact"},
+    {"norms", "exact", "grid"},
     {"coefficient"},
     {"policy", "derivative"},
     {"decision"},

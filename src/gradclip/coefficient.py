@@ -111,6 +111,13 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     return _never_kept(backend, norm, xp.where(max_norm < 0, 0.0, inverse))
 
 
+def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) -> Coefficient:
+    """Return steps * min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most `steps`."""
+    xp = backend.xp
+    largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
+    return _never_kept(backend, norm, xp.where(max_norm > 0, steps, 0.0) / xp.where(largest == 0, 1.0, largest))
+
+
 class Weighing(NamedTuple):
     """The coefficient of one of many norms, in float64: 1 where upper <= keep_up_to, else numerator / upper.
 

@@ -15,12 +15,14 @@ from gradclip.coefficient import (
     Coefficient,
     coefficient,
     exceeds,
+    grid_coefficient,
     needs_split,
     normalized_coefficient,
     undecided,
     unit_coefficient,
     weighing,
 )
+from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, error_of, measure
 
 
@@ -29,7 +31,7 @@ class Clipping:
     """What is asked for: a threshold that has been checked, an order, a policy for non-finite input.
 
     `to_unit`: the result is divided by the threshold, so that its norm is at most 1. `gamma`: unless it is None, all
-    is scaled to the threshold times norm / (norm + gamma).
+    is scaled to the threshold times norm / (norm + gamma). `grid`: the result is in steps of a grid.
     """
 
     max_norm: Any
@@ -37,6 +39,7 @@ class Clipping:
     nonfinite: str
     to_unit: bool = False
     gamma: float | None = None
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True)
@@ -102,14 +105,15 @@ def clip_and_sum(
     if summed is not None:
         return summed
     made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
-    sums = [backend.weighted_sum(x, made.coefficient) for x in made.arrays]
+    add = backend.weighted_sum if clipping.grid is None else backend.rounded_sum
+    sums = [add(x, made.coefficient) for x in made.arrays]
     return Summed(sums, made.norm, made.clipped)
 
 
 def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: Any) -> Summed | None:
     """Do it with one reading, where the backend can and every sum of squares can be trusted."""
     count, max_norm = arrays.elements(batched=True), float(clipping.max_norm)
-    if clipping.to_unit or not count or math.isinf(max_norm):
+    if clipping.to_unit or clipping.grid is not None or not count or math.isinf(max_norm):
         return None
     error = error_of(backend, arrays, clipping.order, count)
     found = backend.add_examples(arrays, weighing(error, max_norm, clipping.gamma), mask)
@@ -140,6 +144,10 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
 
 
 def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+    if clipping.grid is not None and clipping.gamma is None:
+        return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
+    if clipping.grid is not None:
+        threshold = backend.xp.where(threshold > 0, clipping.grid.steps, 0.0)
     if clipping.gamma is not None:
         target = backend.xp.ones_like(threshold) if clipping.to_unit else threshold
         return normalized_coefficient(backend, norm, target, clipping.gamma)

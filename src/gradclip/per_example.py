@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
-from gradclip.clip import is_single_threshold, norm_dtype
+from gradclip.clip import check_real, is_single_threshold, norm_dtype
 from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, clip_and_sum
+from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.tree import FlatTree, flatten
@@ -41,6 +42,7 @@ def per_example_clip(
     rule: str = "clip",
     gamma: float = 0.01,
     sum_dtype: Any = None,
+    grid: int | None = None,
 ) -> tuple[Any, PerExampleInfo]:
     """Return the sum over examples g_i of c_i * g_i, where c_i * ||g_i|| <= max_norm.
 
@@ -65,6 +67,10 @@ def per_example_clip(
         gamma: > 0, in the units of the gradients; for "automatic" alone.
         sum_dtype: in what dtype sums are returned, "float32" or "float64" (or a framework's); None is float64 for
             float64 gradients and float32 for all others. Sums of complex gradients have parts of it.
+        grid: how many steps `max_norm` is divided into: each clipped example is rounded to integer multiples of
+            max_norm / grid, and sums are those of the integers, in int64: the same for every order and microbatch size.
+            Multiply them by max_norm / grid. One example more or less changes them by at most `grid`, exactly; what
+            an example is clipped to is sqrt(D) / 2 steps less, for D elements.
 
     Returns:
         `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule one example more or less changes
@@ -72,8 +78,9 @@ def per_example_clip(
 
     Raises:
         ValueError: leaves without a common batch axis, a wrong mask, a negative or NaN `max_norm`, an unknown rule, a
-        tree of thresholds that is no prefix, a `sum_dtype` narrower than float32, or float64 where JAX's 64-bit mode
-        is off. TypeError: leaves that are no arrays. FloatingPointError: under "raise".
+        tree of thresholds that is no prefix, a `sum_dtype` narrower than float32, a grid too coarse for the number of
+        elements (with the smallest that works), float64 or int64 where JAX's 64-bit mode is off. TypeError: leaves
+        that are no arrays, complex ones on a grid. FloatingPointError: under "raise".
 
     Clipping is that of Abadi et al. 2016, "Deep Learning with Differential Privacy", by layers that of McMahan et al.
     2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and AUTO-S
@@ -91,14 +98,23 @@ def per_example_clip(
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
     clipping = Clipping(None, Order(2.0), check_policy(nonfinite), gamma=_gamma(rule, gamma))
+    plan.check_grid(check_grid(grid), sum_dtype)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
-    dtype = _checked_dtype(sum_dtype)
+    dtype = _checked_dtype(sum_dtype) if grid is None else "int64"
     backend.check_sum_dtype(dtype)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
     with backend.precision():
-        batch = _Batch(backend, flat, backend.enter(prepared), mask, clipping, dtype)
+        batch = _Batch(backend, flat, backend.enter(prepared), mask, Asked(clipping, dtype, grid))
         return batch.clip_groups(plan)
+
+
+class Asked(NamedTuple):
+    """How examples are clipped, the dtype of their sums, and the steps of a threshold if these are integers."""
+
+    clipping: Clipping
+    sum_dtype: str | None
+    grid: int | None
 
 
 @dataclass(frozen=True)
@@ -127,19 +143,24 @@ class _Plan:
         shares = layer_shares(sizes, uniform=uniform) if sizes else []
         return cls(flat, [[i] for i in leaves], [threshold] * len(leaves), shares)
 
+    def check_grid(self, grid: int | None, sum_dtype: Any) -> None:
+        """Raise a ValueError where the thresholds, or a dtype of sums, do not go together with a grid."""
+        if grid is not None:
+            for threshold in self.thresholds:
+                check_threshold_of_grid(threshold)
+            if sum_dtype is not None:
+                raise ValueError("sums on a grid are int64; leave out sum_dtype.")
+
 
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(
-        self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, clipping: Clipping, sum_dtype: str | None
-    ) -> None:
+    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, asked: Asked) -> None:
         self.backend = backend
         self.flat = flat
         self.arrays = arrays
         self.mask = None if mask is None else backend.booleans(mask)
-        self.clipping = clipping
-        self.sum_dtype = sum_dtype
+        self.asked = asked
 
     def clip_groups(self, plan: _Plan) -> tuple[Any, PerExampleInfo]:
         """Clip each group of leaves; return the sums and what was clipped, in the plan's shape."""
@@ -160,14 +181,19 @@ class _Batch:
         backend = self.backend
         arrays = Arrays([self.arrays[i] for i in indices])
         leaves = [self.flat.leaves[i] for i in indices]
+        clipping = replace(self.asked.clipping, max_norm=backend.scalar(max_norm, arrays) * share)
+        if self.asked.grid is not None:
+            check_real(arrays, lambda: [self.flat.paths()[i] for i in indices])
+            grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
+            clipping = replace(clipping, grid=grid)
         made = clip_and_sum(
             backend,
             arrays,
-            replace(self.clipping, max_norm=backend.scalar(max_norm, arrays) * share),
+            clipping,
             lambda: [self.flat.paths()[i] for i in indices],
             self.mask,
         )
-        sums = [backend.leave_sum(wide, x, self.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
+        sums = [backend.leave_sum(wide, x, self.asked.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
         return sums, backend.leave_count(made.clipped), norms
 

@@ -206,7 +206,7 @@ class JaxKernels(Jax):
 
     splits_by_range = False
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         error = super().sum_error(min(count, native.ADDITIONS), arrays, p)
         return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 

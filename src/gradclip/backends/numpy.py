@@ -4,6 +4,7 @@ Here values are known, so nothing is computed that a look at them makes needless
 know in one call; the others, and all where there are no kernels, go chunk by chunk.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -97,8 +98,12 @@ class Host(Chunkwise):
 
     # Reductions
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
-        known, others = split(arrays)
+    def total(self, terms: Sequence[Any]) -> Any:
+        # One after the other, so that an example's sum does not depend on how many examples there are.
+        return functools.reduce(np.add, terms)
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
+        known, others = split(arrays, batched)
         additions = min(count, native.ADDITIONS) if known and not others else count
         error = super().sum_error(additions, arrays, p)
         return error + native.HALF_SQUARES_ERROR if known and p == 2 and arrays.only_halves else error

@@ -162,6 +162,9 @@ class Torch(Portable):
             total += super().weighted_sum(x[b], _rows(coefficient, b))
         return total
 
+    def rounded_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
+        return sum(super(Torch, self).rounded_sum(x[b], _rows(coefficient, b)) for b in _blocks(x))
+
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
         return restored(self.clamp(prepared, bound), leaf)
 
