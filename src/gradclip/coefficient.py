@@ -119,21 +119,32 @@ def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) 
 
 
 class Weighing(NamedTuple):
-    """The coefficient of one of many norms, in float64: 1 where upper <= keep_up_to, else numerator / upper.
+    """The coefficient of each of many norms, in float64: `kept` where upper <= keep_up_to, else numerator / upper.
 
     There upper = norm * inflate + offset.
     """
 
-    inflate: float
-    offset: float
-    keep_up_to: float
-    numerator: float
+    inflate: Any
+    offset: Any
+    keep_up_to: Any
+    kept: Any
+    numerator: Any
+
+    def weights(self, xp: Any, norms: Any) -> Any:
+        """Return the coefficients, finite where the norms are; of a norm of zero, any."""
+        upper = norms * self.inflate + self.offset
+        scaled = xp.clip(self.numerator / xp.where(upper == 0, 1.0, upper), 0.0, 2.0**1022)
+        return xp.where(upper <= self.keep_up_to, self.kept, scaled)
 
 
-def weighing(error: float, max_norm: float, gamma: float | None) -> Weighing:
-    """Return how norms with such a relative error are weighed: the same by `normalized_coefficient` for a `gamma`."""
-    inflate, numerator = 1.0 / (1.0 - error), max_norm * (1.0 - 16.0 * FLOAT64.roundoff)
-    return Weighing(inflate, 0.0, max_norm, numerator) if gamma is None else Weighing(inflate, gamma, -1.0, numerator)
+def weighing(xp: Any, error: float, max_norm: Any, gamma: float | None, *, to_unit: bool) -> Weighing:
+    """Return what `coefficient`, `unit_coefficient` and `normalized_coefficient` make of norms with such an error."""
+    threshold = xp.where(max_norm < 0, 0.0, max_norm)
+    lowered = 1.0 - 16.0 * FLOAT64.roundoff
+    inverse = xp.where(threshold > 0, 1.0 / xp.where(threshold > 0, threshold, 1.0), 0.0)
+    kept, numerator = (inverse * lowered, lowered) if to_unit else (1.0, threshold * lowered)
+    keep_up_to = threshold if gamma is None else -1.0
+    return Weighing(1.0 / (1.0 - error), gamma or 0.0, keep_up_to, kept, numerator)
 
 
 def normalized_coefficient(backend: Backend, norm: Norm, max_norm: Any, gamma: float) -> Coefficient:

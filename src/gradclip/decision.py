@@ -23,7 +23,7 @@ from gradclip.coefficient import (
     weighing,
 )
 from gradclip.grid import Grid
-from gradclip.norms import Norm, Order, error_of, measure
+from gradclip.norms import Norm, Order, measure, relative_error
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ def clip_and_sum(
     backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
 ) -> Summed:
     """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
-    summed = _in_one_reading(backend, arrays, clipping, mask) if backend.concrete else None
+    summed = _in_one_reading(backend, arrays, clipping, mask)
     if summed is not None:
         return summed
     made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
@@ -112,28 +112,27 @@ def clip_and_sum(
 
 def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: Any) -> Summed | None:
     """Do it with one reading, where the backend can and every sum of squares can be trusted."""
-    count, max_norm = arrays.elements(batched=True), float(clipping.max_norm)
-    if clipping.to_unit or clipping.grid is not None or not count or math.isinf(max_norm):
+    count = arrays.elements(batched=True)
+    if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
-    error = error_of(backend, arrays, clipping.order, count)
-    found = backend.add_examples(arrays, weighing(error, max_norm, clipping.gamma), mask)
+    sum_error = backend.kernels_sum_error(count, arrays, clipping.order.p)
+    error = relative_error(clipping.order, sum_error, FLOAT64, exact=False)
+    by = weighing(backend.xp, error, clipping.max_norm, clipping.gamma, to_unit=clipping.to_unit)
+    found = backend.add_examples(arrays, by, mask)
     if found is None:
         return None
     sums, squares = found
-    if not _trusted(backend, arrays, clipping, squares, mask):
-        return None
+    if not _always_trusted(arrays, clipping):
+        trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
+        if not backend.xp.all(trusted if mask is None else trusted | ~mask):
+            return None
     norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
-    return Summed(sums, norm, exceeds(norm, max_norm))
+    return Summed(sums, norm, exceeds(norm, clipping.max_norm))
 
 
-def _trusted(backend: Backend, arrays: Arrays, clipping: Clipping, squares: Any, mask: Any) -> bool:
-    """Say whether sums of squares, and leaving out those that are not finite, are what is asked for."""
-    trusted = backend.xp.isfinite(squares)
-    if FLOAT64 in arrays.formats:
-        trusted = trusted & (squares > ENOUGH)
-    elif clipping.nonfinite == "skip":
-        return True
-    return bool(backend.xp.all(trusted if mask is None else trusted | ~mask))
+def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
+    """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
+    return FLOAT64 not in arrays.formats and clipping.nonfinite == "skip"
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:

@@ -104,9 +104,10 @@ class Host(Chunkwise):
 
     def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         known, others = split(arrays, batched)
-        additions = min(count, native.ADDITIONS) if known and not others else count
-        error = super().sum_error(additions, arrays, p)
-        return error + native.HALF_SQUARES_ERROR if known and p == 2 and arrays.only_halves else error
+        if known and not others:
+            return self.kernels_sum_error(count, arrays, p)
+        error = super().sum_error(count, arrays, p)
+        return error + self.kernels_sum_error(0, arrays, p) if known else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 
@@ -95,6 +96,11 @@ class Portable:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
+
+    def kernels_sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+        """Return such a bound for a sum by the kernels."""
+        error = min(count, native.ADDITIONS) * FLOAT64.roundoff
+        return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""

@@ -19,7 +19,7 @@ constexpr int64_t kLargestCopy = int64_t{1} << 21;
 
 double weight_of(double square, const Weighing& weighing) {
   const double upper = std::sqrt(square) * weighing.inflate + weighing.offset;
-  if (upper <= weighing.keep_up_to) return 1.0;
+  if (upper <= weighing.keep_up_to) return weighing.kept;
   // Not below the normal range, where it could be rounded up, and not so large that zeros become NaN.
   const double weight = upper == 0.0 ? 0.0 : weighing.numerator / upper;
   return weight < std::numeric_limits<double>::min() ? 0.0 : std::min(weight, 0x1p1022);

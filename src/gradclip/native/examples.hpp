@@ -3,12 +3,13 @@
 
 #include "arrays.hpp"
 
-// What an example is multiplied by. With `upper` = norm * inflate + offset it is 1 where that is at most `keep_up_to`,
-// else numerator / upper.
+// What an example is multiplied by. With `upper` = norm * inflate + offset it is `kept` where that is at most
+// `keep_up_to`, else numerator / upper.
 struct Weighing {
   double inflate;
   double offset;
   double keep_up_to;
+  double kept;
   double numerator;
 };
 
