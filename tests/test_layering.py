@@ -14,7 +14,7 @@ LAYERS = [
     {"backends"},
     {"norms", "exact"},
     {"coefficient"},
-    {"policy", "derivative"},
+    {"policy", "derivative", "sensitivity"},
     {"decision"},
     {"clip"},
     {"gradients"},
