@@ -21,9 +21,9 @@ that of the format they are handed out in. Write g(k, u) = k*u / (1 - k*u), so t
    scale, the computed norms of all others may change in their last bits. A computed norm of K elements differs from
    the exact one by a factor with at most (K + 9) / 2 + 3 rounding errors, and the coefficient adds 8 more, and the
    16 by which it is lowered where it is not 1; so two coefficients of one example differ by at most
-   s = 2 * (K + 16) * u, relatively, and all p_i together by s * n * B. A device that adds in float32 adds in pairs: it
-   has twice the binary digits of K for K. (The kernels' sums of half types err by more,
-   but give a row of a batch the same bits whatever the others hold.)
+   s = 2 * (K + 16) * u, relatively, and all p_i together by s * n * B. Devices that add in float32 add in pairs; for
+   them K is twice the number of its binary digits. (The kernels' sums of half types err by more, but give a row of a
+   batch the same bits whatever the others hold.)
 3. Numbers below the normal range may be flushed to zero: at most the smallest normal number for each of the
    operations of step 1 in each of K coordinates, doubled for what follows them.
 
@@ -33,7 +33,6 @@ coefficients that depend on their own example alone, bit for bit.
 
 import math
 import numbers
-from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -191,9 +190,9 @@ def clipped_sum_sensitivity(
         )
     denominator = None if normalize_by == 1 else float(normalize_by)
     formats = _format("sum_dtype", sum_dtype), _format("summed_in", summed_in)
-    one = root_up([1.0] * len(thresholds) if to_unit else thresholds)
-    if math.isinf(one):
+    if math.inf in thresholds and not to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
+    one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))
     moved = (2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(normalize_by)
     rounding = _Rounding(*formats, grid is not None, partial_sums, elements, normalize_by).bound(one, batch_size)
     return Sensitivity(rounded_up(moved), unit, relation, denominator, rounding)
@@ -275,12 +274,8 @@ def rounded_up(exact: Fraction) -> float:
     return near if math.isinf(near) or near >= exact else math.nextafter(near, math.inf)
 
 
-def root_up(magnitudes: Iterable[float]) -> float:
-    """Return the smallest float64 that is not below the root of the sum of squares."""
-    values = list(magnitudes)
-    if math.inf in values:
-        return math.inf
-    exact = sum((Fraction(x) ** 2 for x in values), Fraction(0))
+def root_up(exact: Fraction) -> float:
+    """Return the smallest float64 that is not below the square root of an exact number."""
     # The integer root of a number scaled to 128 bits or more: no float64 lies between it and the exact root.
     shift = max(0, 128 - exact.numerator.bit_length() + exact.denominator.bit_length())
     shift += shift % 2
