@@ -94,7 +94,7 @@ def check_sensitivity(
     """Look for an example that moves `function`'s sum by more than is promised; measure max ||f(D) - f(D')|| exactly.
 
     D and D' differ in one example, as the sensitivity's relation says. It is NaN, zero, huge, tiny, at the
-    threshold, and so on; the others are those given, zeros, random ones, or point where it does or to the opposite side.
+    threshold, and so on; the others are those given, zeros, random ones, or point where it does, or away from there.
 
     Args:
         function: from a tree of per-example gradients, batch on axis 0, to a tree of sums. It has to take
