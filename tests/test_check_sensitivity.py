@@ -10,6 +10,7 @@ import optax
 import pytest
 import torch
 from jax_privacy.clipping import clip_pytree
+from opacus.optimizers import DPOptimizer
 
 import gradclip
 from frameworks import ALL, by_name
@@ -173,6 +174,23 @@ def test_jax_privacy_sums_of_half_types_fail(dtype, at_least):
     assert not report.holds
     assert report.worst.distance > at_least
     assert report.worst.problem is None
+
+
+@pytest.mark.parametrize(("dtype", "at_least"), [("float16", 1.5), ("bfloat16", 3.0), ("float32", None)])
+def test_opacus_fails_on_nan_and_in_half_types(dtype, at_least):
+    def sum_of(grads):
+        parameter = torch.nn.Parameter(torch.zeros(grads.shape[1:], dtype=grads.dtype))
+        parameter.grad_sample = grads
+        plain = torch.optim.SGD([parameter], lr=1.0)
+        optimizer = DPOptimizer(plain, noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1)
+        optimizer.clip_and_accumulate()
+        return parameter.summed_grad
+
+    given, promised = torch.ones(4096, 16), clipped_sum_sensitivity(1.0, batch_size=4096)
+    failures = cases_of(sum_of, given, promised, dtypes=[dtype], trials=1)
+    assert failures[f"{dtype}: one NaN"].problem == "NaN in the result"
+    distances = [case.distance for case in failures.values() if not case.problem]
+    assert not distances if at_least is None else max(distances) > at_least
 
 
 def test_a_sum_whose_noise_is_for_a_mean():
