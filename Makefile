@@ -76,7 +76,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 
 .venv-sanitize/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-sanitize
-	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest
+	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest ml_dtypes
 	touch $@
 
 .venv-lint/ready: pyproject.toml

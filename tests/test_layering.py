@@ -12,7 +12,7 @@ LAYERS = [
     {"tree"},
     {"native"},
     {"backends"},
-    {"norms", "exact", "hostile"},
+    {"norms", "exact", "grid", "hostile"},
     {"coefficient"},
     {"policy", "derivative", "sensitivity"},
     {"decision"},

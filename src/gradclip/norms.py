@@ -139,9 +139,14 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
         return rooted(backend, whole, order), whole.divisor
 
     value, divisor = backend.with_care(compute, arrays, count)
+    floor = count * max(map(backend.flushed_below, arrays.formats))
+    return Norm(value, divisor, error_of(backend, arrays, order, count, batched=batched), floor)
+
+
+def error_of(backend: Backend, arrays: Arrays, order: Order, count: int, *, batched: bool = False) -> float:
+    """Return a proven bound on the relative error of a norm of `count` elements."""
     exact = order.extreme and not arrays.any_complex
-    error = relative_error(order, backend.sum_error(count, arrays, order.p), backend.wide, exact=exact)
-    return Norm(value, divisor, error, count * max(map(backend.flushed_below, arrays.formats)))
+    return relative_error(order, backend.sum_error(count, arrays, order.p, batched=batched), backend.wide, exact=exact)
 
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:

@@ -67,8 +67,11 @@ class JaxHost(Host):
             data = data.view(jnp.bfloat16)
         return jax.device_put(data, getattr(leaf, "sharding", None))
 
-    def leave_sum(self, wide: np.ndarray, x: HostArray) -> jax.Array:
-        return jnp.asarray(super().leave_sum(wide, x))
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        check_64_bit_mode(dtype)
+
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> jax.Array:
+        return jnp.asarray(super().leave_sum(wide, x, dtype))
 
     def leave_count(self, flags: np.ndarray) -> jax.Array:
         return jnp.asarray(super().leave_count(flags), jnp.int32)
@@ -110,8 +113,11 @@ class Jax(Portable):
     def leave(self, array: jax.Array, leaf: Any) -> jax.Array:
         return array
 
-    def leave_sum(self, wide: jax.Array, x: jax.Array) -> jax.Array:
-        return wide.astype(sum_dtype(x, wide))
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        check_64_bit_mode(dtype)
+
+    def leave_sum(self, wide: jax.Array, x: jax.Array, dtype: str | None) -> jax.Array:
+        return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: jax.Array) -> jax.Array:
         return jnp.sum(flags, dtype=jnp.int32)
@@ -200,7 +206,7 @@ class JaxKernels(Jax):
 
     splits_by_range = False
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         error = super().sum_error(min(count, native.ADDITIONS), arrays, p)
         return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 
@@ -255,6 +261,15 @@ def prepared(leaf: Any) -> jax.Array:
     if jnp.issubdtype(array.dtype, jnp.integer):
         array = array.astype(jnp.result_type(float))
     return checked_dtype(array)
+
+
+def check_64_bit_mode(dtype: str | None) -> None:
+    """Raise a ValueError where JAX would hand out another dtype, with 64-bit mode off."""
+    if dtype is not None and "64" in dtype and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"sums in {dtype} need JAX's 64-bit mode. Call jax.config.update('jax_enable_x64', True) at the start, or "
+            "put the call in `with jax.enable_x64(True):`."
+        )
 
 
 def _with_origin(pair: tuple[np.ndarray, jax.Array]) -> HostArray:

@@ -57,6 +57,11 @@ class Portable:
         """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
         return compute()
 
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        """Raise a ValueError where sums cannot be handed out in a dtype."""
+        if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
+            raise ValueError(f"sums in {dtype} need a device that computes in 64 bits; move the gradients to the CPU.")
+
     def bits(self, x: Array) -> Array:
         """Return the bits of a floating-point array as integers of the same size."""
         raise NotImplementedError
@@ -86,7 +91,7 @@ class Portable:
 
     # Reductions
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
@@ -217,6 +222,16 @@ class Portable:
     def _times(self, x: Array, factors: Any) -> Array:
         product = x * self.over_examples(factors.first, x)
         return product if factors.second is None else product * self.over_examples(factors.second, x)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
+        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
+        return None
+
+    def rounded_sum(self, x: Array, coefficient: Any) -> Array:
+        """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
+        blank = self.over_examples(coefficient.blank, x)
+        product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide))
+        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, wide."""
