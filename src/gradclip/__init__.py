@@ -1,5 +1,6 @@
 """Gradient clipping with one meaning for every framework, and a bound that holds exactly."""
 
+from gradclip.check_sensitivity import SensitivityReport, check_sensitivity
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -10,17 +11,22 @@ from gradclip.clip import (
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.native import NativeStatus, native_status
 from gradclip.per_example import PerExampleInfo, per_example_clip
+from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NativeStatus",
     "PerExampleInfo",
+    "Sensitivity",
+    "SensitivityReport",
+    "check_sensitivity",
     "clip_by_global_norm",
     "clip_by_layer_norm",
     "clip_by_value",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "clipped_sum_sensitivity",
     "global_norm",
     "grad_norm",
     "layer_norms",

@@ -206,7 +206,9 @@ def _flushed(xp: Any, factor: Any, smallest: float) -> Any:
 
 
 def _upper(norm: Norm) -> Any:
-    return norm.value * (1.0 / (1.0 - norm.error)) + _in_units_of(norm, norm.floor)
+    upper = norm.value * (1.0 / (1.0 - norm.error))
+    # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
+    return upper + _in_units_of(norm, norm.floor) if norm.floor else upper
 
 
 def undecided(norm: Norm, max_norm: float) -> bool:
