@@ -18,7 +18,9 @@ LAYERS = [
     {"decision"},
     {"clip"},
     {"gradients"},
-    {"inplace", "per_example"},
+    {"inplace", "per_example", "sensitivity"},
+    {"clipped"},
+    {"transforms"},
     {"integrations"},
     {"cli"},
 ]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from gradclip.backends import Backend, find
@@ -33,6 +34,7 @@ def per_example_clip(
     uniform: bool = True,
     mask: Any = None,
     nonfinite: str = "skip",
+    to_unit: bool = False,
 ) -> tuple[Any, PerExampleInfo]:
     """Return the sum over examples g_i of min(1, max_norm / ||g_i||) * g_i.
 
@@ -46,6 +48,7 @@ def per_example_clip(
             whatever it holds.
         nonfinite: what happens to an example with NaN or infinities, as in `gradclip.clip_by_global_norm`; "skip"
             makes its contribution exactly zero and leaves the other examples as they are.
+        to_unit: divide the sum by `max_norm`, so that each example contributes at most 1; not with `per_layer`.
 
     Returns:
         `(summed, info)`: a tree of sums, in float32, or float64 for float64 gradients; and a `PerExampleInfo`.
@@ -64,14 +67,16 @@ def per_example_clip(
     ([0.9, 1.2], 1, [0.0, 5.0, 0.5])
 
     """
-    flat, policy = flatten(grads), check_policy(nonfinite)
+    if to_unit and per_layer:
+        raise ValueError("to_unit=True is for one norm of an example; with per_layer=True divide the sum by max_norm.")
+    flat, asked = flatten(grads), Clipping(None, Order(2.0), check_policy(nonfinite), to_unit)
     threshold = check_threshold(max_norm)
     backend = find(flat.leaves, flat.paths, threshold, mask)
     threshold = known_threshold(backend, threshold)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
     with backend.precision():
-        batch = _Batch(backend, flat, backend.enter(prepared), mask, policy)
+        batch = _Batch(backend, flat, backend.enter(prepared), mask, asked)
         if not per_layer:
             sums, count, norms = batch.clip(range(len(prepared)), threshold)
             return flat.rebuild(sums), PerExampleInfo(count, norms)
@@ -85,12 +90,12 @@ def per_example_clip(
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, policy: str) -> None:
+    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, asked: Clipping) -> None:
         self.backend = backend
         self.flat = flat
         self.arrays = arrays
         self.mask = None if mask is None else backend.booleans(mask)
-        self.policy = policy
+        self.asked = asked
 
     def clip(self, indices: Sequence[int], max_norm: Any, share: float = 1.0) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the number clipped and the norms."""
@@ -101,7 +106,7 @@ class _Batch:
         made = decide(
             backend,
             arrays,
-            Clipping(threshold, Order(2.0), self.policy),
+            replace(self.asked, max_norm=threshold),
             lambda: [self.flat.paths()[i] for i in indices],
             batched=True,
             mask=self.mask,
