@@ -22,12 +22,12 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of
 from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.jax_examples import SumsByRows
 from gradclip.backends.jax_kernels import extremes, power_sums, usable
 from gradclip.backends.numpy import Host, known_to_buffers, sum_dtype
-from gradclip.backends.portable import ENOUGH, Portable, low_bits_mask
+from gradclip.backends.portable import ENOUGH, low_bits_mask
 
 _ALIGNMENT = 64  # bytes
-
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 
@@ -77,7 +77,7 @@ class JaxHost(Host):
         return jnp.asarray(super().leave_scalar(value, dtype, leaves))
 
 
-class Jax(Portable):
+class Jax(SumsByRows):
     """Arrays whose values are not looked at."""
 
     def __init__(self, *, visible: bool) -> None:

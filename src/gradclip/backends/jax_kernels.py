@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
+from gradclip.backends.jax_examples import as_rows
 
 
 def usable(leaves: Sequence[Any]) -> bool:
@@ -61,4 +62,4 @@ def _call(
 ) -> tuple[jax.Array, jax.Array]:
     wide = jax.ShapeDtypeStruct(rows, jnp.float64)
     call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
-    return call(*arrays, threads=np.int64(native.default_threads()), **attributes)
+    return call(*[as_rows(x, len(rows)) for x in arrays], threads=np.int64(native.default_threads()), **attributes)
