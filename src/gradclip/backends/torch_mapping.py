@@ -4,11 +4,13 @@ What is random in a function, as dropout is, is drawn for each example on its ow
 """
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 
 from gradclip.backends.mapping import Step, mapped
+from gradclip.tree import flatten
 
 
 class TorchMapping:
@@ -20,7 +22,21 @@ class TorchMapping:
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
     ) -> Callable[..., Any]:
-        return torch.no_grad()(torch.func.vmap(fun, in_dims=tuple(axes), randomness="different"))
+        def call(*args: Any) -> Any:
+            # As one list: `vmap` takes no None for an argument that carries the batch, nor in it.
+            flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
+
+            def of_leaves(leaves: Sequence[torch.Tensor]) -> Any:
+                rest = iter(leaves)
+                trees = [None if flat is None else flat.rebuild(islice(rest, len(flat.leaves))) for flat in flats]
+                given = zip(flats, trees, args, strict=True)
+                return fun(*[arg if flat is None else tree for flat, tree, arg in given])
+
+            with torch.no_grad():
+                leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
+                return torch.func.vmap(of_leaves, randomness="different")(leaves)
+
+        return call
 
     def split_key(self, key: Any, count: int) -> Any:
         raise ValueError(
