@@ -32,6 +32,7 @@ lint: .venv-lint/ready  ## Check style and types
 bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes, and draw it
 	$(BIN)/python benchmarks/clipping.py
 	$(BIN)/python benchmarks/growth.py
+	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/readme_table.py --write
 
@@ -76,7 +77,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 
 .venv-sanitize/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-sanitize
-	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest
+	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest ml_dtypes
 	touch $@
 
 .venv-lint/ready: pyproject.toml

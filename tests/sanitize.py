@@ -45,6 +45,7 @@ def run_tests(runtime):
         "TSAN_OPTIONS": "halt_on_error=1",
         # Python's own allocator hands out pieces of memory that nobody watches the ends of.
         "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": "tests",
     }
     # Without -s pytest would hold back what is reported as the process dies.
     command = [sys.executable, "-W", "error", "-m", "pytest", "-s", "--import-mode=importlib", *PYTEST, "tests/native"]

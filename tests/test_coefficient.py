@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from frameworks import PAIRS, by_name
+from frameworks import ALL, PAIRS, by_name
 
 
 def clip(framework, tree, max_norm, ord=2):
@@ -114,3 +114,16 @@ def test_float64_norms_beyond_what_a_coefficient_can_hold():
         gradclip.clip_by_global_norm(x, 1e-150)[0][:2], [0.5**0.5 * 1e-150, -(0.5**0.5) * 1e-150]
     )
     assert gradclip.clip_by_global_norm(x, 5e-324)[0].tolist() == [0.0, -0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["numpy", "torch", "torch-device", "jax-x64"])
+def test_a_norm_whose_inverse_overflows_is_a_norm(name):
+    framework = next(f for f in ALL if f.name == name)
+    x = np.array([60, -80]) * 2.0**-1074
+    with framework.mode():
+        clipped, norm = gradclip.clip_by_global_norm(framework.array(x, "float64"), 0.5)
+        summed, info = gradclip.per_example_clip(framework.array([x, [3.0, 4.0]], "float64"), 5.0)
+    assert framework.to_numpy(clipped).tolist() == x.tolist()
+    assert float(norm) == 100 * 2.0**-1074
+    assert framework.to_numpy(summed).tolist() == pytest.approx([3.0, 4.0], rel=1e-12)
+    assert framework.to_numpy(info.norms).tolist() == [100 * 2.0**-1074, 5.0]

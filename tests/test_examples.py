@@ -30,6 +30,20 @@ EXPECTED = {
         "equal to the sum without the NaN example and the padding, bit for bit: yes\n",
         "No noise has been added: this sum is bounded in each example, not private.\n",
     ],
+    "dp_sgd_torch.py": [
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 0.0002 rounding); noise 2.000402",
+        "40 steps, delta 0.0001, noise multiplier 2\n",
+        " epsilon  accuracy  ms/step\ngradclip ",
+        "\nOpacus ",
+        "\nnot private       inf ",
+    ],
+    "dp_sgd_jax.py": [
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); noise 2.000059",
+        "40 steps, delta 0.0001, noise multiplier 2\n",
+        " epsilon  accuracy  ms/step\ngradclip ",
+        "\njax_privacy ",
+        "\nnot private       inf ",
+    ],
     "numpy_federated.py": [
         "update of norm 8.7188, dtypes float16 and float32, clipped to 1.0\n",
         "  gradclip: exact norm 0.999",
@@ -40,13 +54,19 @@ EXPECTED = {
         ", at most 0.5\nof 1000 random updates, results with a norm above 1.0: gradclip 0, usual formula ",
     ],
 }
+ARGUMENTS = {"dp_sgd_torch.py": ["--steps", "40"], "dp_sgd_jax.py": ["--steps", "40"]}
+# Warnings of the libraries that the examples are run beside.
+PASSED_OVER = (
+    "-Wignore:Full backward hook is firing:UserWarning",
+    "-Wignore:optax.global_norm is deprecated:DeprecationWarning",
+)
 
 
 @cache
 def output_of(name):
     """Run an example in a process of its own, with warnings as errors; return what it printed."""
     ended = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLES / name)],
+        [sys.executable, "-Werror", *PASSED_OVER, str(EXAMPLES / name), *ARGUMENTS.get(name, [])],
         env=os.environ | {"PYTHONIOENCODING": "utf-8"},
         capture_output=True,
         text=True,
@@ -93,3 +113,14 @@ def test_some_steps_are_clipped_and_some_are_not(name):
 def test_the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates():
     (above,) = numbers(r"usual formula (\d+)$", "numpy_federated.py")
     assert 300 < above < 700
+
+
+@pytest.mark.parametrize(("name", "peer"), [("dp_sgd_torch.py", "Opacus"), ("dp_sgd_jax.py", "jax_privacy")])
+def test_private_training_learns_within_its_epsilon(name, peer):
+    rows = {row[0]: row[1:] for row in map(str.split, output_of(name).splitlines()) if row[0] in ("gradclip", peer)}
+    for epsilon, accuracy, milliseconds in rows.values():
+        # 40 steps that take a tenth of the examples each, with noise of two sensitivities.
+        assert 1.2 < float(epsilon) < 1.8
+        assert float(accuracy.removesuffix("%")) > 55
+        assert float(milliseconds) > 0
+    assert set(rows) == {"gradclip", peer}

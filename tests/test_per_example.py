@@ -138,3 +138,78 @@ def test_rows_are_processed_in_blocks_on_a_device(monkeypatch):
     summed, info = gradclip.per_example_clip({"x": x}, 2.0)
     np.testing.assert_allclose(summed["x"], naive([x.numpy()], 2.0)[0], rtol=1e-6)
     np.testing.assert_allclose(info.norms, np.linalg.norm(x, axis=1), rtol=1e-6)
+
+
+RULES = {
+    "clip": lambda norm: min(1.0, 3.0 / norm),
+    "normalize": lambda norm: 3.0 / norm,
+    "automatic": lambda norm: 3.0 / (norm + 0.25),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_rules(framework, rule, dtype):
+    rows = np.array([[3.0, 4.0], [0.0, 0.0], [0.03, 0.04], [-6.0, 8.0]])
+    options = {"rule": rule, "gamma": 0.25, "sum_dtype": None if "jax" in framework.name else "float64"}
+    one_ulp = 2.0**-24 if "jax" in framework.name else 0.0
+    for row in rows:
+        (summed,), _ = clip(framework, [framework.array(row[None], dtype)], 3.0, **options)
+        held = framework.to_numpy(framework.array(row, dtype)).astype(np.float64)
+        norm = np.linalg.norm(held)
+        expected = held * RULES[rule](norm) if norm else held
+        np.testing.assert_allclose(summed, expected, rtol=2e-6)
+        assert np.linalg.norm(summed.astype(np.float64)) <= 3.0 * (1 + one_ulp)
+    _, info = clip(framework, [framework.array(rows, dtype)], 3.0, **options)
+    assert int(info.num_clipped) == 2
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-38, 1e30, 1e-42])
+def test_normalizing_reaches_over_the_whole_range(framework, scale):
+    (summed,), _ = clip(framework, [framework.array([[3.0 * scale, 4.0 * scale]])], 5.0, rule="normalize")
+    np.testing.assert_allclose(summed, [3.0, 4.0], rtol=1e-6 if scale > 1e-39 else 1e-3)
+
+
+def test_a_tree_of_thresholds_clips_groups(framework):
+    tree = {
+        "a": [framework.array([[3.0], [0.3]]), framework.array([[4.0], [0.4]])],
+        "b": framework.array([[6.0, 8.0], [0.6, 0.8]]),
+    }
+    summed, info = clip(framework, tree, {"a": 1.0, "b": 5.0})
+    np.testing.assert_allclose(summed["a"], [[0.9], [1.2]], rtol=1e-6)
+    np.testing.assert_allclose(summed["b"], [3.6, 4.8], rtol=1e-6)
+    assert framework.numbers(info.num_clipped) == {"a": 1, "b": 1}
+    assert framework.numbers(info.norms)["b"].tolist() == [10.0, 1.0]
+    with pytest.raises(ValueError, match="per_layer=True takes one number"):
+        gradclip.per_example_clip(tree, {"a": 1.0, "b": 5.0}, per_layer=True)
+    with pytest.raises(ValueError, match="prefix"):
+        gradclip.per_example_clip(tree, {"a": 1.0})
+
+
+@pytest.mark.parametrize("sum_dtype", ["float32", "float64", np.float64, torch.float32, jnp.float32, None])
+def test_sums_have_the_dtype_asked_for(framework, sum_dtype):
+    expected = "float64" if "64" in str(sum_dtype) else "float32"
+    clip = lambda g: gradclip.per_example_clip(g, 1.0, sum_dtype=sum_dtype)
+    grads = framework.array([[3.0, 4.0]], "float16")
+    if expected == "float64" and "jax" in framework.name:
+        with pytest.raises(ValueError, match="64-bit mode"):
+            framework.call(clip, grads)
+        with jax.enable_x64(True):
+            summed, _ = framework.call(clip, grads)
+    else:
+        summed, _ = framework.call(clip, grads)
+    assert str(summed.dtype).endswith(expected)
+
+
+@pytest.mark.parametrize("sum_dtype", ["float16", torch.bfloat16, "int8", int])
+def test_narrow_sums_are_refused(sum_dtype):
+    with pytest.raises(ValueError, match="sum_dtype must be float32, float64 or None"):
+        gradclip.per_example_clip(np.ones((2, 2)), 1.0, sum_dtype=sum_dtype)
+
+
+@pytest.mark.parametrize(
+    ("options", "match"), [({"rule": "AUTO"}, "rule must be one of"), ({"gamma": 0.0}, "gamma must")]
+)
+def test_unknown_rules_are_refused(options, match):
+    with pytest.raises(ValueError, match=match):
+        gradclip.per_example_clip(np.ones((2, 2)), 1.0, **options)

@@ -1,5 +1,6 @@
 """Gradient clipping with one meaning for every framework, and a bound that holds exactly."""
 
+from gradclip.check_sensitivity import SensitivityReport, check_sensitivity
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -22,6 +23,8 @@ __all__ = [
     "NativeStatus",
     "PerExampleInfo",
     "Sensitivity",
+    "SensitivityReport",
+    "check_sensitivity",
     "clip_by_global_norm",
     "clip_by_layer_norm",
     "clip_by_value",

@@ -70,6 +70,7 @@ class ClippedFunction:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
             batch_size: the largest number of examples in a batch, for the rounding of their sum.
         """
+        microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
         known = ("rule", "per_layer", "sum_dtype", "grid")
         return clipped_sum_sensitivity(
             self.max_norm,
@@ -78,6 +79,7 @@ class ClippedFunction:
             normalize_by=self.normalize_by,
             to_unit=self.manner.to_unit,
             batch_size=batch_size,
+            partial_sums=microbatches,
             **{name: self.options[name] for name in known if name in self.options},
         )
 

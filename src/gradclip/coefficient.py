@@ -28,7 +28,7 @@ clipping by the norm.
 import math
 import numbers
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -108,11 +108,63 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     xp = backend.xp
     largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
     inverse = 1.0 / xp.where(largest == 0, 1.0, largest)
+    return _never_kept(backend, norm, xp.where(max_norm < 0, 0.0, inverse))
+
+
+def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) -> Coefficient:
+    """Return steps * min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most `steps`."""
+    xp = backend.xp
+    largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
+    return _never_kept(backend, norm, xp.where(max_norm > 0, steps, 0.0) / xp.where(largest == 0, 1.0, largest))
+
+
+class Weighing(NamedTuple):
+    """The coefficient of each of many norms, in float64: `kept` where upper <= keep_up_to, else numerator / upper.
+
+    There upper = norm * inflate + offset.
+    """
+
+    inflate: Any
+    offset: Any
+    keep_up_to: Any
+    kept: Any
+    numerator: Any
+
+    def weights(self, xp: Any, norms: Any) -> Any:
+        """Return the coefficients, finite where the norms are; of a norm of zero, any."""
+        upper = norms * self.inflate + self.offset
+        scaled = xp.clip(self.numerator / xp.where(upper == 0, 1.0, upper), 0.0, 2.0**1022)
+        return xp.where(upper <= self.keep_up_to, self.kept, scaled)
+
+
+def weighing(xp: Any, error: float, max_norm: Any, gamma: float | None, *, to_unit: bool) -> Weighing:
+    """Return what `coefficient`, `unit_coefficient` and `normalized_coefficient` make of norms with such an error."""
+    threshold = xp.where(max_norm < 0, 0.0, max_norm)
+    lowered = 1.0 - 16.0 * FLOAT64.roundoff
+    inverse = xp.where(threshold > 0, 1.0 / xp.where(threshold > 0, threshold, 1.0), 0.0)
+    kept, numerator = (inverse * lowered, lowered) if to_unit else (1.0, threshold * lowered)
+    keep_up_to = threshold if gamma is None else -1.0
+    return Weighing(1.0 / (1.0 - error), gamma or 0.0, keep_up_to, kept, numerator)
+
+
+def normalized_coefficient(backend: Backend, norm: Norm, max_norm: Any, gamma: float) -> Coefficient:
+    """Return max_norm / (norm + gamma), lowered so that the scaled norm is at most `max_norm`; of zeros any number.
+
+    Steps 3 to 5 of the module's docstring hold with upper + gamma for upper. It may exceed 1.
+    """
+    xp = backend.xp
+    larger = _upper(norm) + _in_units_of(norm, gamma)
+    threshold = xp.where(max_norm < 0, 0.0, max_norm)
+    return _never_kept(backend, norm, threshold / xp.where(larger == 0, 1.0, larger))
+
+
+def _never_kept(backend: Backend, norm: Norm, factor: Any) -> Coefficient:
+    """Return the coefficient of a factor in units of the norm's divisor, which may be large, lowered."""
+    xp = backend.xp
     lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
     highest = 2.0 ** (backend.wide.max_exponent - 2)
-    factor = xp.where(inverse > highest, highest, inverse) * lowered
     factor = factor if norm.divisor is None else factor / norm.divisor
-    factor = xp.where(max_norm < 0, 0.0, _flushed(xp, factor, backend.wide.tiny))
+    factor = _flushed(xp, xp.where(factor > highest, highest, factor) * lowered, backend.wide.tiny)
     never = xp.zeros_like(norm.value, dtype=bool)
     return Coefficient(never, never, Factors(factor), _narrow(backend, factor))
 
@@ -154,7 +206,9 @@ def _flushed(xp: Any, factor: Any, smallest: float) -> Any:
 
 
 def _upper(norm: Norm) -> Any:
-    return norm.value * (1.0 / (1.0 - norm.error)) + _in_units_of(norm, norm.floor)
+    upper = norm.value * (1.0 / (1.0 - norm.error))
+    # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
+    return upper + _in_units_of(norm, norm.floor) if norm.floor else upper
 
 
 def undecided(norm: Norm, max_norm: float) -> bool:

@@ -9,21 +9,37 @@ from typing import Any
 from gradclip import exact, policy
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided, unit_coefficient
-from gradclip.norms import Norm, Order, measure
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.portable import ENOUGH
+from gradclip.coefficient import (
+    Coefficient,
+    coefficient,
+    exceeds,
+    grid_coefficient,
+    needs_split,
+    normalized_coefficient,
+    undecided,
+    unit_coefficient,
+    weighing,
+)
+from gradclip.grid import Grid
+from gradclip.norms import Norm, Order, measure, relative_error
 
 
 @dataclass(frozen=True)
 class Clipping:
     """What is asked for: a threshold that has been checked, an order, a policy for non-finite input.
 
-    `to_unit`: the result is divided by the threshold, so that its norm is at most 1.
+    `to_unit`: the result is divided by the threshold, so that its norm is at most 1. `gamma`: unless it is None, all
+    is scaled to the threshold times norm / (norm + gamma). `grid`: the result is in steps of a grid.
     """
 
     max_norm: Any
     order: Order
     nonfinite: str
     to_unit: bool = False
+    gamma: float | None = None
+    grid: Grid | None = None
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,53 @@ def decide(
     return Decision(norm, chosen, clipped, arrays)
 
 
+@dataclass(frozen=True)
+class Summed:
+    """What became of a batch: the wide sums over its examples, their norms, which of them count as clipped."""
+
+    sums: list[Any]
+    norm: Norm
+    clipped: Any
+
+
+def clip_and_sum(
+    backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
+) -> Summed:
+    """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
+    summed = _in_one_reading(backend, arrays, clipping, mask)
+    if summed is not None:
+        return summed
+    made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
+    add = backend.weighted_sum if clipping.grid is None else backend.rounded_sum
+    sums = [add(x, made.coefficient) for x in made.arrays]
+    return Summed(sums, made.norm, made.clipped)
+
+
+def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: Any) -> Summed | None:
+    """Do it with one reading, where the backend can and every sum of squares can be trusted."""
+    count = arrays.elements(batched=True)
+    if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
+        return None
+    sum_error = backend.kernels_sum_error(count, arrays, clipping.order.p)
+    error = relative_error(clipping.order, sum_error, FLOAT64, exact=False)
+    by = weighing(backend.xp, error, clipping.max_norm, clipping.gamma, to_unit=clipping.to_unit)
+    found = backend.add_examples(arrays, by, mask)
+    if found is None:
+        return None
+    sums, squares = found
+    if not _always_trusted(arrays, clipping):
+        trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
+        if not backend.xp.all(trusted if mask is None else trusted | ~mask):
+            return None
+    norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
+    return Summed(sums, norm, exceeds(norm, clipping.max_norm))
+
+
+def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
+    """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
+    return FLOAT64 not in arrays.formats and clipping.nonfinite == "skip"
+
+
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
     norm = measure(backend, arrays, order, batched=batched)
     if mask is None:
@@ -80,6 +143,13 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
 
 
 def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+    if clipping.grid is not None and clipping.gamma is None:
+        return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
+    if clipping.grid is not None:
+        threshold = backend.xp.where(threshold > 0, clipping.grid.steps, 0.0)
+    if clipping.gamma is not None:
+        target = backend.xp.ones_like(threshold) if clipping.to_unit else threshold
+        return normalized_coefficient(backend, norm, target, clipping.gamma)
     if clipping.to_unit:
         return unit_coefficient(backend, norm, threshold)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))

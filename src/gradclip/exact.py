@@ -1,4 +1,4 @@
-"""Whether a norm is at most the threshold, decided in exact arithmetic.
+"""Whether a norm is at most the threshold, decided in exact arithmetic; and exact distances.
 
 Asked only where the computed norm is within its error bound of the threshold, as for the gradient (3, 4) and the
 threshold 5. `math.fsum` returns the correctly rounded sum of its terms, so the sign of a sum of exact terms is
@@ -95,3 +95,25 @@ def _exact_low_squares(low: np.ndarray) -> Sequence[np.ndarray]:
     head = (low.view(np.int64) & -(1 << 27)).view(np.float64)
     tail = low - head
     return head * head, 2.0 * head * tail, tail * tail
+
+
+def squared_distance(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Fraction:
+    """Return the sum of the squares of all differences, exactly. The arrays hold finite float64 numbers or integers."""
+    return sum((_squared_difference(x, y) for x, y in zip(first, second, strict=True)), Fraction(0))
+
+
+def _squared_difference(x: np.ndarray, y: np.ndarray) -> Fraction:
+    x, y = x[x != y], y[x != y]
+    if x.dtype.kind in "biu":
+        return Fraction(int(((x.astype(object) - y.astype(object)) ** 2).sum()))
+    exponents = [np.frexp(z[z != 0])[1] for z in (x, y)]
+    lowest = min(int(e.min(initial=1024)) for e in exponents)
+    difference = _in_units(x, lowest) - _in_units(y, lowest)
+    return Fraction(int((difference * difference).sum())) * Fraction(2) ** (2 * (lowest - 53))
+
+
+def _in_units(x: np.ndarray, exponent: int) -> np.ndarray:
+    """Return float64 numbers, none of them with an exponent below this one, as integers of any size."""
+    mantissa, exponents = np.frexp(x)
+    shifts = np.where(x == 0, 0, exponents - exponent)
+    return (mantissa * 2.0**53).astype(np.int64).astype(object) << shifts.astype(object)

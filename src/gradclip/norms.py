@@ -140,8 +140,10 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
 
     value, divisor = backend.with_care(compute, arrays, count)
     exact = order.extreme and not arrays.any_complex
-    error = relative_error(order, backend.sum_error(count, arrays, order.p), backend.wide, exact=exact)
-    return Norm(value, divisor, error, count * max(map(backend.flushed_below, arrays.formats)))
+    sum_error = backend.sum_error(count, arrays, order.p, batched=batched)
+    error = relative_error(order, sum_error, backend.wide, exact=exact)
+    floor = count * max(map(backend.flushed_below, arrays.formats))
+    return Norm(value, divisor, error, floor)
 
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:

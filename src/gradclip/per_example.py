@@ -2,24 +2,29 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
-from gradclip.clip import norm_dtype
+from gradclip.backends.formats import bare_name
+from gradclip.clip import check_real, is_single_threshold, norm_dtype
 from gradclip.coefficient import check_threshold, known_threshold
-from gradclip.decision import Clipping, decide
+from gradclip.decision import Clipping, clip_and_sum
+from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.tree import FlatTree, flatten
+
+RULES = ("clip", "normalize", "automatic")
 
 
 class PerExampleInfo(NamedTuple):
     """What was clipped.
 
     `num_clipped`: how many examples had a norm above their threshold, an integer scalar. `norms`: the norm of each
-    example before clipping, shape (batch,). With `per_layer`, both are trees shaped as the gradients.
+    example before clipping, shape (batch,). With `per_layer` both are trees shaped as the gradients, and with a tree of
+    thresholds as that.
     """
 
     num_clipped: Any
@@ -34,13 +39,24 @@ def per_example_clip(
     uniform: bool = True,
     mask: Any = None,
     nonfinite: str = "skip",
+    rule: str = "clip",
+    gamma: float = 0.01,
+    sum_dtype: Any = None,
+    grid: int | None = None,
     to_unit: bool = False,
 ) -> tuple[Any, PerExampleInfo]:
-    """Return the sum over examples g_i of min(1, max_norm / ||g_i||) * g_i.
+    """Return the sum over examples g_i of c_i * g_i, where c_i * ||g_i|| <= max_norm.
+
+    | rule          | c_i                          |
+    |---------------|------------------------------|
+    | "clip"        | min(1, max_norm / ||g_i||)   |
+    | "normalize"   | max_norm / ||g_i||           |
+    | "automatic"   | max_norm / (||g_i|| + gamma) |
 
     Args:
         grads: a tree whose leaves all carry the batch on axis 0, shapes (batch, ...).
-        max_norm: the threshold C of each example, >= 0, in the units of the gradients.
+        max_norm: the threshold C of each example, >= 0, in the units of the gradients; or a prefix of `grads` that
+            holds thresholds C_k, each for what lies below it.
         per_layer: clip each leaf of an example by its own norm, to C_k with sum C_k**2 = C**2.
         uniform: with `per_layer`, whether C_k is C / sqrt(K) for K leaves, or C * sqrt(D_k / D), D_k of the D
             elements of an example being in the leaf.
@@ -48,70 +64,140 @@ def per_example_clip(
             whatever it holds.
         nonfinite: what happens to an example with NaN or infinities, as in `gradclip.clip_by_global_norm`; "skip"
             makes its contribution exactly zero and leaves the other examples as they are.
+        rule: one of the table. An example of zeros contributes zeros by each.
+        gamma: > 0, in the units of the gradients; for "automatic" alone.
+        sum_dtype: in what dtype sums are returned, "float32" or "float64" (or a framework's); None is float64 for
+            float64 gradients and float32 for all others. Sums of complex gradients have parts of it.
+        grid: how many steps `max_norm` is divided into: each clipped example is rounded to integer multiples of
+            max_norm / grid, and sums are those of the integers, in int64: the same for every order and microbatch size.
+            Multiply them by max_norm / grid. One example more or less changes them by at most `grid`, exactly; what
+            an example is clipped to is sqrt(D) / 2 steps less, for D elements.
         to_unit: divide the sum by `max_norm`, so that each example contributes at most 1; not with `per_layer`.
 
     Returns:
-        `(summed, info)`: a tree of sums, in float32, or float64 for float64 gradients; and a `PerExampleInfo`.
+        `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule one example more or less changes
+        the sum by at most max_norm (for thresholds C_k, by sqrt(sum C_k**2)), but for the rounding of the sum.
 
     Raises:
-        ValueError: leaves without a common batch axis, a wrong mask, a negative or NaN `max_norm`.
-        TypeError: leaves that are no arrays. FloatingPointError: under "raise".
+        ValueError: leaves without a common batch axis, a wrong mask, a negative or NaN `max_norm`, an unknown rule, a
+        tree of thresholds that is no prefix, a `sum_dtype` narrower than float32, a grid too coarse for the number of
+        elements (with the smallest that works), float64 or int64 where JAX's 64-bit mode is off. TypeError: leaves
+        that are no arrays, complex ones on a grid. FloatingPointError: under "raise".
 
-    The methods are those of Abadi et al. 2016, "Deep Learning with Differential Privacy", and, for layers, of
-    McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models".
+    Clipping is that of Abadi et al. 2016, "Deep Learning with Differential Privacy", by layers that of McMahan et al.
+    2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and AUTO-S
+    of Bu et al. 2023, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger".
 
     >>> import numpy as np
     >>> grads = np.array([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]])
     >>> summed, info = per_example_clip(grads, max_norm=1.0)
     >>> summed.round(6).tolist(), int(info.num_clipped), info.norms.tolist()
     ([0.9, 1.2], 1, [0.0, 5.0, 0.5])
+    >>> per_example_clip(grads, max_norm=1.0, rule="normalize")[0].round(6).tolist()
+    [1.2, 1.6]
 
     """
-    if to_unit and per_layer:
-        raise ValueError("to_unit=True is for one norm of an example; with per_layer=True divide the sum by max_norm.")
-    flat, asked = flatten(grads), Clipping(None, Order(2.0), check_policy(nonfinite), to_unit)
-    threshold = check_threshold(max_norm)
-    backend = find(flat.leaves, flat.paths, threshold, mask)
-    threshold = known_threshold(backend, threshold)
+    if to_unit and (per_layer or grid is not None):
+        raise ValueError("to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm.")
+    flat = flatten(grads)
+    plan = _Plan.of(flat, max_norm, per_layer, uniform)
+    clipping = Clipping(None, Order(2.0), check_policy(nonfinite), to_unit, _gamma(rule, gamma))
+    plan.check_grid(check_grid(grid), sum_dtype)
+    backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
+    dtype = _checked_dtype(sum_dtype) if grid is None else "int64"
+    backend.check_sum_dtype(dtype)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
     with backend.precision():
-        batch = _Batch(backend, flat, backend.enter(prepared), mask, asked)
+        batch = _Batch(backend, flat, backend.enter(prepared), mask, Asked(clipping, dtype, grid))
+        return batch.clip_groups(plan)
+
+
+class Asked(NamedTuple):
+    """How examples are clipped, the dtype of their sums, and the steps of a threshold if these are integers."""
+
+    clipping: Clipping
+    sum_dtype: str | None
+    grid: int | None
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Which leaves are clipped together, each group to a threshold times a share, and how results are arranged."""
+
+    shape: FlatTree | None
+    groups: Sequence[Sequence[int]]
+    thresholds: Sequence[Any]
+    shares: Sequence[float]
+
+    @classmethod
+    def of(cls, flat: FlatTree, max_norm: Any, per_layer: bool, uniform: bool) -> "_Plan":
+        leaves = range(len(flat.leaves))
+        if not is_single_threshold(max_norm):
+            if per_layer:
+                raise ValueError(
+                    "per_layer=True takes one number for max_norm; a tree of thresholds says it all itself."
+                )
+            prefix, groups = flat.split_by(max_norm)
+            return cls(prefix, groups, list(map(check_threshold, prefix.leaves)), [1.0] * len(groups))
+        threshold = check_threshold(max_norm)
         if not per_layer:
-            sums, count, norms = batch.clip(range(len(prepared)), threshold)
-            return flat.rebuild(sums), PerExampleInfo(count, norms)
-        shares = layer_shares([math.prod(x.shape[1:]) for x in prepared], uniform=uniform)
-        each = [batch.clip([i], threshold, share) for i, share in enumerate(shares)]
-    sums, counts, norms = ([entry[k] for entry in each] for k in range(3))
-    info = PerExampleInfo(flat.rebuild(counts), flat.rebuild(norms))
-    return flat.rebuild([s[0] for s in sums]), info
+            return cls(None, [leaves], [threshold], [1.0])
+        sizes = [math.prod(getattr(leaf, "shape", ())[1:]) for leaf in flat.leaves]
+        shares = layer_shares(sizes, uniform=uniform) if sizes else []
+        return cls(flat, [[i] for i in leaves], [threshold] * len(leaves), shares)
+
+    def check_grid(self, grid: int | None, sum_dtype: Any) -> None:
+        """Raise a ValueError where the thresholds, or a dtype of sums, do not go together with a grid."""
+        if grid is not None:
+            for threshold in self.thresholds:
+                check_threshold_of_grid(threshold)
+            if sum_dtype is not None:
+                raise ValueError("sums on a grid are int64; leave out sum_dtype.")
 
 
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, asked: Clipping) -> None:
+    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, asked: Asked) -> None:
         self.backend = backend
         self.flat = flat
         self.arrays = arrays
         self.mask = None if mask is None else backend.booleans(mask)
         self.asked = asked
 
-    def clip(self, indices: Sequence[int], max_norm: Any, share: float = 1.0) -> tuple[list[Any], Any, Any]:
+    def clip_groups(self, plan: _Plan) -> tuple[Any, PerExampleInfo]:
+        """Clip each group of leaves; return the sums and what was clipped, in the plan's shape."""
+        sums: dict[int, Any] = {}
+        counts, norms = [], []
+        for group, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
+            summed, count, norm = self.clip(group, known_threshold(self.backend, threshold), share)
+            sums.update(zip(group, summed, strict=True))
+            counts.append(count)
+            norms.append(norm)
+        total = self.flat.rebuild([sums[i] for i in range(len(sums))])
+        if plan.shape is None:
+            return total, PerExampleInfo(counts[0], norms[0])
+        return total, PerExampleInfo(plan.shape.rebuild(counts), plan.shape.rebuild(norms))
+
+    def clip(self, indices: Sequence[int], max_norm: Any, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the number clipped and the norms."""
         backend = self.backend
         arrays = Arrays([self.arrays[i] for i in indices])
         leaves = [self.flat.leaves[i] for i in indices]
-        threshold = backend.scalar(max_norm, arrays) * share
-        made = decide(
+        clipping = replace(self.asked.clipping, max_norm=backend.scalar(max_norm, arrays) * share)
+        if self.asked.grid is not None:
+            check_real(arrays, lambda: [self.flat.paths()[i] for i in indices])
+            grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
+            clipping = replace(clipping, grid=grid)
+        made = clip_and_sum(
             backend,
             arrays,
-            replace(self.asked, max_norm=threshold),
+            clipping,
             lambda: [self.flat.paths()[i] for i in indices],
-            batched=True,
-            mask=self.mask,
+            self.mask,
         )
-        sums = [backend.leave_sum(backend.weighted_sum(x, made.coefficient), x) for x in made.arrays]
+        sums = [backend.leave_sum(wide, x, self.asked.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
         return sums, backend.leave_count(made.clipped), norms
 
@@ -125,6 +211,24 @@ def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
     squares = [1.0 / len(sizes) if uniform or not total else size / total for size in sizes]
     shares = [math.sqrt(square) for square in squares]
     return [share if math.frexp(share)[0] in (0.0, 0.5) else share * (1.0 - 2.0**-50) for share in shares]
+
+
+def _gamma(rule: str, gamma: float) -> float | None:
+    """Return what a rule adds to norms, None for the rule that leaves small ones as they are."""
+    if rule not in RULES:
+        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}.")
+    if not (isinstance(gamma, (int, float)) and 0 < gamma < math.inf):
+        raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}. For no gamma use rule='normalize'.")
+    return {"clip": None, "normalize": 0.0, "automatic": float(gamma)}[rule]
+
+
+def _checked_dtype(sum_dtype: Any) -> str | None:
+    if sum_dtype is None:
+        return None
+    name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))
+    if name not in ("float32", "float64"):
+        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}: narrower sums lose examples.")
+    return name
 
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:

@@ -38,7 +38,7 @@ def clipped_grad(
     nonfinite: str = "skip",
     rule: str = "clip",
     gamma: float = 0.01,
-    grid: float | None = None,
+    grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
 ) -> ClippedFunction:
@@ -68,7 +68,7 @@ def clipped_grad(
         nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
         rule: "clip", or another way to bound an example, as there.
         gamma: the constant of the rule "automatic", as there.
-        grid: the step of the integer grid that examples are rounded to, as there.
+        grid: how many steps of an integer grid `max_norm` has, as there: sums are then int64, in steps.
         prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
             example draws random numbers of its own.
         unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
@@ -134,7 +134,7 @@ def clipped_fun(
     nonfinite: str = "skip",
     rule: str = "clip",
     gamma: float = 0.01,
-    grid: float | None = None,
+    grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
 ) -> ClippedFunction:
@@ -184,6 +184,8 @@ def _checked(
     check_number("normalize_by", settings["normalize_by"])
     if settings["microbatch_size"] is not None:
         check_number("microbatch_size", settings["microbatch_size"], integer=True)
+    if "grid" in options and settings["normalize_by"] != 1:
+        raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
         raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
     return ClippedFunction(fun, max_norm, argnums, numbers, options=options, **settings)

@@ -172,6 +172,20 @@ def test_examples_of_a_batch_have_the_norms_of_each():
         np.testing.assert_allclose(summed[key], eager[key], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "complex64"])
+@pytest.mark.parametrize("rule", ["clip", "normalize", "automatic"])
+def test_examples_are_added_up_in_one_call_with_the_bits_of_eager_calls(dtype, rule):
+    grads = {"a": jnp.asarray(numbers(dtype, 6 * 400).reshape(6, 20, 20)), "b": jnp.asarray(numbers(dtype, 6))}
+    mask = jnp.arange(6) > 0
+    clip = lambda g, c, m: gradclip.per_example_clip(g, c, mask=m, rule=rule)
+    assert bits(jax.jit(clip)(grads, 3.0, mask)) == bits(clip(grads, 3.0, mask))
+    text = compiled_text(clip, grads, 3.0, mask)
+    assert len(re.findall(r" custom-call\(", text)) == 1
+    rows = jax.tree.map(lambda x: jnp.stack([x, 2 * x]), grads)
+    found = jax.vmap(clip, (0, None, None))(rows, 3.0, mask)
+    assert bits(jax.tree.map(lambda x: x[1], found)) == bits(clip(jax.tree.map(lambda x: 2 * x, grads), 3.0, mask))
+
+
 @pytest.mark.parametrize("ord", [1, 2, 3, math.inf, -math.inf])
 def test_gradients_are_those_of_the_formula(ord):
     x = jnp.array([3.0, -4.0])
@@ -193,6 +207,10 @@ def test_examples_can_be_differentiated():
     # (x + y) / |(x, y)| changes by (y - x) * (y, -x) / |(x, y)|**3 where it is clipped.
     np.testing.assert_allclose(jax.grad(total)(grads), [[4 / 125, -3 / 125], [1.0, 1.0]], rtol=1e-5)
     np.testing.assert_allclose(jax.jit(jax.jacfwd(total))(grads), [[4 / 125, -3 / 125], [1.0, 1.0]], rtol=1e-5)
+    norms = lambda c: gradclip.per_example_clip(grads, c)[0].sum()
+    np.testing.assert_allclose(jax.grad(norms)(1.0), 7 / 5, rtol=1e-6)
+    zeros = jax.grad(lambda g: gradclip.per_example_clip(g, 1.0)[0].sum())(jnp.zeros((2, 2)))
+    np.testing.assert_array_equal(zeros, np.ones((2, 2)))
     largest = lambda g: gradclip.grad_norm([SimpleNamespace(grad=g)], math.inf)
     np.testing.assert_allclose(jax.grad(largest)(grads), [[0.0, 1.0], [0.0, 0.0]])
 

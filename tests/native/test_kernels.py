@@ -7,38 +7,22 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.formats import BFLOAT16, FLOAT64, format_named, product_format
-from gradclip.backends.host import HostArray, HostArrays, narrowed
+from gradclip.backends.formats import FLOAT64, format_named, product_format
+from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import Coefficient, Factors
 from gradclip.native import HALF_SQUARES_ERROR, Described, describe_buffers, kernels
+from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array
 
 CHUNK = 65536
-DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 REAL = DTYPES[:4]
 SIZES = (0, 1, 2, 15, 16, 17, 1023, 1025, 65535, 65536, 65537, 3 * 65536 + 5)
-VARIANTS = tuple(kernels.variants())
-BEST = VARIANTS[-1]
 
 
 @pytest.fixture(autouse=True)
 def best_variant():
     yield
     kernels.use_variant(BEST)
-
-
-def host_array(values, dtype):
-    """Numbers in a dtype; bfloat16 as its bits."""
-    if dtype == "bfloat16":
-        return HostArray(narrowed(np.asarray(values, np.float64), BFLOAT16), dtype)
-    with np.errstate(over="ignore"):
-        return HostArray(np.asarray(values).astype(dtype), dtype)
-
-
-def random_array(dtype, size, seed=0, scale=1.0):
-    rng = np.random.default_rng([seed, size])
-    values = rng.normal(size=size) * scale
-    return host_array(values + 1j * rng.normal(size=size) * scale if "complex" in dtype else values, dtype)
 
 
 def known(arrays):
@@ -120,10 +104,6 @@ def test_as_without_kernels(variant, dtype, size):
             one, other = HOST.shrink(fast, coefficient), HOST.shrink(plain, coefficient)
             for a, b in zip(one, other, strict=True):
                 assert np.array_equal(number(a), number(b), equal_nan=True)
-
-
-def number(x):
-    return (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype == "bfloat16" else x.data
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

@@ -84,14 +84,16 @@ class Chunkwise(Portable):
         sums = []
         for part in x.parts():
             total = np.zeros(math.prod(x.shape[1:]))
-            for block, rows in part.rows():
-                wide = widened(rows, part.dtype) * weights.first[block, None]
-                if weights.second is not None:
-                    wide *= weights.second[block, None]
-                wide[coefficient.blank[block]] = 0.0
-                total += wide.sum(axis=0)
+            for product in _products(part, weights, coefficient.blank):
+                total += product.sum(axis=0)
             sums.append(total.reshape(x.shape[1:]))
         return sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
+
+    def rounded_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+        total = np.zeros(math.prod(x.shape[1:]), np.int64)
+        for product in _products(x, coefficient.wide, coefficient.blank):
+            total += np.rint(product).astype(np.int64).sum(axis=0)
+        return total.reshape(x.shape[1:])
 
     def clamp_chunks(self, x: HostArray, bound: float) -> None:
         """Clamp an array where it is; write only the chunks in which something changes."""
@@ -99,3 +101,13 @@ class Chunkwise(Portable):
             wide = widened(chunk, x.dtype)
             if (np.abs(wide) > bound).any():
                 chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+
+
+def _products(x: HostArray, factors: Any, blank: Any) -> Iterator[np.ndarray]:
+    """Yield blocks of whole examples, each in float64 times its factors, zeros where it is blank."""
+    for block, rows in x.rows():
+        wide = widened(rows, x.dtype) * factors.first[block, None]
+        if factors.second is not None:
+            wide *= factors.second[block, None]
+        wide[blank[block]] = 0.0
+        yield wide

@@ -1,65 +1,108 @@
-"""The kernels as XLA's compiled code calls them: one call reads all arrays of a norm where they lie.
+"""Traced JAX arrays on the CPU, reduced by the kernels, which XLA's compiled code calls."""
 
-A call under `vmap` is one call still: the arrays get a leading axis, and each row of it a norm.
-"""
-
-from collections.abc import Sequence
-from functools import cache
+import itertools
+import math
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from jax import lax
 
-from gradclip import native
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import is_complex
 from gradclip.backends.jax_examples import as_rows
+from gradclip.backends.jax_ffi import add_examples, extremes, power_sums
+from gradclip.backends.jax_traced import Jax
+from gradclip.backends.portable import ENOUGH
 
 
-def usable(leaves: Sequence[Any]) -> bool:
-    """Say whether traced calls can use the kernels.
+class JaxKernels(Jax):
+    """Traced arrays on the CPU, read by the kernels, which know subnormal numbers."""
 
-    That takes one CPU device, for XLA would gather arrays that lie on several, and sizes that are known: where they are
-    symbols, a program is being exported, which cannot hold such calls.
-    """
-    return (
-        jax.default_backend() == "cpu"
-        and jax.device_count() == 1
-        and all(isinstance(length, int) for leaf in leaves for length in np.shape(leaf))
-        and _registered()
-    )
+    splits_by_range = False
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
+        return self.kernels_sum_error(count, arrays, p)
+
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+        return compute()
+
+    def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> jax.Array:
+        return self._power_sums(arrays, p, -1.0, batched)[0]
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[jax.Array, jax.Array]:
+        return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, batched)
+
+    def _power_sums(self, arrays: Arrays, p: float, enough: float, batched: bool) -> tuple[jax.Array, jax.Array]:
+        def portable(arrays: Arrays, result: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return super(JaxKernels, self).power_sum(arrays, p, result[1], batched=batched), result[1]
+
+        return self._read(partial(power_sums, p=p, enough=enough, rows=rows_of(arrays, batched)), portable, arrays)
+
+    def largest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
+        return self._extreme(0, super().largest, arrays, batched)
+
+    def smallest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
+        return self._extreme(1, super().smallest, arrays, batched)
+
+    def _extreme(self, index: int, portable: Callable[..., Any], arrays: Arrays, batched: bool) -> jax.Array:
+        rows = rows_of(arrays, batched)
+        return self._read(
+            lambda arrays: extremes(arrays, rows)[index], lambda arrays, _: portable(arrays, batched=batched), arrays
+        )
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
+        included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
+
+        @jax.custom_jvp
+        def add(arrays: list[jax.Array], numbers: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+            widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
+            squares, totals = add_examples([as_rows(x, 1) for x in arrays], numbers, included, sum(widths))
+            ends = itertools.accumulate(widths)
+            sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
+            return sums, jnp.where(jnp.isnan(included), 0.0, squares)
+
+        @add.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            with self.precision():
+                portable = partial(self._added, type(weighing), included)
+                return add(*primals), jax.jvp(portable, primals, tangents)[1]
+
+        return add(list(arrays), jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing]))
+
+    def _added(
+        self, weighing: Callable[..., Any], included: jax.Array, arrays: list[jax.Array], numbers: jax.Array
+    ) -> tuple[list[jax.Array], jax.Array]:
+        """Do the same in XLA's operations, which have derivatives."""
+        squares = super().power_sum(Arrays(arrays), 2, batched=True)
+        norms = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
+        counted = jnp.isfinite(squares) & ~jnp.isnan(included)
+        weights = jnp.where(counted, weighing(*numbers).weights(jnp, norms), 0.0)
+        finite = [jnp.where(self.over_examples(counted, x), x, jnp.zeros_like(x)) for x in arrays]
+        sums = [jnp.sum(self.over_examples(weights, x) * x, axis=0) for x in finite]
+        return sums, jnp.where(jnp.isnan(included), 0.0, squares)
+
+    def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
+        """Return what the kernels make of the arrays; it changes with them as what XLA's own operations would."""
+        read = jax.custom_jvp(reduce)
+
+        @read.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            result = read(*primals)
+            with self.precision():
+                return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
+
+        return read(list(arrays))
 
 
-@cache
-def _registered() -> bool:
-    """Make the kernels known to XLA; say whether they are."""
-    if native.kernels is None:
-        return False
-    try:
-        jax.ffi.register_ffi_target("gradclip_power_sums", native.kernels.xla_power_sums(), platform="cpu")
-        jax.ffi.register_ffi_target("gradclip_extremes", native.kernels.xla_extremes(), platform="cpu")
-    except (AttributeError, RuntimeError):  # a JAX that has no such interface, or another version of it
-        return False
-    return True
+def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:
+    """Return the sum over examples of `like`, whose numbers, of complex ones the parts in turn, these are."""
+    wide = lax.complex(numbers[::2], numbers[1::2]) if is_complex(like) else numbers
+    return wide.reshape(like.shape[1:])
 
 
-def power_sums(
-    arrays: Sequence[jax.Array], p: float, enough: float, rows: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each of `rows`, the leading axes.
-
-    The divisor is 1 if the sum is then finite and above `enough`, else the largest magnitude.
-    """
-    return _call("gradclip_power_sums", arrays, rows, p=np.float64(p), enough=np.float64(enough))
-
-
-def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite."""
-    return _call("gradclip_extremes", arrays, rows)
-
-
-def _call(
-    target: str, arrays: Sequence[jax.Array], rows: tuple[int, ...], **attributes: Any
-) -> tuple[jax.Array, jax.Array]:
-    wide = jax.ShapeDtypeStruct(rows, jnp.float64)
-    call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
-    return call(*[as_rows(x, len(rows)) for x in arrays], threads=np.int64(native.default_threads()), **attributes)
+def rows_of(arrays: Arrays, batched: bool) -> tuple[int, ...]:
+    """Return the shape of results that are one number for each example, or one for all."""
+    return arrays[0].shape[: int(batched)]

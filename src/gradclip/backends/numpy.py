@@ -4,6 +4,7 @@ Here values are known, so nothing is computed that a look at them makes needless
 know in one call; the others, and all where there are no kernels, go chunk by chunk.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -13,6 +14,7 @@ import numpy as np
 from array_api_compat import numpy as namespace
 
 from gradclip import native
+from gradclip.backends import examples
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
@@ -67,9 +69,9 @@ class Host(Chunkwise):
         data = array.data.view(leaf.dtype) if array.dtype == BFLOAT16.name else array.data
         return data if isinstance(leaf, np.ndarray) else data[()]
 
-    def leave_sum(self, wide: np.ndarray, x: HostArray) -> Any:
-        """Return a sum over examples of `x`, in float32 unless it has float64 precision."""
-        return wide.astype(sum_dtype(x, wide))
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
+        """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
+        return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: np.ndarray) -> Any:
         """Return how many flags are set, as an integer scalar."""
@@ -96,11 +98,16 @@ class Host(Chunkwise):
 
     # Reductions
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
-        known, others = split(arrays)
-        additions = min(count, native.ADDITIONS) if known and not others else count
-        error = super().sum_error(additions, arrays, p)
-        return error + native.HALF_SQUARES_ERROR if known and p == 2 and arrays.only_halves else error
+    def total(self, terms: Sequence[Any]) -> Any:
+        # One after the other, so that an example's sum does not depend on how many examples there are.
+        return functools.reduce(np.add, terms)
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
+        known, others = split(arrays, batched)
+        if known and not others:
+            return self.kernels_sum_error(count, arrays, p)
+        error = super().sum_error(count, arrays, p)
+        return error + self.kernels_sum_error(0, arrays, p) if known else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
         known, others = split(arrays, batched)
@@ -131,6 +138,9 @@ class Host(Chunkwise):
             _, smallest, nonfinite = known.extremes(self.threads())
             found.append(math.nan if nonfinite else smallest)
         return np.min(np.stack(found), axis=0)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
+        return examples.add_examples(arrays, weighing, arrays.only_halves, mask, self.threads())
 
     # Results
 
@@ -242,12 +252,12 @@ def known_to_buffers(array: np.ndarray) -> np.ndarray:
     return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
-def sum_dtype(x: Any, wide: Any) -> str:
-    """Return the dtype in which a sum over examples of `x` is handed out."""
-    precise = format_of(x).precision == 53
+def sum_dtype(x: Any, wide: Any, dtype: str | None) -> str:
+    """Return the dtype in which a sum over examples of `x` is handed out, real or complex as `wide` is."""
+    real = dtype or ("float64" if format_of(x).precision == 53 else "float32")
     if "complex" in dtype_name(wide):
-        return "complex128" if precise else "complex64"
-    return "float64" if precise else "float32"
+        return "complex128" if real == "float64" else "complex64"
+    return real
 
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:

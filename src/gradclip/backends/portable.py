@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 
@@ -57,6 +58,11 @@ class Portable:
         """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
         return compute()
 
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        """Raise a ValueError where sums cannot be handed out in a dtype."""
+        if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
+            raise ValueError(f"sums in {dtype} need a device that computes in 64 bits; move the gradients to the CPU.")
+
     def bits(self, x: Array) -> Array:
         """Return the bits of a floating-point array as integers of the same size."""
         raise NotImplementedError
@@ -86,10 +92,15 @@ class Portable:
 
     # Reductions
 
-    def sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
+
+    def kernels_sum_error(self, count: int, arrays: Arrays, p: float) -> float:
+        """Return such a bound for a sum by the kernels."""
+        error = min(count, native.ADDITIONS) * FLOAT64.roundoff
+        return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""
@@ -217,6 +228,16 @@ class Portable:
     def _times(self, x: Array, factors: Any) -> Array:
         product = x * self.over_examples(factors.first, x)
         return product if factors.second is None else product * self.over_examples(factors.second, x)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
+        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
+        return None
+
+    def rounded_sum(self, x: Array, coefficient: Any) -> Array:
+        """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
+        blank = self.over_examples(coefficient.blank, x)
+        product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide))
+        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, wide."""

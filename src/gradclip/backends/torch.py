@@ -67,8 +67,8 @@ class TorchHost(Host):
     def booleans(self, mask: Any) -> np.ndarray:
         return torch.as_tensor(mask, dtype=torch.bool).numpy()
 
-    def leave_sum(self, wide: np.ndarray, x: HostArray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(super().leave_sum(wide, x)))
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_sum(wide, x, dtype)))
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
@@ -104,8 +104,8 @@ class Torch(Portable):
     def booleans(self, mask: Any) -> torch.Tensor:
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device)
 
-    def leave_sum(self, wide: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        return wide.to(getattr(torch, sum_dtype(x, wide)))
+    def leave_sum(self, wide: torch.Tensor, x: torch.Tensor, dtype: str | None) -> torch.Tensor:
+        return wide.to(getattr(torch, sum_dtype(x, wide, dtype)))
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return value.to(getattr(torch, dtype))
@@ -161,6 +161,9 @@ class Torch(Portable):
         for b in blocks[1:]:
             total += super().weighted_sum(x[b], _rows(coefficient, b))
         return total
+
+    def rounded_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
+        return sum(super(Torch, self).rounded_sum(x[b], _rows(coefficient, b)) for b in _blocks(x))
 
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
         return restored(self.clamp(prepared, bound), leaf)

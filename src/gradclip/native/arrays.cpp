@@ -19,20 +19,6 @@ const KernelTable* table_of(const std::string& variant) {
 
 std::atomic<const KernelTable*> table_in_use{table_of(variants().back())};
 
-const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
-
-int64_t item_size(Dtype dtype) { return kItemSizes[static_cast<std::size_t>(dtype)]; }
-
-// Complex arrays as real ones of twice as many elements.
-std::vector<Span> as_real(std::vector<Span> spans) {
-  for (Span& span : spans) {
-    if (!is_complex(span.dtype)) continue;
-    span.dtype = span.dtype == Dtype::complex64 ? Dtype::float32 : Dtype::float64;
-    span.count *= 2;
-  }
-  return spans;
-}
-
 std::byte* start_of(const Span& span, const Piece& piece) {
   return span.data + piece.offset * item_size(span.dtype);
 }
@@ -55,6 +41,17 @@ class SumInOrder {
 };
 
 }  // namespace
+
+const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
+
+std::vector<Span> as_real(std::vector<Span> spans) {
+  for (Span& span : spans) {
+    if (!is_complex(span.dtype)) continue;
+    span.dtype = span.dtype == Dtype::complex64 ? Dtype::float32 : Dtype::float64;
+    span.count *= 2;
+  }
+  return spans;
+}
 
 std::vector<std::string> variants() {
   std::vector<std::string> names = {"baseline"};
@@ -102,7 +99,7 @@ std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<
                                   int threads) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
-  const std::size_t width = spans.size() / rows;
+  const std::size_t width = spans.size() / std::max<std::size_t>(1, rows);
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
@@ -119,7 +116,7 @@ std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<
 
 std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const {
   const std::vector<Piece> pieces = cut(spans_);
-  const std::size_t width = spans_.size() / rows;
+  const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
   std::vector<Extremes> found(pieces.size());
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];

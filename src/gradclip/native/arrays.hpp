@@ -18,6 +18,7 @@ class Arrays {
   void add(void* data, int64_t count, Dtype dtype);
 
   bool only_halves() const;
+  const std::vector<Span>& spans() const { return spans_; }
   std::size_t size() const { return spans_.size(); }
   int64_t count() const;
   std::vector<std::string> dtypes() const;
@@ -40,6 +41,12 @@ class Arrays {
  private:
   std::vector<Span> spans_;
 };
+
+const Kernels& kernels_of(Dtype dtype);
+inline int64_t item_size(Dtype dtype) { return kItemSizes[static_cast<std::size_t>(dtype)]; }
+
+// Complex arrays as real ones of twice as many elements.
+std::vector<Span> as_real(std::vector<Span> spans);
 
 // The variants that this processor can run, the fastest last, and the one in use.
 std::vector<std::string> variants();

@@ -161,6 +161,7 @@ struct Float64 {
   static constexpr Bits kInfinity = 0x7ff0000000000000;
 
   static Lanes<double> load(const Raw* x) { return Lanes<double>::load(x); }
+  static Lanes<double> load_in_order(const Raw* x) { return load(x); }
   static void store(Lanes<double> y, Raw* x) {
     for (auto& vector : y.v) vector = not_above<double>(vector);
     y.store(x);
@@ -174,6 +175,7 @@ struct Float32 {
   static constexpr Bits kInfinity = 0x7f800000;
 
   static Lanes<double> load(const Raw* x) { return widened(Lanes<float>::load(x)); }
+  static Lanes<double> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<double>& y, Raw* x) {
     Lanes<float> narrow;
     Vector<int32_t> rare = {};
@@ -206,6 +208,14 @@ struct BFloat16 {
     }
     return lanes;
   }
+  static Lanes<float> load_in_order(const Raw* x) {
+    Lanes<float> lanes;
+    for (int i = 0; i < Lanes<float>::kVectors; ++i) {
+      const auto bits = *reinterpret_cast<const StoredHalves*>(x + i * Lanes<float>::kSize);
+      lanes.v[i] = (Vector<float>)(__builtin_convertvector((Halves)bits, Vector<uint32_t>) << 16);
+    }
+    return lanes;
+  }
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < kPairs; ++i) {
       const Vector<uint32_t> pairs = upper_bits(y.v[i]) >> 16 | upper_bits(y.v[kPairs + i]);
@@ -234,6 +244,7 @@ struct Float16 {
     }
     return lanes;
   }
+  static Lanes<float> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
       *reinterpret_cast<StoredHalves*>(x + i * Lanes<float>::kSize) = narrowed(y.v[i]);

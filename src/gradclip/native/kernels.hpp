@@ -36,6 +36,8 @@ struct Kernels {
   Extremes (*extremes)(const void* data, int64_t count);
   void (*scale)(const void* from, void* to, int64_t count, double first, double second);
   void (*clamp)(void* data, int64_t count, double bound);
+  // Adds `columns` elements of each of `count` rows, times the row's weight, to `total`.
+  void (*add_rows)(const void* const* rows, const double* weights, int64_t count, double* total, int64_t columns);
 };
 
 using KernelTable = std::array<Kernels, kDtypes>;

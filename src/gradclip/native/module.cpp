@@ -1,5 +1,6 @@
 // The kernels as Python sees them.
 #include <nanobind/nanobind.h>
+#include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -10,6 +11,7 @@
 
 #include "arrays.hpp"
 #include "describe.hpp"
+#include "examples.hpp"
 #include "xla.hpp"
 
 namespace nb = nanobind;
@@ -71,7 +73,17 @@ NB_MODULE(_kernels, m) {
       },
       "tensors"_a, "exchange_api"_a);
   m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
+  m.def("xla_add_examples", [] { return capsule_of(xla_add_examples); });
   m.def("xla_extremes", [] { return capsule_of(xla_extremes); });
+  m.def(
+      "add_examples",
+      [](const Arrays& arrays, std::size_t examples, std::array<double, 5> weighing, bool in_float, const Arrays& squares, const Arrays& totals, int threads) {
+        const auto [inflate, offset, keep_up_to, kept, numerator] = weighing;
+        add_examples(arrays, examples, {inflate, offset, keep_up_to, kept, numerator}, in_float,
+                     reinterpret_cast<double*>(squares.spans().at(0).data),
+                     reinterpret_cast<double*>(totals.spans().at(0).data), threads);
+      },
+      "arrays"_a, "examples"_a, "weighing"_a, "in_float"_a, "squares"_a, "totals"_a, "threads"_a, unlocked);
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);
 }

@@ -27,12 +27,6 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
   return starts;
 }
 
-int worthwhile(const std::vector<Piece>& pieces, int threads) {
-  int64_t elements = 0;
-  for (const Piece& piece : pieces) elements += kPiece + piece.count;
-  return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
-}
-
 }  // namespace
 
 std::vector<Piece> cut(const std::vector<Span>& spans) {
@@ -46,24 +40,36 @@ std::vector<Piece> cut(const std::vector<Span>& spans) {
   return pieces;
 }
 
+int threads_worth(int64_t elements, int threads) {
+  return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
+}
+
+void on_threads(int threads, const std::function<void(int)>& work) {
+  const auto with_default_arithmetic = [&work](int thread) {
+    const DefaultArithmetic scope;
+    work(thread);
+  };
+  std::vector<std::thread> helpers;
+  try {
+    for (int i = 1; i < threads; ++i) helpers.emplace_back(with_default_arithmetic, i);
+  } catch (const std::system_error&) {
+    // No more threads to be had: those that started, and this one, do all of it.
+  }
+  with_default_arithmetic(0);
+  for (std::thread& helper : helpers) helper.join();
+}
+
 void share_out(const std::vector<Piece>& pieces, int threads, Order order,
                const std::function<void(std::size_t)>& work) {
   const std::vector<std::size_t> starts = batches_of(pieces);
   const std::size_t batches = starts.size() - 1;
+  int64_t elements = 0;
+  for (const Piece& piece : pieces) elements += kPiece + piece.count;
   std::atomic<std::size_t> next{0};
-  const auto take_batches = [&] {
-    const DefaultArithmetic scope;
+  on_threads(threads_worth(elements, threads), [&](int) {
     for (std::size_t taken = next++; taken < batches; taken = next++) {
       const std::size_t batch = order == Order::forward ? taken : batches - 1 - taken;
       for (std::size_t i = starts[batch]; i < starts[batch + 1]; ++i) work(i);
     }
-  };
-  std::vector<std::thread> helpers;
-  try {
-    for (int i = worthwhile(pieces, threads); i > 1; --i) helpers.emplace_back(take_batches);
-  } catch (const std::system_error&) {
-    // No more threads to be had: those that started, and this one, do all of it.
-  }
-  take_batches();
-  for (std::thread& helper : helpers) helper.join();
+  });
 }

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "arrays.hpp"
+#include "examples.hpp"
 
 namespace {
 
@@ -169,6 +170,35 @@ void extremes(const xla_ffi::Call& call) {
   }
 }
 
+std::span<double> numbers_of(const xla_ffi::Buffer& buffer) {
+  if (buffer.dtype != xla_ffi::kFloat64) throw std::invalid_argument("numbers must be float64");
+  return {static_cast<double*>(buffer.data), static_cast<std::size_t>(product(dims_of(buffer)))};
+}
+
+void examples(const xla_ffi::Call& call) {
+  if (call.arguments.count < 2 || call.results.count != 2) throw std::invalid_argument("there must be two results");
+  xla_ffi::Buffer** given = call.arguments.buffers;
+  const std::span<double> weighing = numbers_of(*given[0]), included = numbers_of(*given[1]);
+  const std::span<double> squares = numbers_of(*call.results.buffers[0]), totals = numbers_of(*call.results.buffers[1]);
+  Arrays arrays;
+  int64_t columns = 0;
+  const auto rows = static_cast<int64_t>(included.size());
+  for (int64_t i = 2; i < call.arguments.count; ++i) {
+    const Dtype dtype = dtype_of(given[i]->dtype);
+    const int64_t count = product(dims_of(*given[i]));
+    arrays.add(given[i]->data, count, dtype);
+    columns += rows ? count / rows * (is_complex(dtype) ? 2 : 1) : 0;
+  }
+  if (weighing.size() != 5 || squares.size() != included.size() || static_cast<int64_t>(totals.size()) < columns) {
+    throw std::invalid_argument("the results do not have the sizes of the examples");
+  }
+  std::copy(included.begin(), included.end(), squares.begin());
+  std::fill(totals.begin(), totals.end(), 0.0);
+  if (!rows) return;
+  const Weighing by = {weighing[0], weighing[1], weighing[2], weighing[3], weighing[4]};
+  add_examples(arrays, included.size(), by, arrays.only_halves(), squares.data(), totals.data(), threads_of(call));
+}
+
 // Answers the question that comes at registration, if this is it.
 bool described(const xla_ffi::Call& call) {
   for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
@@ -205,3 +235,5 @@ xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) n
 xla_ffi::Error* xla_power_sums(xla_ffi::Call* call) { return run(call, power_sums); }
 
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call) { return run(call, extremes); }
+
+xla_ffi::Error* xla_add_examples(xla_ffi::Call* call) { return run(call, examples); }

@@ -10,5 +10,9 @@
 // finite and above `enough`, or x is not finite; otherwise it is the largest magnitude.
 xla_ffi::Error* xla_power_sums(xla_ffi::Call* call);
 
+// Arguments, before the arrays: a Weighing as five numbers, and for each example 0, or NaN to leave it out. Attribute
+// threads. Results: the sum of squares of each example, and the weighted sums of them all, array by array.
+xla_ffi::Error* xla_add_examples(xla_ffi::Call* call);
+
 // Attribute threads. Results: the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite.
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call);

@@ -1,0 +1,151 @@
+"""Train privately with JAX: per-example clipping by gradclip, accounting by dp-accounting, beside jax_privacy.
+
+DP-SGD (Abadi et al. 2016): each step takes every example with probability RATE, clips its gradient, sums, adds noise in
+proportion to the sum's sensitivity. Batches are padded to one size, so that a step is compiled once; padding is masked
+out exactly. JAX's noise is not from a cryptographic source: good for learning how this is done, not for release.
+"""
+
+import argparse
+import statistics
+import time
+
+import dp_accounting
+import jax
+import jax.numpy as jnp
+import jax_privacy.clipping
+import numpy as np
+from jax_privacy import noise_addition
+from sklearn.datasets import load_digits
+
+import gradclip
+
+MAX_NORM = 1.0
+NOISE_MULTIPLIER = 2.0
+RATE = 0.1
+LEARNING_RATE = 1.0
+DELTA = 1e-4
+EXAMPLES = 1500
+EXPECTED = RATE * EXAMPLES
+# Six standard deviations above the expected size: a batch is larger once in a billion.
+LARGEST = int(EXPECTED + 6 * EXPECTED**0.5)
+
+
+def logits_of(params, features):
+    return jnp.tanh(features @ params["w"] + params["b"]) @ params["v"] + params["c"]
+
+
+def loss_of(params, features, labels):
+    """Return the mean loss of a batch, or that of one example."""
+    chosen = jnp.take_along_axis(jax.nn.log_softmax(logits_of(params, features)), labels[..., None], axis=-1)
+    return -chosen.mean()
+
+
+def clipped_sum(params, features, labels, mask):
+    """Return the sum over examples of their gradients, each clipped to MAX_NORM."""
+    grads = jax.vmap(jax.grad(loss_of), in_axes=(None, 0, 0))(params, features, labels)
+    return gradclip.per_example_clip(grads, MAX_NORM, mask=mask)[0]
+
+
+def updated(params, summed):
+    return jax.tree.map(lambda p, g: p - LEARNING_RATE * g / EXPECTED, params, summed)
+
+
+def gradclip_step():
+    sensitivity = gradclip.clipped_sum_sensitivity(MAX_NORM, "add_or_remove_one", batch_size=LARGEST)
+    noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
+    print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
+
+    @jax.jit
+    def step(params, key, features, labels, mask):
+        leaves, structure = jax.tree.flatten(clipped_sum(params, features, labels, mask))
+        keys = jax.random.split(key, len(leaves))
+        noisy = [x + noise_std * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
+        return updated(params, jax.tree.unflatten(structure, noisy))
+
+    return step
+
+
+def jax_privacy_step():
+    clipped_grad = jax_privacy.clipping.clipped_grad(loss_of, l2_clip_norm=MAX_NORM, batch_argnums=(1, 2))
+    noise_std = clipped_grad.sensitivity() * NOISE_MULTIPLIER
+
+    @jax.jit
+    def step(params, key, features, labels, mask):
+        summed = clipped_grad(params, features, labels, is_padding_example=~mask)
+        privatizer = noise_addition.gaussian_privatizer(stddev=noise_std, prng_key=key)
+        return updated(params, privatizer.update(summed, privatizer.init(params))[0])
+
+    return step
+
+
+def plain_step():
+    @jax.jit
+    def step(params, key, features, labels, mask):
+        def loss_sum(params):
+            return jnp.where(mask, jax.vmap(loss_of, in_axes=(None, 0, 0))(params, features, labels), 0.0).sum()
+
+        return updated(params, jax.grad(loss_sum)(params))
+
+    return step
+
+
+def epsilon(steps):
+    """Return the epsilon of all steps together, for data sets that differ in one example more or less."""
+    accountant = dp_accounting.rdp.RdpAccountant(orders=[1 + k / 4 for k in range(4, 100)])
+    step = dp_accounting.PoissonSampledDpEvent(RATE, dp_accounting.GaussianDpEvent(NOISE_MULTIPLIER))
+    accountant.compose(step, steps)
+    return accountant.get_epsilon(DELTA)
+
+
+def sampled(rng, features, labels):
+    """Return a random batch, padded to the largest size, and which of its rows are examples."""
+    chosen = np.flatnonzero(rng.random(EXAMPLES) < RATE)
+    if len(chosen) > LARGEST:
+        raise RuntimeError(f"a batch of {len(chosen)} examples does not fit into {LARGEST}: start again.")
+    rows = np.pad(chosen, (0, LARGEST - len(chosen)))
+    return features[rows], labels[rows], np.arange(LARGEST) < len(chosen)
+
+
+def network():
+    for_w, for_v = jax.random.split(jax.random.key(0))
+    return {
+        "w": jax.random.normal(for_w, (64, 128)) / 8.0,
+        "b": jnp.zeros(128),
+        "v": jax.random.normal(for_v, (128, 10)) / 128**0.5,
+        "c": jnp.zeros(10),
+    }
+
+
+def train(makers, steps, features, labels):
+    """Train a network with each kind of step, in turn on the same batches; return them and the median seconds."""
+    takers = [make() for make in makers]
+    params, times = [network() for _ in takers], [[] for _ in takers]
+    rng, key = np.random.default_rng(1), jax.random.key(1)
+    for _ in range(steps):
+        batch = jax.device_put(sampled(rng, features, labels))
+        key, for_noise = jax.random.split(key)
+        for index, step in enumerate(takers):
+            start = time.perf_counter()
+            params[index] = jax.block_until_ready(step(params[index], for_noise, *batch))
+            times[index].append(time.perf_counter() - start)
+    return params, [statistics.median(taken) for taken in times]
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=300)
+    steps = parser.parse_args().steps
+    digits = load_digits()
+    features, labels = np.float32(digits.data / 16), np.int32(digits.target)
+    makers = {"gradclip": gradclip_step, "jax_privacy": jax_privacy_step, "not private": plain_step}
+    networks, seconds = train(makers.values(), steps, features[:EXAMPLES], labels[:EXAMPLES])
+    print(f"{steps} steps, delta {DELTA:g}, noise multiplier {NOISE_MULTIPLIER:g}")
+    print(f"{'':12} {'epsilon':>8} {'accuracy':>9} {'ms/step':>8}")
+    for name, params, each in zip(makers, networks, seconds, strict=True):
+        spent = float("inf") if name == "not private" else epsilon(steps)
+        right = (logits_of(params, features[EXAMPLES:]).argmax(1) == labels[EXAMPLES:]).mean()
+        print(f"{name:12} {spent:8.2f} {right:9.1%} {1000 * each:8.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""Batches of examples in host memory, weighed and added up by the kernels in one reading."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from gradclip import native
+from gradclip.backends.formats import is_complex
+from gradclip.backends.host import HostArray
+from gradclip.native import describe_buffers
+
+
+def add_examples(
+    arrays: Sequence[HostArray], weighing: Sequence[Any], in_float: bool, mask: Any, threads: int
+) -> tuple[list[np.ndarray], np.ndarray] | None:
+    """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
+
+    Examples outside of `mask` have 0, and those whose sum is not finite add nothing. None where the kernels do not know
+    all of the arrays.
+    """
+    known, left_out = describe_buffers([x.data for x in arrays])
+    examples = arrays[0].shape[0]
+    if not known or left_out or not examples or not all(x.data.flags.c_contiguous for x in arrays):
+        return None
+    squares = np.zeros(examples) if mask is None else np.where(mask, 0.0, np.nan)
+    widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
+    totals = np.zeros(max(1, sum(widths)))
+    described = [describe_buffers([buffer]).kernels for buffer in (squares, totals)]
+    native.kernels.add_examples(
+        known, examples, list(map(float, weighing)), in_float, described[0], described[1], threads
+    )
+    ends = np.cumsum(widths)
+    sums = [
+        totals[end - width : end].view(np.complex128 if is_complex(x) else np.float64).reshape(x.shape[1:])
+        for x, width, end in zip(arrays, widths, ends, strict=True)
+    ]
+    return sums, squares if mask is None else np.where(mask, squares, 0.0)

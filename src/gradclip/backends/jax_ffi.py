@@ -1,0 +1,74 @@
+"""The kernels as XLA's compiled code calls them: one call reads all arrays of a norm where they lie.
+
+A call under `vmap` is one call still: the arrays get a leading axis, and each row of it a norm.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradclip import native
+
+
+def usable(leaves: Sequence[Any]) -> bool:
+    """Say whether traced calls can use the kernels.
+
+    That takes one CPU device, for XLA would gather arrays that lie on several, and sizes that are known: where they are
+    symbols, a program is being exported, which cannot hold such calls.
+    """
+    return (
+        jax.default_backend() == "cpu"
+        and jax.device_count() == 1
+        and all(isinstance(length, int) for leaf in leaves for length in np.shape(leaf))
+        and _registered()
+    )
+
+
+@cache
+def _registered() -> bool:
+    """Make the kernels known to XLA; say whether they are."""
+    if native.kernels is None:
+        return False
+    try:
+        jax.ffi.register_ffi_target("gradclip_power_sums", native.kernels.xla_power_sums(), platform="cpu")
+        jax.ffi.register_ffi_target("gradclip_add_examples", native.kernels.xla_add_examples(), platform="cpu")
+        jax.ffi.register_ffi_target("gradclip_extremes", native.kernels.xla_extremes(), platform="cpu")
+    except (AttributeError, RuntimeError):  # a JAX that has no such interface, or another version of it
+        return False
+    return True
+
+
+def power_sums(
+    arrays: Sequence[jax.Array], p: float, enough: float, rows: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each of `rows`, the leading axes.
+
+    The divisor is 1 if the sum is then finite and above `enough`, else the largest magnitude.
+    """
+    return _call("gradclip_power_sums", arrays, rows, p=np.float64(p), enough=np.float64(enough))
+
+
+def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Return the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite."""
+    return _call("gradclip_extremes", arrays, rows)
+
+
+def add_examples(
+    arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return each example's sum of squares, and the `columns` sums of all examples, each times its weight."""
+    wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
+    call = jax.ffi.ffi_call("gradclip_add_examples", wide, vmap_method="sequential")
+    return call(weighing, included, *arrays, threads=np.int64(native.default_threads()))
+
+
+def _call(
+    target: str, arrays: Sequence[jax.Array], rows: tuple[int, ...], **attributes: Any
+) -> tuple[jax.Array, jax.Array]:
+    wide = jax.ShapeDtypeStruct(rows, jnp.float64)
+    call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
+    return call(*arrays, threads=np.int64(native.default_threads()), **attributes)

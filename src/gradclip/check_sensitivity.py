@@ -1,0 +1,244 @@
+"""A self-test for sums of clipped gradients: does one example move the sum by no more than is promised?
+
+Differential privacy rests on max ||f(D) - f(D')|| over all D and D' that differ in one example. No test finds that
+maximum; this one looks for it where careless code has it, and measures each distance in exact arithmetic.
+"""
+
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.arrays import check_dtypes
+from gradclip.backends.formats import bare_name, format_named
+from gradclip.exact import squared_distance
+from gradclip.hostile import CROWDS, KINDS, Room
+from gradclip.per_example import check_batch
+from gradclip.sensitivity import Sensitivity, root_up
+from gradclip.tree import FlatTree, flatten
+
+_LOOSE = 4
+
+
+@dataclass(frozen=True)
+class SensitivityCase:
+    """What one kind of example did at worst: the largest distance, infinite where there is a `problem`."""
+
+    name: str
+    distance: float
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class SensitivityReport:
+    """What `check_sensitivity` found: for each kind of example its worst case, beside what is promised."""
+
+    sensitivity: Sensitivity
+    cases: tuple[SensitivityCase, ...]
+
+    @property
+    def promised(self) -> float:
+        """The bound with its rounding."""
+        return self.sensitivity.total
+
+    @property
+    def worst(self) -> SensitivityCase:
+        """The case with the largest distance."""
+        return max(self.cases, key=lambda case: case.distance)
+
+    @property
+    def holds(self) -> bool:
+        """Whether no distance exceeds what is promised."""
+        return self.worst.distance <= self.promised
+
+    @property
+    def failures(self) -> tuple[SensitivityCase, ...]:
+        """The cases that exceed what is promised."""
+        return tuple(case for case in self.cases if not case.distance <= self.promised)
+
+    def __str__(self) -> str:
+        rows = [("one example of ... among ...", "distance", "of promised")]
+        rows += [(case.name, case.problem or f"{case.distance:.7g}", self._share(case)) for case in self.cases]
+        first, second, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
+        lines = [f"{name:{first}}  {distance:{second}}  {share}" for name, distance, share in rows]
+        return "\n".join([f"promised: {self.sensitivity}", *lines, self._verdict()])
+
+    def _share(self, case: SensitivityCase) -> str:
+        if case.problem:
+            return "BROKEN"
+        share = case.distance / self.promised if self.promised else case.distance
+        return f"{share:.1%}" if case.distance <= self.promised else f"{share:.8g} times: BROKEN"
+
+    def _verdict(self) -> str:
+        worst = self.worst
+        if not self.holds:
+            return f"BROKEN in {len(self.failures)} of {len(self.cases)} cases, worst for {worst.name}"
+        verdict = f"holds in all {len(self.cases)} cases; the largest distance is {worst.distance:.7g}"
+        if worst.distance * _LOOSE < self.promised:
+            return f"{verdict}, far below the promise: is that of a sum, and the function a mean?"
+        return verdict
+
+
+def check_sensitivity(
+    function: Callable[[Any], Any],
+    examples: Any,
+    sensitivity: Sensitivity | float,
+    *,
+    dtypes: Sequence[str] | None = None,
+    trials: int = 2,
+    seed: int = 0,
+) -> SensitivityReport:
+    """Look for an example that moves `function`'s sum by more than is promised; measure max ||f(D) - f(D')|| exactly.
+
+    D and D' differ in one example, as the sensitivity's relation says. It is NaN, zero, huge, tiny, at the
+    threshold, and so on; the others are those given, zeros, random ones, or point where it does, or away from there.
+
+    Args:
+        function: from a tree of per-example gradients, batch on axis 0, to a tree of sums. It has to take
+            one example less than are given, too, where the relation is adding or removing one.
+        examples: such a tree, of NumPy, PyTorch or JAX arrays: it says which shapes (batch, ...) and dtypes to try.
+            Take as many examples as a batch will have: sums in low precision only fail for many.
+        sensitivity: what is promised: a `Sensitivity`, or the largest distance for adding or removing one.
+        dtypes: names of dtypes to try in place of those of the arrays, as "float16".
+        trials: how often each case is tried, with other random numbers.
+        seed: of the random numbers: the same seed gives the same report.
+
+    Returns:
+        A `SensitivityReport`: `holds`, `worst`, `cases`; printed, it is a table. A result that is not finite, and
+        an arithmetic error that the function raises, count as infinite distances.
+
+    Raises:
+        ValueError: fewer than two examples, or a sensitivity that is not known.
+        TypeError: arrays of numbers that are no gradients.
+
+    >>> def mean_of_clipped(grads):
+    ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
+    ...     return (grads * np.minimum(1, 1 / np.maximum(norms, 1e-30))).mean(axis=0)
+    >>> report = check_sensitivity(mean_of_clipped, np.ones((10, 3)), 1 / 10)
+    >>> report.holds, report.worst.name, report.worst.problem
+    (False, 'one NaN among the examples given', 'NaN in the result')
+
+    """
+    flat = flatten(examples)
+    check_batch(flat, flat.leaves, None)
+    check_dtypes(flat.leaves, flat.paths)
+    if len(flat.leaves[0]) < 2:
+        raise ValueError("pass two examples or more: one of them is taken away or replaced.")
+    if not isinstance(sensitivity, Sensitivity):
+        sensitivity = Sensitivity(float(sensitivity), "example", "add_or_remove_one")
+    threshold = sensitivity.total * (sensitivity.denominator or 1.0)
+    if sensitivity.relation == "replace_one":
+        threshold /= 2
+    cases = []
+    for dtype in dtypes or (None,):
+        bench = _Bench.of(flat, dtype, threshold, function, sensitivity.relation)
+        for kind in KINDS:
+            rng = np.random.default_rng([seed, *kind.encode()])
+            found = max(bench.tried(kind, trials, rng), key=lambda case: case.distance)
+            cases.append(found)
+    return SensitivityReport(sensitivity, tuple(cases))
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """One function and the arrays it takes."""
+
+    flat: FlatTree
+    dtypes: tuple[str, ...]
+    prefix: str
+    room: Room
+    given: np.ndarray
+    function: Callable[[Any], Any]
+    relation: str
+
+    @classmethod
+    def of(
+        cls, flat: FlatTree, dtype: str | None, threshold: float, function: Callable[[Any], Any], relation: str
+    ) -> "_Bench":
+        """Return the bench for a tree of examples, or for one like it in another dtype."""
+        sizes = [math.prod(leaf.shape[1:]) for leaf in flat.leaves]
+        dtypes = [bare_name(leaf.dtype) if dtype is None else dtype for leaf in flat.leaves]
+        room = Room.of(sizes, list(map(format_named, dtypes)), threshold)
+        rows = [_numbers(leaf)[0].reshape(len(leaf), -1) for leaf in flat.leaves]
+        prefix = "" if dtype is None else f"{dtype}: "
+        return cls(flat, tuple(dtypes), prefix, room, np.concatenate(rows, axis=1), function, relation)
+
+    def tried(self, kind: str, trials: int, rng: np.random.Generator) -> Iterator[SensitivityCase]:
+        """Yield what one kind of example did, among all kinds of others."""
+        for _ in range(trials):
+            for crowd in ("the examples given", *CROWDS):
+                with np.errstate(all="ignore"):
+                    example = self.room.within(KINDS[kind](rng, self.room))
+                    rows = self._crowd(crowd, example, rng)
+                    index = int(rng.integers(len(rows)))
+                    rows[index] = example
+                    other = self._neighbour(rows, index, rng)
+                    yield self._measured(f"{self.prefix}{kind} among {crowd}", rows, other)
+
+    def _crowd(self, crowd: str, example: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        if crowd not in CROWDS:
+            return self.given.copy()
+        return self.room.within(CROWDS[crowd](rng, self.room, len(self.given), example))
+
+    def _neighbour(self, rows: np.ndarray, index: int, rng: np.random.Generator) -> np.ndarray:
+        """Return the rows with that at `index` removed, replaced by its opposite or another, or zero."""
+        if self.relation == "add_or_remove_one":
+            return np.delete(rows, index, axis=0)
+        other = rows.copy()
+        opposite = -rows[index] if rng.integers(2) else KINDS["ordinary numbers"](rng, self.room)
+        other[index] = self.room.within(opposite) if self.relation == "replace_one" else 0.0
+        return other
+
+    def _measured(self, name: str, rows: np.ndarray, other: np.ndarray) -> SensitivityCase:
+        try:
+            sums = [self._called(x) for x in (rows, other)]
+        except ArithmeticError as error:
+            return SensitivityCase(name, math.inf, f"raised {type(error).__name__}")
+        wrong = [x[~np.isfinite(x)] for leaves in sums for x in leaves if x.dtype.kind == "f"]
+        values = np.concatenate(wrong) if wrong else np.zeros(0)
+        if values.size:
+            return SensitivityCase(name, math.inf, f"{'NaN' if np.isnan(values).any() else 'infinity'} in the result")
+        return SensitivityCase(name, root_up(squared_distance(*sums)))
+
+    def _called(self, rows: np.ndarray) -> list[np.ndarray]:
+        ends = np.cumsum([math.prod(leaf.shape[1:]) for leaf in self.flat.leaves])
+        pieces = np.split(rows, ends[:-1], axis=1)
+        leaves = [
+            _like(leaf, dtype, piece.reshape(len(rows), *leaf.shape[1:]))
+            for leaf, dtype, piece in zip(self.flat.leaves, self.dtypes, pieces, strict=True)
+        ]
+        result = self.function(self.flat.rebuild(leaves))
+        return [part for leaf in flatten(result).leaves for part in _numbers(leaf)]
+
+
+def _like(leaf: Any, dtype: str, values: np.ndarray) -> Any:
+    """Return float64 numbers as an array of the same framework and device, in the named dtype."""
+    if hasattr(leaf, "new_tensor"):
+        return leaf.new_tensor(values, dtype=getattr(sys.modules["torch"], dtype))
+    if isinstance(leaf, np.ndarray):
+        return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else _numpy_dtype(dtype))
+    return sys.modules["jax"].numpy.asarray(values.astype(_numpy_dtype(dtype)))
+
+
+def _numpy_dtype(dtype: str) -> Any:
+    """Return NumPy's dtype of a name; bfloat16 is that of `ml_dtypes`, which JAX brings along."""
+    if dtype != "bfloat16":
+        return np.dtype(dtype)
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
+def _numbers(leaf: Any) -> list[np.ndarray]:
+    """Return the real and imaginary parts of an array, or the array, flat: in float64, or integers."""
+    if hasattr(leaf, "detach"):
+        tensor = leaf.detach().cpu().resolve_conj()
+        leaf = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
+    array = np.asarray(leaf).reshape(-1)
+    if array.dtype.kind in "biu":
+        return [array]
+    parts = [array.real, array.imag] if array.dtype.kind == "c" else [array]
+    return [part.astype(np.float64) for part in parts]
