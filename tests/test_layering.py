@@ -19,7 +19,8 @@ LAYERS = [
     {"clip"},
     {"gradients"},
     {"inplace", "per_example"},
-    {"check_sensitivity"},
+    {"check_sensitivity", "clipped"},
+    {"transforms"},
     {"integrations"},
     {"cli"},
 ]

@@ -8,14 +8,18 @@ from gradclip.clip import (
     global_norm,
     layer_norms,
 )
+from gradclip.clipped import ClippedFunction, ExampleOutputs
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.native import NativeStatus, native_status
 from gradclip.per_example import PerExampleInfo, per_example_clip
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip.transforms import clipped_fun, clipped_grad
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "ClippedFunction",
+    "ExampleOutputs",
     "NativeStatus",
     "PerExampleInfo",
     "Sensitivity",
@@ -26,6 +30,8 @@ __all__ = [
     "clip_by_value",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "clipped_fun",
+    "clipped_grad",
     "clipped_sum_sensitivity",
     "global_norm",
     "grad_norm",

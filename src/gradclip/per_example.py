@@ -43,6 +43,7 @@ def per_example_clip(
     gamma: float = 0.01,
     sum_dtype: Any = None,
     grid: int | None = None,
+    to_unit: bool = False,
 ) -> tuple[Any, PerExampleInfo]:
     """Return the sum over examples g_i of c_i * g_i, where c_i * ||g_i|| <= max_norm.
 
@@ -71,6 +72,7 @@ def per_example_clip(
             max_norm / grid, and sums are those of the integers, in int64: the same for every order and microbatch size.
             Multiply them by max_norm / grid. One example more or less changes them by at most `grid`, exactly; what
             an example is clipped to is sqrt(D) / 2 steps less, for D elements.
+        to_unit: divide the sum by `max_norm`, so that each example contributes at most 1; not with `per_layer`.
 
     Returns:
         `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule one example more or less changes
@@ -95,9 +97,11 @@ def per_example_clip(
     [1.2, 1.6]
 
     """
+    if to_unit and (per_layer or grid is not None):
+        raise ValueError("to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm.")
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
-    clipping = Clipping(None, Order(2.0), check_policy(nonfinite), gamma=_gamma(rule, gamma))
+    clipping = Clipping(None, Order(2.0), check_policy(nonfinite), to_unit, _gamma(rule, gamma))
     plan.check_grid(check_grid(grid), sum_dtype)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     dtype = _checked_dtype(sum_dtype) if grid is None else "int64"

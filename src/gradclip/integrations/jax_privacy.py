@@ -1,20 +1,61 @@
-"""The name `clip_pytree` of `jax_privacy.clipping`, on gradclip's engine.
+"""The names `clip_pytree`, `clipped_fun` and `clipped_grad` of `jax_privacy.clipping`, on gradclip's engine.
 
-Switch by writing `from gradclip.integrations.jax_privacy import clip_pytree`. What differs: the promised bound holds
+Switch by writing `from gradclip.integrations.jax_privacy import clipped_grad`. What differs: the promised bound holds
 in floating point too, for every dtype, and with `nan_safe=False` a NaN or an infinity makes all of its norm's
-gradients NaN. As in newer releases of the library, `clip_norm` may be a tree of thresholds.
+gradients NaN. As in newer releases of the library, `clip_norm` may be a tree of thresholds. Examples are summed in
+float32 at least, and a batch need not be a multiple of `microbatch_size`.
 """
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from gradclip.clip import clip_groups, is_single_threshold
+from gradclip import transforms
+from gradclip.clip import clip_groups, global_norm, is_single_threshold
+from gradclip.clipped import ClippedFunction, Manner
 from gradclip.coefficient import check_threshold
 from gradclip.decision import Clipping
 from gradclip.norms import Order
 from gradclip.tree import flatten
+
+_TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
+
+
+class AuxiliaryOutput(NamedTuple):
+    """What was asked for of each example, with the batch on axis 0; None for what was not."""
+
+    values: Any = None
+    grad_norms: Any = None
+    aux: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class BoundedSensitivityCallable:
+    """A function whose result one example can move by `l2_norm_bound` at most; with `has_aux`, its first result.
+
+    `clipped` is the engine's function: `clipped.sensitivity()` tells of the rounding of sums, too.
+    """
+
+    fun: Callable[..., Any]
+    l2_norm_bound: Any
+    has_aux: bool
+    clipped: ClippedFunction
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.fun(*args, **kwargs)
+
+    def sensitivity(self, neighboring_relation: Any = None) -> Any:
+        """Return the L2 sensitivity under one of `dp_accounting.NeighboringRelation`, REPLACE_SPECIAL for None."""
+        name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
+        if name not in _TIMES_BOUND:
+            raise ValueError(
+                f"neighboring_relation must be one of {', '.join(_TIMES_BOUND)} of dp_accounting.NeighboringRelation, "
+                f"got {neighboring_relation!r}."
+            )
+        return _TIMES_BOUND[name] * self.l2_norm_bound
 
 
 def clip_pytree(
@@ -63,3 +104,165 @@ def clip_pytree(
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
     clipped = kept if return_zero is not False else leaves
     return flat.rebuild(clipped), norms[0] if prefix is None else prefix.rebuild(norms)
+
+
+def clipped_fun(
+    fun: Callable[..., Any],
+    has_aux: bool = False,
+    *,
+    batch_argnums: int | Sequence[int] = 0,
+    keep_batch_dim: bool = True,
+    l2_clip_norm: float = 1.0,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    return_norms: bool = False,
+    microbatch_size: int | None = None,
+    nan_safe: bool = True,
+    dtype: jax.typing.DTypeLike | None = None,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+) -> BoundedSensitivityCallable:
+    """Return a function that clips the results of `fun` for each example and sums them.
+
+    Args:
+        fun: as in `gradclip.clipped_fun`.
+        has_aux: as there.
+        batch_argnums: as there.
+        keep_batch_dim: as there.
+        l2_clip_norm: the threshold of each example.
+        rescale_to_unit_norm: also divide by `l2_clip_norm`, as in `clip_pytree`.
+        normalize_by: what the sum is divided by.
+        return_norms: also return the norm of each example before clipping.
+        microbatch_size: as in `gradclip.clipped_fun`.
+        nan_safe: NaN and infinities count as 0. Otherwise they make the sum NaN.
+        dtype: of the result; None for the dtypes that `fun` returns.
+        prng_argnum: as in `gradclip.clipped_fun`.
+        spmd_axis_name: as in `jax.vmap`.
+
+    Returns:
+        A function of the arguments of `fun`, and of `is_padding_example=`: booleans of shape (batch,), True for what
+        contributes zero. Other keyword arguments carry the batch on axis 0, too. It returns the sum; or `(sum, aux)`,
+        `(sum, norms)` or `(sum, (aux, norms))`, as asked for.
+
+    The signature is that of jax-privacy 2.0.
+
+    >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(jnp.array([0.0, 0.5, -2.0, 3.0])))
+    0.5
+    """
+    made = transforms.clipped_fun(
+        _widened(fun, dtype, has_aux),
+        l2_clip_norm,
+        batch_argnums=batch_argnums,
+        has_aux=has_aux,
+        keep_batch_dim=keep_batch_dim,
+        return_norms=return_norms,
+        microbatch_size=microbatch_size,
+        normalize_by=normalize_by,
+        nonfinite="zero" if nan_safe else "propagate",
+        prng_argnum=prng_argnum,
+    )
+    manner = Manner("jax", True, rescale_to_unit_norm, "input" if dtype is None else dtype, spmd_axis_name)
+    clipped = replace(made, manner=manner)
+
+    def call(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
+        mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
+        result = clipped(*args, mask=mask, **kwargs)
+        if not (has_aux or return_norms):
+            return result
+        value, outputs = result
+        norms = None if outputs.norms is None else outputs.norms.astype(jnp.float32)
+        return value, (outputs.aux, norms) if has_aux and return_norms else outputs.aux if has_aux else norms
+
+    bound = (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by
+    return BoundedSensitivityCallable(call, bound, has_aux or return_norms, clipped)
+
+
+def _widened(fun: Callable[..., Any], dtype: Any, has_aux: bool) -> Callable[..., Any]:
+    """Return `fun`, its results widened to `dtype`, and left as they are where that is narrower."""
+    if dtype is None:
+        return fun
+
+    def widened(*args: Any, **kwargs: Any) -> Any:
+        result = fun(*args, **kwargs)
+        value, *aux = result if has_aux else (result,)
+        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), value)
+        return (wide, *aux) if has_aux else wide
+
+    return widened
+
+
+def clipped_grad(
+    fun: Callable[..., Any],
+    argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    *,
+    l2_clip_norm: float,
+    rescale_to_unit_norm: bool = False,
+    normalize_by: float = 1.0,
+    batch_argnums: int | Sequence[int] = 1,
+    keep_batch_dim: bool = True,
+    return_values: bool = False,
+    return_grad_norms: bool = False,
+    pre_clipping_transform: Callable[[Any], Any] = lambda x: x,
+    microbatch_size: int | None = None,
+    nan_safe: bool = True,
+    dtype: jax.typing.DTypeLike | None = None,
+    prng_argnum: int | None = None,
+    spmd_axis_name: str | None = None,
+) -> BoundedSensitivityCallable:
+    """Return a function that clips the gradient of `fun` for each example and sums them.
+
+    Args:
+        fun: as in `gradclip.clipped_grad`.
+        argnums: as there.
+        has_aux: as there.
+        l2_clip_norm: the threshold of each example.
+        rescale_to_unit_norm: as in `clipped_fun`.
+        normalize_by: as there.
+        batch_argnums: as there.
+        keep_batch_dim: as there.
+        return_values: also return what `fun` returns for each example.
+        return_grad_norms: also return the norm of each example's gradient, as `fun` has it.
+        pre_clipping_transform: what is made of the gradient of an example before it is clipped.
+        microbatch_size: as in `clipped_fun`.
+        nan_safe: as there.
+        dtype: as there.
+        prng_argnum: as there.
+        spmd_axis_name: as there.
+
+    Returns:
+        A function as `clipped_fun` returns. Its result is the sum, or a pair of it and an `AuxiliaryOutput`.
+
+    The signature is that of jax-privacy 2.0.
+
+    >>> def loss(mean, x):
+    ...     return 0.5 * jnp.mean((x - mean) ** 2)
+    >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, jnp.array([0.0, 7.0, -2.0])))
+    3.5
+    """
+    transforms.clipped_grad(fun, l2_clip_norm, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum)
+    wants_outputs = has_aux or return_values or return_grad_norms
+    argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+
+    def gradient(*args: Any, **kwargs: Any) -> Any:
+        made, grads = jax.value_and_grad(fun, argnums, has_aux=has_aux)(*args, **kwargs)
+        value, aux = made if has_aux else (made, None)
+        norm = global_norm(grads) if return_grad_norms else None
+        outputs = AuxiliaryOutput(value if return_values else None, norm, aux)
+        result = pre_clipping_transform(grads)
+        return (result, outputs) if wants_outputs else result
+
+    return clipped_fun(
+        gradient,
+        wants_outputs,
+        batch_argnums=batch_argnums,
+        keep_batch_dim=keep_batch_dim,
+        l2_clip_norm=l2_clip_norm,
+        rescale_to_unit_norm=rescale_to_unit_norm,
+        normalize_by=normalize_by,
+        microbatch_size=microbatch_size,
+        nan_safe=nan_safe,
+        dtype=dtype,
+        prng_argnum=prng_argnum,
+        spmd_axis_name=spmd_axis_name,
+    )

@@ -1,0 +1,59 @@
+"""What turns a function of one example into one of a batch: the verbs that a framework with derivatives supplies."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from gradclip.tree import flatten
+
+Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
+
+
+class Mapping(Protocol):
+    """The verbs."""
+
+    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+        """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+    ) -> Callable[..., Any]:
+        """Return `fun` over axis 0 of those arguments that `axes` has a 0 for."""
+
+    def split_key(self, key: Any, count: int) -> Any:
+        """Return `count` keys for random numbers, made of one."""
+
+    def flags(self, mask: Any) -> Any:
+        """Return a mask as booleans of the framework."""
+
+    def blanked(self, tree: Any, mask: Any) -> Any:
+        """Return `tree`, zero in the rows that are not in the mask."""
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        """Return an array in another dtype."""
+
+    def accumulated(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[Any, Any]:
+        """Call `step(args, mask)` with `size` of the `count` examples at a time.
+
+        Returns the sum of its first results, and its second ones put together: trees with a row for each example,
+        zeros for trailing microbatches of which the mask holds no example, which are skipped.
+        """
+
+
+def mapping_of(framework: str) -> Mapping:
+    """Return the verbs of PyTorch or JAX."""
+    if framework == "torch":
+        from gradclip.backends.torch_mapping import TorchMapping
+
+        return TorchMapping()
+    from gradclip.backends.jax_mapping import JaxMapping
+
+    return JaxMapping()
+
+
+def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+    """Return the tree of what `function` makes of each leaf, and of those of `others` at its place."""
+    flat = flatten(tree)
+    rest = [flatten(other).leaves for other in others]
+    return flat.rebuild([function(*leaves) for leaves in zip(flat.leaves, *rest, strict=True)])

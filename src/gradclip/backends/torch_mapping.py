@@ -1,0 +1,90 @@
+"""Functions of one example over a batch, for PyTorch: `torch.func.vmap`, and microbatches one after the other.
+
+What is random in a function, as dropout is, is drawn for each example on its own.
+"""
+
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import Any
+
+import torch
+
+from gradclip.backends.mapping import Step, mapped
+from gradclip.tree import flatten
+
+
+class TorchMapping:
+    """The verbs of `Mapping`."""
+
+    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+        return torch.func.grad_and_value(fun, argnums, has_aux=True)
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            # As one list: `vmap` takes no None for an argument that carries the batch, nor in it.
+            flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
+
+            def of_leaves(leaves: Sequence[torch.Tensor]) -> Any:
+                rest = iter(leaves)
+                trees = [None if flat is None else flat.rebuild(islice(rest, len(flat.leaves))) for flat in flats]
+                given = zip(flats, trees, args, strict=True)
+                return fun(*[arg if flat is None else tree for flat, tree, arg in given])
+
+            with torch.no_grad():
+                leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
+                return torch.func.vmap(of_leaves, randomness="different")(leaves)
+
+        return call
+
+    def split_key(self, key: Any, count: int) -> Any:
+        raise ValueError(
+            "prng_argnum is for JAX, whose random numbers come from keys. In PyTorch leave it out: each example draws "
+            "its own, from the global generator, which torch.manual_seed sets."
+        )
+
+    def flags(self, mask: Any) -> torch.Tensor:
+        return torch.as_tensor(mask, dtype=torch.bool)
+
+    def blanked(self, tree: Any, mask: torch.Tensor) -> Any:
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            here = mask.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+            return torch.where(here, x, torch.zeros_like(x))
+
+        return mapped(rows, tree)
+
+    def cast(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return x.to(dtype)
+
+    def accumulated(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[Any, Any]:
+        end = _end_of(mask, count)
+        sums, pieces = None, []
+        for start in range(0, max(1, end), size):
+            rows = slice(start, start + size)
+            here = [arg if axis is None else _rows(arg, rows) for arg, axis in zip(args, axes, strict=True)]
+            summed, outputs = step(here, None if mask is None else mask[rows])
+            sums = summed if sums is None else mapped(torch.add, sums, summed)
+            pieces.append(outputs)
+        return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
+
+
+def _rows(tree: Any, rows: slice) -> Any:
+    return mapped(lambda x: torch.as_tensor(x)[rows], tree)
+
+
+def _end_of(mask: Any, count: int) -> int:
+    """Return the number of examples up to the last that counts, where a look at the mask waits for nothing."""
+    if mask is None or not mask.is_cpu or torch.compiler.is_compiling():
+        return count
+    return int(mask.nonzero().max()) + 1 if mask.any() else 0
+
+
+def _joined(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    """Return the parts one below the other, and zeros up to `count` rows."""
+    missing = count - sum(part.shape[0] for part in parts)
+    if len(parts) == 1 and not missing:
+        return parts[0]
+    return torch.cat([*parts, parts[0].new_zeros((missing, *parts[0].shape[1:]))])

@@ -1,0 +1,211 @@
+"""What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gradclip.backends import framework_of
+from gradclip.backends import mapping as mappings
+from gradclip.backends.mapping import mapped
+from gradclip.per_example import per_example_clip
+from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip.tree import flatten
+
+
+class ExampleOutputs(NamedTuple):
+    """What was asked for of each example, each leaf with the batch on axis 0; None for what was not.
+
+    `values`: what the function returned. `norms`: the norm before clipping. `aux`: the function's second result.
+    These tell of single examples: noise that is scaled to the sum's sensitivity does not cover them.
+    """
+
+    values: Any = None
+    norms: Any = None
+    aux: Any = None
+
+
+@dataclass(frozen=True)
+class Manner:
+    """How a call differs where it stands for another library's.
+
+    `framework`: which one, None to find it by the arguments. `maps_keywords`: keyword arguments carry the batch, too.
+    `to_unit`: the sum is divided by the threshold. `dtype`: that of the result, "input" for that of the gradients.
+    """
+
+    framework: str | None = None
+    maps_keywords: bool = False
+    to_unit: bool = False
+    dtype: Any = None
+    spmd_axis_name: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedFunction:
+    """A function of a batch: the sum of `fun`'s gradients, or of its results, each example's clipped by its own norm.
+
+    It is called as `fun` is, with a batch in the arguments at `batch_argnums`. Made by `gradclip.clipped_grad` and
+    `gradclip.clipped_fun`, which describe the settings; `argnums` None stands for the results themselves.
+    """
+
+    fun: Callable[..., Any]
+    max_norm: Any
+    argnums: int | tuple[int, ...] | None
+    batch_argnums: tuple[int, ...]
+    has_aux: bool = False
+    keep_batch_dim: bool = True
+    return_values: bool = False
+    return_norms: bool = False
+    microbatch_size: int | None = None
+    normalize_by: float = 1.0
+    prng_argnum: int | None = None
+    unit: str = "example"
+    options: Mapping[str, Any] = field(default_factory=dict)
+    manner: Manner = Manner()
+
+    def sensitivity(self, relation: str = "add_or_remove_one", *, batch_size: int | None = None) -> Sensitivity:
+        """Return how far one unit can move the result: what the noise of private training is scaled to.
+
+        Args:
+            relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
+            batch_size: the largest number of examples in a batch, for the rounding of their sum.
+        """
+        microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
+        known = ("rule", "per_layer", "sum_dtype", "grid")
+        return clipped_sum_sensitivity(
+            self.max_norm,
+            relation,
+            unit=self.unit,
+            normalize_by=self.normalize_by,
+            to_unit=self.manner.to_unit,
+            batch_size=batch_size,
+            partial_sums=microbatches,
+            **{name: self.options[name] for name in known if name in self.options},
+        )
+
+    def __call__(self, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+        """Return the sum, and the `ExampleOutputs` where any were asked for.
+
+        `mask`: booleans of shape (batch,); an example where it is False contributes exactly zero, its outputs are
+        zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
+        """
+        self._check_positions(args)
+        verbs = mappings.mapping_of(self.manner.framework or self._framework(args))
+        args = (*args, kwargs)
+        axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
+        count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
+        if self.prng_argnum is not None:
+            args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
+            axes[self.prng_argnum] = 0
+        mask = None if mask is None else verbs.flags(mask)
+        of_batch = verbs.over_batch(self._of_example(verbs), axes, self.manner.spmd_axis_name)
+        dtypes: list[Any] = []
+        step = self._step(verbs, of_batch, dtypes)
+        summed, outputs = verbs.accumulated(step, args, axes, mask, count, self.microbatch_size or max(1, count))
+        result = self._finished(verbs, summed, dtypes)
+        return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
+
+    def _is_mapped(self, position: int, count: int) -> bool:
+        return position in self.batch_argnums or (position == count - 1 and self.manner.maps_keywords)
+
+    def _of_example(self, verbs: mappings.Mapping) -> Callable[..., Any]:
+        """Return the function of one example: `(what is clipped, (value, aux))`."""
+
+        def fun(*args: Any) -> Any:
+            *given, kwargs = args
+            for i in self.batch_argnums if self.keep_batch_dim else ():
+                given[i] = mapped(lambda x: x[None], given[i])
+            result = self.fun(*given, **kwargs)
+            value, aux = result if self.has_aux else (result, ())
+            return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
+
+        if self.argnums is None:
+            return lambda *args: ((made := fun(*args))[0], ((), made[1]))
+        return verbs.with_gradient(fun, self.argnums)
+
+    def _step(self, verbs: mappings.Mapping, of_batch: Callable[..., Any], dtypes: list[Any]) -> mappings.Step:
+        """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
+        options = dict(self.options, to_unit=True) if self.manner.to_unit else self.options
+
+        def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
+            tree, (values, aux) = of_batch(*args)
+            dtypes[:] = [leaf.dtype for leaf in flatten(tree).leaves]
+            summed, info = per_example_clip(tree, self.max_norm, mask=mask, **options)
+            kept = (values if self.return_values else None, aux if self.has_aux else None)
+            values, aux = kept if mask is None else verbs.blanked(kept, mask)
+            return summed, ExampleOutputs(values, info.norms if self.return_norms else None, aux)
+
+        return step
+
+    def _finished(self, verbs: mappings.Mapping, summed: Any, dtypes: Sequence[Any]) -> Any:
+        flat = flatten(summed)
+        leaves = flat.leaves if self.normalize_by == 1.0 else [x / self.normalize_by for x in flat.leaves]
+        if self.manner.dtype is not None:
+            wanted = dtypes if self.manner.dtype == "input" else [self.manner.dtype] * len(leaves)
+            leaves = [verbs.cast(x, dtype) for x, dtype in zip(leaves, wanted, strict=True)]
+        return flat.rebuild(leaves)
+
+    def _check_positions(self, args: Sequence[Any]) -> None:
+        differentiated = self.argnums if isinstance(self.argnums, tuple) else (self.argnums or 0,)
+        needed = max(*self.batch_argnums, *differentiated, self.prng_argnum or 0)
+        if len(args) <= needed:
+            raise TypeError(
+                f"argument {needed} is needed by position (argnums={self.argnums}, batch_argnums="
+                f"{self.batch_argnums}, prng_argnum={self.prng_argnum}), got {len(args)} positional arguments."
+            )
+
+    def _framework(self, args: Sequence[Any]) -> str:
+        """Return the framework of the first differentiated argument, or else of the batch."""
+        if self.argnums is None:
+            found = {framework_of(leaf) for arg in args for leaf in flatten(arg).leaves}
+            return "torch" if "torch" in found else "jax"
+        first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
+        found = {framework_of(leaf) for leaf in flatten(args[first]).leaves}
+        if "numpy" in found:
+            raise TypeError(
+                f"argument {first} holds NumPy arrays, which have no derivatives. Convert them with "
+                "jax.numpy.asarray or torch.from_numpy; per-example gradients that you have can be clipped with "
+                "gradclip.per_example_clip."
+            )
+        if "torch" in found:
+            return "torch"
+        return "jax"
+
+
+def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
+    """Return the length of axis 0 that all leaves, and the mask, have in common.
+
+    Raises ValueError that names the leaves where there is none.
+    """
+    shapes = {}
+    for i, arg in enumerate(mapped_args):
+        flat = flatten(arg)
+        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+            shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
+    if mask is not None:
+        shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
+    first = next(iter(shapes.values()), ())
+    if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        raise ValueError(
+            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
+            f"the shapes are {listed or 'missing: there are no arrays'}."
+        )
+    return first[0]
+
+
+def check_number(name: str, value: Any, *, integer: bool = False) -> None:
+    """Raise a ValueError or TypeError where a setting is no positive number."""
+    kinds = (int,) if integer else (int, float)
+    if isinstance(value, bool) or not (isinstance(value, kinds) or hasattr(value, "dtype")):
+        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+
+
+def _with(args: Sequence[Any], index: int, new: Any) -> tuple[Any, ...]:
+    return (*args[:index], new, *args[index + 1 :])
+
+
+def _without_batch_axis(x: Any) -> Any:
+    return x[0] if getattr(x, "shape", ())[:1] == (1,) else x

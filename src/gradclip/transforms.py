@@ -1,0 +1,208 @@
+"""From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradclip.clipped import ClippedFunction, check_number
+from gradclip.coefficient import check_threshold
+from gradclip.policy import check_policy
+from gradclip.tree import flatten
+
+# What `per_example_clip` is told, in the order of `_options`, and its own defaults.
+_DEFAULTS = {
+    "per_layer": False,
+    "uniform": True,
+    "nonfinite": "skip",
+    "rule": "clip",
+    "gamma": 0.01,
+    "sum_dtype": None,
+    "grid": None,
+}
+
+
+def clipped_grad(
+    fun: Callable[..., Any],
+    max_norm: Any,
+    *,
+    argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] = 1,
+    has_aux: bool = False,
+    per_layer: bool = False,
+    uniform: bool = True,
+    keep_batch_dim: bool = True,
+    return_values: bool = False,
+    return_norms: bool = False,
+    microbatch_size: int | None = None,
+    normalize_by: float = 1.0,
+    sum_dtype: Any = None,
+    nonfinite: str = "skip",
+    rule: str = "clip",
+    gamma: float = 0.01,
+    grid: int | None = None,
+    prng_argnum: int | None = None,
+    unit: str = "example",
+) -> ClippedFunction:
+    """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
+
+    It is called as `fun` is, with a batch in place of an example, and with `mask=` if some of it is padding. JAX
+    (`fun` as for `jax.grad`) and PyTorch (as for `torch.func.grad`: a function of a tree of parameters, written
+    with `torch.func.functional_call`) are told apart by the first differentiated argument.
+
+    Args:
+        fun: a loss, a scalar; of one example, or of one group of examples.
+        max_norm: the threshold C of each example, >= 0, in the units of the gradients.
+        argnums: the position of the parameters, or several, whose gradients share a norm.
+        batch_argnums: the position of the batch, or several: trees of arrays of shapes (batch, ...).
+        has_aux: `fun` returns `(loss, aux)`, `aux` a tree of arrays, which comes back for each example.
+        per_layer: clip each leaf by its own norm, as in `gradclip.per_example_clip`.
+        uniform: with `per_layer`, how the leaves share the threshold, as there.
+        keep_batch_dim: `fun` gets the batch's arrays with a leading axis of length 1, which is taken off from `aux`
+            again. If False, without it. A group is clipped as one unit where arrays of shape (groups, examples, ...)
+            meet a loss of a batch and `keep_batch_dim=False`.
+        return_values: also return the loss of each example.
+        return_norms: also return the norm of each example before clipping.
+        microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch.
+            Several devices share a batch better than they share its microbatches.
+        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too.
+        sum_dtype: of the sum, as in `gradclip.per_example_clip`.
+        nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
+        rule: "clip", or another way to bound an example, as there.
+        gamma: the constant of the rule "automatic", as there.
+        grid: how many steps of an integer grid `max_norm` has, as there: sums are then int64, in steps.
+        prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
+            example draws random numbers of its own.
+        unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
+
+    Returns:
+        A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
+        the structure of the parameters, in float32 at least; with `has_aux`, `return_values` or `return_norms` a pair
+        of that and an `ExampleOutputs`.
+
+    Raises:
+        ValueError: a setting out of range. When called: batches without a common length.
+        TypeError: when called: parameters in NumPy arrays.
+
+    The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
+
+    >>> import jax.numpy as jnp
+    >>> summed = clipped_grad(lambda w, x: jnp.sum(w * x), max_norm=1.0)
+    >>> print(summed(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.5]])).round(6))
+    [0.85 1.3 ]
+    >>> summed.sensitivity().bound
+    1.0
+
+    """
+    numbers = _positions("argnums", argnums)
+    both = sorted({*numbers} & {*_positions("batch_argnums", batch_argnums)})
+    if both:
+        raise ValueError(
+            f"argnums={argnums} and batch_argnums={batch_argnums} overlap in {both}: an argument that carries the "
+            "batch cannot be differentiated. Pass the parameters as an argument of their own."
+        )
+    if prng_argnum is not None and prng_argnum in numbers:
+        raise ValueError(f"prng_argnum={prng_argnum} is in argnums={argnums}, too: a key has no gradient.")
+    return _checked(
+        fun,
+        max_norm,
+        numbers[0] if isinstance(argnums, int) else numbers,
+        batch_argnums,
+        _options(per_layer, uniform, nonfinite, rule, gamma, sum_dtype, grid),
+        has_aux=has_aux,
+        keep_batch_dim=keep_batch_dim,
+        return_values=return_values,
+        return_norms=return_norms,
+        microbatch_size=microbatch_size,
+        normalize_by=normalize_by,
+        prng_argnum=prng_argnum,
+        unit=unit,
+    )
+
+
+def clipped_fun(
+    fun: Callable[..., Any],
+    max_norm: Any,
+    *,
+    batch_argnums: int | Sequence[int] = 0,
+    has_aux: bool = False,
+    per_layer: bool = False,
+    uniform: bool = True,
+    keep_batch_dim: bool = True,
+    return_norms: bool = False,
+    microbatch_size: int | None = None,
+    normalize_by: float = 1.0,
+    sum_dtype: Any = None,
+    nonfinite: str = "skip",
+    rule: str = "clip",
+    gamma: float = 0.01,
+    grid: int | None = None,
+    prng_argnum: int | None = None,
+    unit: str = "example",
+) -> ClippedFunction:
+    """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
+
+    Arguments, results and errors are those of `clipped_grad`, but what is clipped is the tree of arrays that `fun`
+    returns: statistics of an example, the update of a client. PyTorch is used where an argument holds one of its
+    tensors.
+
+    >>> import jax.numpy as jnp
+    >>> summed = clipped_fun(lambda x: x, max_norm=1.0, keep_batch_dim=False)
+    >>> print(summed(jnp.array([[3.0, 4.0], [0.25, 0.5]])).round(6))
+    [0.85 1.3 ]
+
+    """
+    return _checked(
+        fun,
+        max_norm,
+        None,
+        batch_argnums,
+        _options(per_layer, uniform, nonfinite, rule, gamma, sum_dtype, grid),
+        has_aux=has_aux,
+        keep_batch_dim=keep_batch_dim,
+        return_norms=return_norms,
+        microbatch_size=microbatch_size,
+        normalize_by=normalize_by,
+        prng_argnum=prng_argnum,
+        unit=unit,
+    )
+
+
+def _checked(
+    fun: Callable[..., Any],
+    max_norm: Any,
+    argnums: int | tuple[int, ...] | None,
+    batch_argnums: int | Sequence[int],
+    options: dict[str, Any],
+    **settings: Any,
+) -> ClippedFunction:
+    """Return the clipped function, its settings checked."""
+    numbers = _positions("batch_argnums", batch_argnums)
+    prng = settings["prng_argnum"]
+    if prng is not None and prng in (*numbers, *[i for i in (prng,) if i < 0]):
+        raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={batch_argnums}: pass one key.")
+    for threshold in flatten(max_norm).leaves:
+        check_threshold(threshold)
+    check_number("normalize_by", settings["normalize_by"])
+    if settings["microbatch_size"] is not None:
+        check_number("microbatch_size", settings["microbatch_size"], integer=True)
+    if "grid" in options and settings["normalize_by"] != 1:
+        raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
+    if settings["unit"] not in ("example", "group"):
+        raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
+    return ClippedFunction(fun, max_norm, argnums, numbers, options=options, **settings)
+
+
+def _options(*values: Any) -> dict[str, Any]:
+    """Return those of the options that are not the defaults, the policy checked."""
+    given = dict(zip(_DEFAULTS, values, strict=True))
+    check_policy(given["nonfinite"])
+    return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+
+
+def _positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
+    numbers = (given,) if isinstance(given, int) else tuple(given)
+    if not numbers:
+        raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
+    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in numbers):
+        raise ValueError(f"{name} must be positions counted from 0, got {given}.")
+    return numbers
