@@ -155,8 +155,8 @@ def clipped_sum_sensitivity(
         batch_size: the most units that are summed at once; without it the rounding is not known, and
             `noise_std` raises a ValueError that asks for it.
         sum_dtype: what the sum is handed out in: "float32" or "float64".
-        grid: how many steps of an integer grid `max_norm` has: sums of integers, which do not round. The bound is that of
-            the integers times max_norm / grid; in steps it is grid / max_norm times as much.
+        grid: how many steps of an integer grid `max_norm` has: sums of integers, which do not round. The bound is that
+            of the integers times max_norm / grid; in steps it is grid / max_norm times as much.
         summed_in: what the device adds up in: "float64", or "float32" where it has no other.
         partial_sums: into how many microbatches, of which each is rounded to `sum_dtype`, a sum is split at most.
         elements: the most elements that one unit's gradient has.
