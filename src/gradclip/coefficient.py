@@ -115,7 +115,9 @@ def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) 
     """Return steps * min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most `steps`."""
     xp = backend.xp
     largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
-    return _never_kept(backend, norm, xp.where(max_norm > 0, steps, 0.0) / xp.where(largest == 0, 1.0, largest))
+    # A choice between two plain numbers would be float32 in PyTorch, which may round the steps up.
+    numerator = xp.where(max_norm > 0, xp.full_like(max_norm, steps), 0.0)
+    return _never_kept(backend, norm, numerator / xp.where(largest == 0, 1.0, largest))
 
 
 class Weighing(NamedTuple):

@@ -146,7 +146,7 @@ def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, thresh
     if clipping.grid is not None and clipping.gamma is None:
         return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
     if clipping.grid is not None:
-        threshold = backend.xp.where(threshold > 0, clipping.grid.steps, 0.0)
+        threshold = backend.xp.where(threshold > 0, backend.xp.full_like(threshold, clipping.grid.steps), 0.0)
     if clipping.gamma is not None:
         target = backend.xp.ones_like(threshold) if clipping.to_unit else threshold
         return normalized_coefficient(backend, norm, target, clipping.gamma)

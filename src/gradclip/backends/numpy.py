@@ -120,8 +120,12 @@ class Host(Chunkwise):
     def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Any, Any]:
         if p in (1, 2):
             total = self.power_sum(arrays, p, batched=batched)
-            if np.all((total > ENOUGH) & np.isfinite(total)):
+            enough = (total > ENOUGH) & np.isfinite(total)
+            if np.all(enough):
                 return total, None
+            # Of a batch only those that need it: no example may change the last bits of another.
+            scaled, divisor = super().scaled_power_sum(arrays, p, batched=batched)
+            return np.where(enough, total, scaled)[()], np.where(enough, 1.0, divisor)[()]
         return super().scaled_power_sum(arrays, p, batched=batched)
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
