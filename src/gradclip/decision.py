@@ -115,8 +115,7 @@ def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: 
     count = arrays.elements(batched=True)
     if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
-    sum_error = backend.kernels_sum_error(count, arrays, clipping.order.p)
-    error = relative_error(clipping.order, sum_error, FLOAT64, exact=False)
+    error = relative_error(clipping.order, backend.examples_sum_error(count), FLOAT64, exact=False)
     by = weighing(backend.xp, error, clipping.max_norm, clipping.gamma, to_unit=clipping.to_unit)
     found = backend.add_examples(arrays, by, mask)
     if found is None:

@@ -13,7 +13,7 @@ from gradclip.native import describe_buffers
 
 
 def add_examples(
-    arrays: Sequence[HostArray], weighing: Sequence[Any], in_float: bool, mask: Any, threads: int
+    arrays: Sequence[HostArray], weighing: Sequence[Any], mask: Any, threads: int
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
 
@@ -28,9 +28,7 @@ def add_examples(
     widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
     totals = np.zeros(max(1, sum(widths)))
     described = [describe_buffers([buffer]).kernels for buffer in (squares, totals)]
-    native.kernels.add_examples(
-        known, examples, list(map(float, weighing)), in_float, described[0], described[1], threads
-    )
+    native.kernels.add_examples(known, examples, list(map(float, weighing)), described[0], described[1], threads)
     ends = np.cumsum(widths)
     sums = [
         totals[end - width : end].view(np.complex128 if is_complex(x) else np.float64).reshape(x.shape[1:])

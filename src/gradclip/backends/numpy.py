@@ -144,7 +144,7 @@ class Host(Chunkwise):
         return np.min(np.stack(found), axis=0)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
-        return examples.add_examples(arrays, weighing, arrays.only_halves, mask, self.threads())
+        return examples.add_examples(arrays, weighing, mask, self.threads())
 
     # Results
 

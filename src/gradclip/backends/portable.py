@@ -99,8 +99,12 @@ class Portable:
 
     def kernels_sum_error(self, count: int, arrays: Arrays, p: float) -> float:
         """Return such a bound for a sum by the kernels."""
-        error = min(count, native.ADDITIONS) * FLOAT64.roundoff
+        error = self.examples_sum_error(count)
         return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
+
+    def examples_sum_error(self, count: int) -> float:
+        """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
+        return min(count, native.ADDITIONS) * FLOAT64.roundoff
 
     def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""

@@ -22,7 +22,6 @@ def add_examples(
     arrays: Arrays,
     examples: int,
     weighing: Sequence[float],
-    in_float: bool,
     squares: Arrays,
     totals: Arrays,
     threads: int,

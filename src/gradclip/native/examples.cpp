@@ -27,8 +27,8 @@ double weight_of(double square, const Weighing& weighing) {
 
 class Batch {
  public:
-  Batch(const Arrays& arrays, std::size_t examples, const Weighing& weighing, bool in_float, double* squares)
-      : spans_(as_real(arrays.spans())), weighing_(weighing), in_float_(in_float), squares_(squares) {
+  Batch(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares)
+      : spans_(as_real(arrays.spans())), weighing_(weighing), squares_(squares) {
     int64_t bytes = 0;
     for (Span& span : spans_) {
       span.count /= static_cast<int64_t>(examples);
@@ -82,7 +82,7 @@ class Batch {
     }
     if (measured.empty()) return;
     const std::vector<double> divisors(measured.size(), 1.0);
-    const std::vector<Sum> sums = block.row_sums(measured.size(), 2.0, divisors, in_float_, threads);
+    const std::vector<Sum> sums = block.row_sums(measured.size(), 2.0, divisors, false, threads);
     for (std::size_t i = 0; i < measured.size(); ++i) {
       squares_[measured[i]] = sums[i].value;
       if (!std::isfinite(sums[i].value)) continue;
@@ -93,7 +93,6 @@ class Batch {
 
   std::vector<Span> spans_;
   Weighing weighing_;
-  bool in_float_;
   double* squares_;
   std::size_t block_ = 0;
   int64_t columns_ = 0;
@@ -124,9 +123,9 @@ void add_groups(const Batch& batch, std::size_t examples, double* totals, int th
 
 }  // namespace
 
-void add_examples(const Arrays& arrays, std::size_t examples, const Weighing& weighing, bool in_float, double* squares,
-                  double* totals, int threads) {
-  const Batch batch(arrays, examples, weighing, in_float, squares);
+void add_examples(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares, double* totals,
+                  int threads) {
+  const Batch batch(arrays, examples, weighing, squares);
   if (batch.columns() > kLargestCopy) return batch.add(0, examples, totals, threads);
   const int useful = threads_worth(arrays.count(), std::min<int>(threads, kGroups));
   add_groups(batch, examples, totals, useful);

@@ -77,13 +77,13 @@ NB_MODULE(_kernels, m) {
   m.def("xla_extremes", [] { return capsule_of(xla_extremes); });
   m.def(
       "add_examples",
-      [](const Arrays& arrays, std::size_t examples, std::array<double, 5> weighing, bool in_float, const Arrays& squares, const Arrays& totals, int threads) {
+      [](const Arrays& arrays, std::size_t examples, std::array<double, 5> weighing, const Arrays& squares, const Arrays& totals, int threads) {
         const auto [inflate, offset, keep_up_to, kept, numerator] = weighing;
-        add_examples(arrays, examples, {inflate, offset, keep_up_to, kept, numerator}, in_float,
+        add_examples(arrays, examples, {inflate, offset, keep_up_to, kept, numerator},
                      reinterpret_cast<double*>(squares.spans().at(0).data),
                      reinterpret_cast<double*>(totals.spans().at(0).data), threads);
       },
-      "arrays"_a, "examples"_a, "weighing"_a, "in_float"_a, "squares"_a, "totals"_a, "threads"_a, unlocked);
+      "arrays"_a, "examples"_a, "weighing"_a, "squares"_a, "totals"_a, "threads"_a, unlocked);
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);
 }

@@ -196,7 +196,7 @@ void examples(const xla_ffi::Call& call) {
   std::fill(totals.begin(), totals.end(), 0.0);
   if (!rows) return;
   const Weighing by = {weighing[0], weighing[1], weighing[2], weighing[3], weighing[4]};
-  add_examples(arrays, included.size(), by, arrays.only_halves(), squares.data(), totals.data(), threads_of(call));
+  add_examples(arrays, included.size(), by, squares.data(), totals.data(), threads_of(call));
 }
 
 // Answers the question that comes at registration, if this is it.
