@@ -12,7 +12,7 @@ from functools import partial
 import torch
 from in_place import CASES, numpy_contenders, parameters_of, torch_contenders
 from jax_trees import HOW, jax_contenders
-from results import CLIPPING, parser, rows, show, write
+from report import CLIPPING, parser, rows, show, write
 from timing import medians
 from workloads import GPT2_SMALL, WORKLOADS
 

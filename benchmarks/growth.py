@@ -8,7 +8,7 @@ import random
 
 import torch
 from in_place import CASES, parameters_of, torch_contenders
-from results import GROWTH, parser, readable_bytes, rows, show, write
+from report import GROWTH, parser, readable_bytes, rows, show, write
 from timing import medians
 
 ELEMENTS_EACH = 64

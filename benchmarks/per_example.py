@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import torch
 from floor import Floor
-from results import RESULTS, parser, rows, show, write
+from report import RESULTS, parser, rows, show, write
 from timing import medians
 
 import gradclip

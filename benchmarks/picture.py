@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
-from results import CLIPPING, GROWTH, PICTURE, library, readable_bytes, rounded
+from report import CLIPPING, GROWTH, PICTURE, library, readable_bytes, rounded
 
 # People with any colour vision tell these apart; so do the markers and the lines' styles.
 COLOURS = {"gradclip": "#0072B2", "torch": "#D55E00", "floor": "#555555"}

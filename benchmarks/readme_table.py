@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from results import CLIPPING, library, rounded
+from report import CLIPPING, library, rounded
 
 README = Path(__file__).parent.parent / "README.md"
 START, END = "<!-- times: written by benchmarks/readme_table.py -->\n", "<!-- end of times -->\n"
