@@ -76,3 +76,8 @@ def is_complex(array: object) -> bool:
 def product_format(array: object, wide: Format) -> Format:
     """Return the format in which an array's elements are multiplied: float32 for the half types, else `wide`."""
     return FLOAT32 if format_of(array).precision < FLOAT32.precision else wide
+
+
+def low_bits_mask(source: Format, target: Format) -> int:
+    """Return the integer that keeps those bits of a number which the narrower `target` has too."""
+    return -(1 << (source.precision - target.precision))

@@ -9,8 +9,16 @@ from typing import Any, Literal
 import numpy as np
 
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of, is_complex
-from gradclip.backends.portable import low_bits_mask
+from gradclip.backends.formats import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64,
+    Format,
+    dtype_name,
+    format_of,
+    is_complex,
+    low_bits_mask,
+)
 from gradclip.native import Described
 
 _CHUNK = 1 << 15

@@ -16,10 +16,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of
+from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of, low_bits_mask
 from gradclip.backends.jax_examples import SumsByRows
 from gradclip.backends.numpy import sum_dtype
-from gradclip.backends.portable import low_bits_mask
 
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})

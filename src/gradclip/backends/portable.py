@@ -11,7 +11,7 @@ from typing import Any
 
 from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
+from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 
 Array = Any
 
@@ -280,11 +280,6 @@ def raised(xp: Any, wide: Array, p: float) -> Array:
         return wide * wide
     magnitude = xp.abs(wide)
     return magnitude if p == 1 else magnitude**p
-
-
-def low_bits_mask(source: Format, target: Format) -> int:
-    """Return the integer that keeps those bits of a number which the narrower `target` has too."""
-    return -(1 << (source.precision - target.precision))
 
 
 def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:
