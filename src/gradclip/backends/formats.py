@@ -1,6 +1,7 @@
 """Floating-point formats: the few numbers that rounding arguments need."""
 
 from dataclasses import dataclass
+from functools import cache
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 
@@ -43,6 +44,7 @@ _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
 
 
+@cache
 def bare_name(dtype: object) -> str:
     """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's."""
     return str(dtype).rpartition(".")[2]

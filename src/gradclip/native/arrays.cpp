@@ -7,6 +7,8 @@
 #include <limits>
 #include <stdexcept>
 
+#include "sum_in_order.hpp"
+
 namespace {
 
 const KernelTable* table_of(const std::string& variant) {
@@ -22,23 +24,6 @@ std::atomic<const KernelTable*> table_in_use{table_of(variants().back())};
 std::byte* start_of(const Span& span, const Piece& piece) {
   return span.data + piece.offset * item_size(span.dtype);
 }
-
-// A sum of chunks in their order, with the rounding errors of the additions added up apart (Neumaier 1974).
-class SumInOrder {
- public:
-  void add(const Sum& part) {
-    const double total = whole_.value + part.value;
-    const bool larger = whole_.value >= part.value;
-    errors_ += larger ? (whole_.value - total) + part.value : (part.value - total) + whole_.value;
-    whole_.value = total;
-    whole_.nonfinite += part.nonfinite;
-  }
-  Sum sum() const { return {std::isfinite(whole_.value) ? whole_.value + errors_ : whole_.value, whole_.nonfinite}; }
-
- private:
-  Sum whole_ = {0.0, 0};
-  double errors_ = 0.0;
-};
 
 }  // namespace
 

@@ -6,16 +6,29 @@
 #include <condition_variable>
 #include <limits>
 #include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "sum_in_order.hpp"
 
 namespace {
 
-// Examples are added up in so many groups, and these in their order: the same bits on any number of threads.
+// While the examples of a block are added, those of the next are measured, tile of columns by tile.
+constexpr int64_t kTile = 1024;
+// Small blocks are in cache still when they are added. Large examples go by four: the totals are read and written once
+// for each block. So do larger ones by fewer, as long as two blocks and the totals fit into a cache of this size.
+constexpr int64_t kBlockBytes = int64_t{1} << 17, kCacheBytes = 20'000'000;
+constexpr std::size_t kSmallestBlock = 2, kLargeBlock = 4, kLargestBlock = 64;
+// What does not fit is read twice, the second time tile by tile with the totals in cache.
+constexpr int64_t kWideTile = 4096;
+// Examples of fewer elements than this are shared out among threads in so many groups, each added up on its own, and
+// these in their order; of larger ones, each thread has some of the columns. The same bits on any number of threads.
 constexpr std::size_t kGroups = 4;
-// The examples of a block are in cache still when they are added.
-constexpr int64_t kBlockBytes = int64_t{1} << 20;
-constexpr std::size_t kSmallestBlock = 4, kLargestBlock = 64;
-// A thread of its own for each group costs a copy of the totals: examples of more elements go by columns.
-constexpr int64_t kLargestCopy = int64_t{1} << 21;
+constexpr int64_t kFewColumns = int64_t{1} << 15;
+// A thread takes so many ranges of the columns in a step, if no other is faster.
+constexpr std::size_t kRangesForAThread = 2;
+// Steps are shorter than it takes to fall asleep and to be woken: a thread asks so often before it sleeps.
+constexpr int kTries = 1000;
 
 double weight_of(double square, const Weighing& weighing) {
   const double upper = std::sqrt(square) * weighing.inflate + weighing.offset;
@@ -25,84 +38,159 @@ double weight_of(double square, const Weighing& weighing) {
   return weight < std::numeric_limits<double>::min() ? 0.0 : std::min(weight, 0x1p1022);
 }
 
+// Examples one after the other, each of the same elements.
 class Batch {
  public:
   Batch(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares)
-      : spans_(as_real(arrays.spans())), weighing_(weighing), squares_(squares) {
-    int64_t bytes = 0;
+      : examples(examples), spans_(as_real(arrays.spans())), weighing_(weighing), squares_(squares) {
     for (Span& span : spans_) {
       span.count /= static_cast<int64_t>(examples);
-      columns_ += span.count;
+      starts_.push_back(columns);
+      columns += span.count;
       bytes += span.count * item_size(span.dtype);
     }
-    const auto fitting = static_cast<std::size_t>(kBlockBytes / std::max<int64_t>(1, bytes));
-    block_ = std::clamp(fitting, kSmallestBlock, kLargestBlock);
   }
 
-  int64_t columns() const { return columns_; }
+  std::vector<Piece> cut_columns(int64_t length) const { return cut(spans_, length); }
+  int64_t start(const Piece& columns) const { return starts_[columns.array] + columns.offset; }
+  const void* at(const Piece& columns, std::size_t example) const {
+    const Span& span = spans_[columns.array];
+    return span.data + (static_cast<int64_t>(example) * span.count + columns.offset) * item_size(span.dtype);
+  }
+  const Kernels& kernels(const Piece& columns) const { return kernels_of(spans_[columns.array].dtype); }
+  Sum sum(const Piece& columns, std::size_t example) const {
+    return kernels(columns).sum(at(columns, example), columns.count, 2.0, 1.0, false);
+  }
 
-  // Adds the examples from `first` to `last` to the totals, block by block, on so many threads.
-  void add(std::size_t first, std::size_t last, double* totals, int threads) const {
-    for (; first < last; first += block_) add_block(first, std::min(block_, last - first), totals, threads);
+  bool left_out(std::size_t example) const { return std::isnan(squares_[example]); }
+  void set_square(std::size_t example, double square) const { squares_[example] = square; }
+  bool counts(std::size_t example) const { return std::isfinite(squares_[example]); }
+  double weight(std::size_t example) const { return weight_of(squares_[example], weighing_); }
+
+  const std::size_t examples;
+  int64_t columns = 0, bytes = 0;
+
+ private:
+  std::vector<Span> spans_;
+  std::vector<int64_t> starts_;
+  Weighing weighing_;
+  double* squares_;
+};
+
+// How many examples make a block, or 0 where two blocks do not fit into cache.
+std::size_t block_of(const Batch& batch) {
+  const int64_t bytes = std::max<int64_t>(1, batch.bytes);
+  const int64_t totals = batch.columns * static_cast<int64_t>(sizeof(double));
+  const auto fitting = static_cast<std::size_t>(std::max<int64_t>(0, (kCacheBytes - totals) / (2 * bytes)));
+  if (fitting < kSmallestBlock) return 0;
+  return std::clamp(static_cast<std::size_t>(kBlockBytes / bytes), std::min(fitting, kLargeBlock), kLargestBlock);
+}
+
+// Examples with their weights.
+struct Weighted {
+  std::vector<std::size_t> examples;
+  std::vector<double> weights;
+
+  void clear() {
+    examples.clear();
+    weights.clear();
+  }
+  // Of those given, the ones that are finite.
+  void add(const Batch& batch, const std::vector<std::size_t>& measured) {
+    for (const std::size_t example : measured) {
+      if (!batch.counts(example)) continue;
+      examples.push_back(example);
+      weights.push_back(batch.weight(example));
+    }
+  }
+};
+
+// Adds the examples from `first` to `last` of a batch to totals, block by block. Any number of threads may run this
+// together; in each step they take ranges of the tiles in turn, and the last to end weighs the examples measured.
+class Addition {
+ public:
+  Addition(const Batch& batch, std::size_t block, std::size_t first, std::size_t last, double* totals, int threads)
+      : batch_(batch), tiles_(batch.cut_columns(kTile)), block_(block), next_(first), last_(last), totals_(totals) {
+    steps_ = (last - first + block - 1) / block + 1;
+    const auto ranges = threads > 1 ? static_cast<std::size_t>(threads) * kRangesForAThread : 1;
+    ranges_ = std::clamp<std::size_t>(ranges, 1, std::max<std::size_t>(1, tiles_.size()));
+    sums_.resize(tiles_.size() * block);
+    choose_next();
+  }
+
+  void run() {
+    for (std::size_t taken = taken_++; taken < steps_ * ranges_; taken = taken_++) {
+      const std::size_t step = taken / ranges_, range = taken % ranges_, tiles = tiles_.size();
+      wait_for(step);
+      for (std::size_t i = range * tiles / ranges_; i < (range + 1) * tiles / ranges_; ++i) work_on(i);
+      if (++done_ == (step + 1) * ranges_) {
+        weigh();
+        step_ = step + 1;
+        step_.notify_all();
+      }
+    }
   }
 
  private:
-  std::byte* row_of(const Span& span, std::size_t example) const {
-    return span.data + static_cast<int64_t>(example) * span.count * item_size(span.dtype);
+  void wait_for(std::size_t step) const {
+    for (int tries = 0; tries < kTries && step_ != step; ++tries) std::this_thread::yield();
+    for (std::size_t now = step_; now != step; now = step_) step_.wait(now);
   }
 
-  void add_block(std::size_t first, std::size_t count, double* totals, int threads) const {
-    std::vector<std::size_t> rows;
-    std::vector<double> weights;
-    weigh(first, count, threads, rows, weights);
-    if (rows.empty()) return;
-    // Backward: what was read last is still in cache.
-    const std::vector<Piece> pieces = cut(spans_);
-    std::vector<int64_t> starts = {0};
-    for (const Span& span : spans_) starts.push_back(starts.back() + span.count);
-    share_out(pieces, threads, Order::backward, [&](std::size_t i) {
-      const auto& [array, offset, columns] = pieces[i];
-      const Span& span = spans_[array];
-      const void* at[kLargestBlock];
-      for (std::size_t k = 0; k < rows.size(); ++k) at[k] = row_of(span, rows[k]) + offset * item_size(span.dtype);
-      kernels_of(span.dtype)
-          .add_rows(at, weights.data(), static_cast<int64_t>(rows.size()), totals + starts[array] + offset, columns);
-    });
-  }
-
-  // Measures examples; finds those that add something, and their weights.
-  void weigh(std::size_t first, std::size_t count, int threads, std::vector<std::size_t>& rows,
-             std::vector<double>& weights) const {
-    Arrays block;
-    std::vector<std::size_t> measured;
-    for (std::size_t example = first; example < first + count; ++example) {
-      if (std::isnan(squares_[example])) continue;
-      measured.push_back(example);
-      for (const Span& span : spans_) block.add(row_of(span, example), span.count, span.dtype);
+  void work_on(std::size_t index) {
+    const Piece& tile = tiles_[index];
+    const void *added[kLargestBlock], *measured[kLargestBlock];
+    const auto count = static_cast<int64_t>(added_.examples.size()), next = static_cast<int64_t>(measured_.size());
+    for (std::size_t i = 0; i < added_.examples.size(); ++i) added[i] = batch_.at(tile, added_.examples[i]);
+    for (std::size_t i = 0; i < measured_.size(); ++i) measured[i] = batch_.at(tile, measured_[i]);
+    if (count) {
+      batch_.kernels(tile).add_rows({added, count}, added_.weights.data(), {measured, next},
+                                    totals_ + batch_.start(tile), tile.count);
     }
-    if (measured.empty()) return;
-    const std::vector<double> divisors(measured.size(), 1.0);
-    const std::vector<Sum> sums = block.row_sums(measured.size(), 2.0, divisors, false, threads);
-    for (std::size_t i = 0; i < measured.size(); ++i) {
-      squares_[measured[i]] = sums[i].value;
-      if (!std::isfinite(sums[i].value)) continue;
-      rows.push_back(measured[i]);
-      weights.push_back(weight_of(sums[i].value, weighing_));
+    for (std::size_t i = 0; i < measured_.size(); ++i) sums_[index * block_ + i] = batch_.sum(tile, measured_[i]);
+  }
+
+  // What was measured is what is to be added.
+  void weigh() {
+    for (std::size_t i = 0; i < measured_.size(); ++i) {
+      SumInOrder sum;
+      for (std::size_t tile = 0; tile < tiles_.size(); ++tile) sum.add(sums_[tile * block_ + i]);
+      batch_.set_square(measured_[i], sum.sum().value);
+    }
+    added_.clear();
+    added_.add(batch_, measured_);
+    choose_next();
+  }
+
+  void choose_next() {
+    measured_.clear();
+    for (const std::size_t end = std::min(last_, next_ + block_); next_ < end; ++next_) {
+      if (!batch_.left_out(next_)) measured_.push_back(next_);
     }
   }
 
-  std::vector<Span> spans_;
-  Weighing weighing_;
-  double* squares_;
-  std::size_t block_ = 0;
-  int64_t columns_ = 0;
+  const Batch& batch_;
+  const std::vector<Piece> tiles_;
+  const std::size_t block_;
+  std::size_t next_, last_;
+  double* totals_;
+  std::vector<Sum> sums_;
+  std::size_t steps_, ranges_;
+  Weighted added_;
+  std::vector<std::size_t> measured_;
+  std::atomic<std::size_t> taken_{0}, done_{0}, step_{0};
 };
 
+void add_by_columns(const Batch& batch, std::size_t block, double* totals, int threads) {
+  Addition addition(batch, block, 0, batch.examples, totals, threads);
+  on_threads(threads, [&](int) { addition.run(); });
+}
+
 // Adds groups of examples on threads of their own, each to a copy of the totals, and the copies in order.
-void add_groups(const Batch& batch, std::size_t examples, double* totals, int threads) {
-  const std::size_t groups = std::min(kGroups, examples);
+void add_by_groups(const Batch& batch, std::size_t block, double* totals, int threads) {
+  const std::size_t groups = std::min(kGroups, batch.examples);
   std::vector<std::vector<double>> copies(static_cast<std::size_t>(threads));
-  for (auto& copy : copies) copy.resize(static_cast<std::size_t>(batch.columns()));
+  for (auto& copy : copies) copy.resize(static_cast<std::size_t>(batch.columns));
   std::atomic<std::size_t> next{0};
   std::size_t added = 0;
   std::mutex mutex;
@@ -111,7 +199,8 @@ void add_groups(const Batch& batch, std::size_t examples, double* totals, int th
     std::vector<double>& copy = copies[static_cast<std::size_t>(thread)];
     for (std::size_t group = next++; group < groups; group = next++) {
       std::fill(copy.begin(), copy.end(), 0.0);
-      batch.add(group * examples / groups, (group + 1) * examples / groups, copy.data(), 1);
+      const std::size_t first = group * batch.examples / groups, last = (group + 1) * batch.examples / groups;
+      Addition(batch, block, first, last, copy.data(), 1).run();
       std::unique_lock lock(mutex);
       turn.wait(lock, [&] { return added == group; });
       for (std::size_t i = 0; i < copy.size(); ++i) totals[i] += copy[i];
@@ -121,12 +210,66 @@ void add_groups(const Batch& batch, std::size_t examples, double* totals, int th
   });
 }
 
+// Calls `work` with each of so many indices, on so many threads.
+template <class Work>
+void for_each_index(std::size_t count, int threads, const Work& work) {
+  std::atomic<std::size_t> next{0};
+  on_threads(threads, [&](int) {
+    for (std::size_t i = next++; i < count; i = next++) work(i);
+  });
+}
+
+// Measures the examples array by array, in the order of memory.
+void measure_all(const Batch& batch, int threads) {
+  const std::vector<Piece> chunks = batch.cut_columns(kChunk);
+  std::vector<std::size_t> ends;
+  for (std::size_t i = 0; i < chunks.size(); ++i) {
+    if (i + 1 == chunks.size() || chunks[i + 1].array != chunks[i].array) ends.push_back(i + 1);
+  }
+  std::vector<Sum> sums(chunks.size() * batch.examples);
+  for_each_index(ends.size() * batch.examples, threads, [&](std::size_t index) {
+    const std::size_t array = index / batch.examples, example = index % batch.examples;
+    if (batch.left_out(example)) return;
+    for (std::size_t i = array ? ends[array - 1] : 0; i < ends[array]; ++i) {
+      sums[i * batch.examples + example] = batch.sum(chunks[i], example);
+    }
+  });
+  for (std::size_t example = 0; example < batch.examples; ++example) {
+    SumInOrder sum;
+    for (std::size_t i = 0; i < chunks.size(); ++i) sum.add(sums[i * batch.examples + example]);
+    if (!batch.left_out(example)) batch.set_square(example, sum.sum().value);
+  }
+}
+
+void add_in_two_readings(const Batch& batch, double* totals, int threads) {
+  measure_all(batch, threads);
+  std::vector<std::size_t> all(batch.examples);
+  std::iota(all.begin(), all.end(), std::size_t{0});
+  Weighted added;
+  added.add(batch, all);
+  const std::vector<Piece> tiles = batch.cut_columns(kWideTile);
+  const auto count = static_cast<int64_t>(added.examples.size());
+  for_each_index(tiles.size(), threads, [&](std::size_t index) {
+    const Piece& tile = tiles[index];
+    std::vector<const void*> rows;
+    for (const std::size_t example : added.examples) rows.push_back(batch.at(tile, example));
+    for (int64_t i = 0; i < count;) {
+      const int64_t block = std::min<int64_t>(kLargeBlock, count - i), next = std::min(block, count - i - block);
+      batch.kernels(tile).add_rows({&rows[i], block}, &added.weights[i], {&rows[i] + block, next},
+                                   totals + batch.start(tile), tile.count);
+      i += block;
+    }
+  });
+}
+
 }  // namespace
 
 void add_examples(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares, double* totals,
                   int threads) {
   const Batch batch(arrays, examples, weighing, squares);
-  if (batch.columns() > kLargestCopy) return batch.add(0, examples, totals, threads);
-  const int useful = threads_worth(arrays.count(), std::min<int>(threads, kGroups));
-  add_groups(batch, examples, totals, useful);
+  const std::size_t block = block_of(batch);
+  const bool few = batch.columns < kFewColumns;
+  const int useful = threads_worth(arrays.count(), few ? std::min<int>(threads, kGroups) : threads);
+  if (!block) return add_in_two_readings(batch, totals, useful);
+  few ? add_by_groups(batch, block, totals, useful) : add_by_columns(batch, block, totals, useful);
 }

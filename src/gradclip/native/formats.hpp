@@ -174,7 +174,18 @@ struct Float32 {
   using Product = double;
   static constexpr Bits kInfinity = 0x7f800000;
 
-  static Lanes<double> load(const Raw* x) { return widened(Lanes<float>::load(x)); }
+  static Lanes<double> load(const Raw* x) {
+#if defined(__AVX2__)
+    // Converted while they are loaded.
+    Lanes<double> wide;
+    for (int i = 0; i < Lanes<double>::kVectors; ++i) {
+      wide.v[i] = (Vector<double>)_mm256_cvtps_pd(_mm_loadu_ps(x + i * Lanes<double>::kSize));
+    }
+    return wide;
+#else
+    return widened(Lanes<float>::load(x));
+#endif
+  }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<double>& y, Raw* x) {
     Lanes<float> narrow;

@@ -29,6 +29,12 @@ struct Extremes {
   int64_t nonfinite;
 };
 
+// Rows at one column: as many as `count`.
+struct Rows {
+  const void* const* data;
+  int64_t count;
+};
+
 // Functions of one chunk of one dtype; counts are in elements, of complex numbers too unless said otherwise.
 struct Kernels {
   // `in_float`: squares of half types may be added four at a time in float.
@@ -36,8 +42,9 @@ struct Kernels {
   Extremes (*extremes)(const void* data, int64_t count);
   void (*scale)(const void* from, void* to, int64_t count, double first, double second);
   void (*clamp)(void* data, int64_t count, double bound);
-  // Adds `columns` elements of each of `count` rows, times the row's weight, to `total`.
-  void (*add_rows)(const void* const* rows, const double* weights, int64_t count, double* total, int64_t columns);
+  // Adds `columns` elements of each of the rows, times the row's weight, to `total`; meanwhile those of `next` are
+  // fetched into cache.
+  void (*add_rows)(Rows rows, const double* weights, Rows next, double* total, int64_t columns);
 };
 
 using KernelTable = std::array<Kernels, kDtypes>;

@@ -29,12 +29,12 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
 
 }  // namespace
 
-std::vector<Piece> cut(const std::vector<Span>& spans) {
+std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length) {
   std::vector<Piece> pieces;
   pieces.reserve(spans.size());
   for (std::size_t array = 0; array < spans.size(); ++array) {
-    for (int64_t offset = 0; offset < spans[array].count; offset += kChunk) {
-      pieces.push_back({array, offset, std::min(kChunk, spans[array].count - offset)});
+    for (int64_t offset = 0; offset < spans[array].count; offset += length) {
+      pieces.push_back({array, offset, std::min(length, spans[array].count - offset)});
     }
   }
   return pieces;

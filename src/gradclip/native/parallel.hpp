@@ -38,8 +38,8 @@ struct Piece {
   int64_t count;
 };
 
-// Cuts each array at multiples of the chunk.
-std::vector<Piece> cut(const std::vector<Span>& spans);
+// Cuts each array at multiples of `length`.
+std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length = kChunk);
 
 enum class Order { forward, backward };
 

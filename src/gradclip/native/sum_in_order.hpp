@@ -1,0 +1,23 @@
+// Sums of the chunks' sums.
+#pragma once
+
+#include <cmath>
+
+#include "kernels.hpp"
+
+// In the order given, with the rounding errors of the additions added up apart (Neumaier 1974).
+class SumInOrder {
+ public:
+  void add(const Sum& part) {
+    const double total = whole_.value + part.value;
+    const bool larger = whole_.value >= part.value;
+    errors_ += larger ? (whole_.value - total) + part.value : (part.value - total) + whole_.value;
+    whole_.value = total;
+    whole_.nonfinite += part.nonfinite;
+  }
+  Sum sum() const { return {std::isfinite(whole_.value) ? whole_.value + errors_ : whole_.value, whole_.nonfinite}; }
+
+ private:
+  Sum whole_ = {0.0, 0};
+  double errors_ = 0.0;
+};
