@@ -64,6 +64,23 @@ def test_a_lone_example_is_at_most_the_threshold(dtype):
         assert math.fsum(v * v for v in exact) <= (0.1 * (1.0 + 2.0**-24)) ** 2
 
 
+@pytest.mark.parametrize("batch", [np.zeros((0, 1, 4, 4), np.float32), torch.zeros(0, 1, 4, 4)], ids=["numpy", "torch"])
+@pytest.mark.parametrize("settings", [{}, {"microbatch_size": 2}, {"nonfinite": "raise"}, {"keep_batch_dim": False}])
+def test_a_torch_module_with_convolutions_takes_an_empty_batch(batch, settings):
+    model = torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.Flatten(-3), torch.nn.Linear(8, 1))
+    parameters = dict(model.named_parameters())
+
+    def loss(parameters, image):
+        out = torch.func.functional_call(model, parameters, (image,))
+        return out.square().sum().sqrt(), out.reshape(-1)
+
+    clipped = gradclip.clipped_grad(loss, 1.0, has_aux=True, return_values=True, return_norms=True, **settings)
+    summed, outputs = clipped(parameters, batch)
+    assert {name: tuple(x.shape) for name, x in summed.items()} == {n: tuple(p.shape) for n, p in parameters.items()}
+    assert not any(x.any() for x in summed.values())
+    assert [outputs.values.shape[0], outputs.norms.shape[0], outputs.aux.shape[0]] == [0, 0, 0]
+
+
 def test_options_reach_per_example_clip():
     clipped = gradclip.clipped_grad(lambda p, x: (p * x).sum(), 1.0, nonfinite="propagate")
     assert np.isnan(clipped(jnp.ones(2), jnp.array([[1.0, np.nan], [1.0, 1.0]]))).all()

@@ -1,6 +1,6 @@
 """A pytest plugin that puts gradclip's functions in the place of a library's own, then runs the library's tests.
 
-It is told by the environment: GRADCLIP_SWAP names the library, GRADCLIP_SWAP_REPORT the file that the outcome is
+It is told by the environment: GRADCLIP_SWAP is a key of SWAPS, GRADCLIP_SWAP_REPORT the file that the outcome is
 written to as JSON, and GRADCLIP_SWAP_STRETCH a factor on every threshold (1 is right, anything else is wrong, so that
 tests which really call the replacement fail).
 """
@@ -8,10 +8,12 @@ tests which really call the replacement fail).
 import functools
 import importlib
 import json
+import math
 import os
 import sys
 from pathlib import Path
 
+KEYWORD_ONLY = math.inf
 # Where the library defines its functions, what has them here, and at which position their threshold is.
 SWAPS = {
     "optax": (
@@ -25,15 +27,25 @@ SWAPS = {
         },
     ),
     "jax_privacy": ("jax_privacy.clipping", {"clip_pytree": 1}),
+    "jax_privacy sums": ("jax_privacy.clipping", {"clipped_fun": KEYWORD_ONLY, "clipped_grad": KEYWORD_ONLY}),
     "brainstate": ("brainstate.nn._utils", {"clip_grad_norm": 1}),
+}
+THRESHOLDS = {
+    "max_norm",
+    "max_delta",
+    "threshold",
+    "clip_norm",
+    "l2_clip_norm",
+    "l2_norm_clip",
+    "global_l2_norm_clip",
 }
 OUTCOMES: dict[str, set[str]] = {"passed": set(), "failed": set()}
 REPLACED: dict[str, int] = {}
 
 
 def pytest_configure():
-    library = os.environ["GRADCLIP_SWAP"]
-    home, names = SWAPS[library]
+    home, names = SWAPS[os.environ["GRADCLIP_SWAP"]]
+    library = home.partition(".")[0]
     importlib.import_module(library)
     original = importlib.import_module(home)
     replacement = importlib.import_module(f"gradclip.integrations.{library}")
@@ -66,7 +78,7 @@ def stretched(function, position, factor):
         args = list(args)
         if len(args) > position:
             args[position] = args[position] * factor
-        for name in ("max_norm", "max_delta", "threshold", "clip_norm", "l2_norm_clip", "global_l2_norm_clip"):
+        for name in THRESHOLDS:
             if name in kwargs:
                 kwargs[name] = kwargs[name] * factor
         return function(*args, **kwargs)

@@ -60,6 +60,21 @@ SUITES = {
             }
         ),
     ),
+    "jax_privacy sums": Suite(
+        "jax-privacy",
+        ("tests/clipping_test.py", "tests/gradient_clipping_test.py", "tests/experimental/execution_plan_test.py"),
+        "ClipTransform or GradientClipping or (plan_creation and not raises)",
+        passing=46,
+        replaced=("clipped_fun", "clipped_grad"),
+        sensitive="sum_clipped_grad_basic or sum_clipped_grad_with or leaf_scales",
+        failing=frozenset(
+            {
+                # Look for other words in a ValueError; that of gradclip names the argument, or lists all shapes.
+                "tests/gradient_clipping_test.py::GradientClippingTest::test_validate_args_empty_batch",
+                "tests/gradient_clipping_test.py::GradientClippingTest::test_validate_args_inconsistent_batch_size",
+            }
+        ),
+    ),
     "brainstate": Suite(
         "brainstate",
         ("brainstate/nn/_utils_test.py",),

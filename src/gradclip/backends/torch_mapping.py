@@ -60,6 +60,13 @@ class TorchMapping:
     def accumulated(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
     ) -> tuple[Any, Any]:
+        if count == 0:
+            # `vmap` over no examples loses the shape of one where a reshape has a -1.
+            padding = [
+                arg if axis is None else mapped(_row_of_zeros, arg) for arg, axis in zip(args, axes, strict=True)
+            ]
+            summed, outputs = step(padding, torch.zeros(1, dtype=torch.bool))
+            return summed, mapped(lambda x: x[:0], outputs)
         end = _end_of(mask, count)
         sums, pieces = None, []
         for start in range(0, max(1, end), size):
@@ -73,6 +80,10 @@ class TorchMapping:
 
 def _rows(tree: Any, rows: slice) -> Any:
     return mapped(lambda x: torch.as_tensor(x)[rows], tree)
+
+
+def _row_of_zeros(x: Any) -> torch.Tensor:
+    return torch.as_tensor(x).new_zeros((1, *x.shape[1:]))
 
 
 def _end_of(mask: Any, count: int) -> int:
