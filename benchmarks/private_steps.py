@@ -2,8 +2,8 @@
 
 Each contender that takes one gets a mask of padding, as batches of Poisson sampling have it. Memory is the most that is
 held at a time beyond what goes in: in JAX the compiled program's temporary buffers, in PyTorch what its allocator
-hands out. In neither is what the kernels allocate themselves, a float64 copy of the parameters for each thread; and
-gradclip's sums in PyTorch, in float64 and as returned, lie in NumPy's memory, which is not counted.
+hands out. Neither counts what gradclip's kernels allocate themselves, a float64 copy of the parameters for each thread,
+nor its sums in PyTorch, in float64 and as returned, which lie in NumPy's memory.
 """
 
 import random
