@@ -35,15 +35,9 @@ def logits_of(params, features):
 
 
 def loss_of(params, features, labels):
-    """Return the mean loss of a batch, or that of one example."""
+    """Return the loss of one example, or the mean loss of a batch."""
     chosen = jnp.take_along_axis(jax.nn.log_softmax(logits_of(params, features)), labels[..., None], axis=-1)
     return -chosen.mean()
-
-
-def clipped_sum(params, features, labels, mask):
-    """Return the sum over examples of their gradients, each clipped to MAX_NORM."""
-    grads = jax.vmap(jax.grad(loss_of), in_axes=(None, 0, 0))(params, features, labels)
-    return gradclip.per_example_clip(grads, MAX_NORM, mask=mask)[0]
 
 
 def updated(params, summed):
@@ -51,13 +45,14 @@ def updated(params, summed):
 
 
 def gradclip_step():
-    sensitivity = gradclip.clipped_sum_sensitivity(MAX_NORM, "add_or_remove_one", batch_size=LARGEST)
+    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
+    sensitivity = clipped_grad.sensitivity("add_or_remove_one", batch_size=LARGEST)
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
 
     @jax.jit
     def step(params, key, features, labels, mask):
-        leaves, structure = jax.tree.flatten(clipped_sum(params, features, labels, mask))
+        leaves, structure = jax.tree.flatten(clipped_grad(params, features, labels, mask=mask))
         keys = jax.random.split(key, len(leaves))
         noisy = [x + noise_std * jax.random.normal(k, x.shape) for k, x in zip(keys, leaves, strict=True)]
         return updated(params, jax.tree.unflatten(structure, noisy))
@@ -66,7 +61,9 @@ def gradclip_step():
 
 
 def jax_privacy_step():
-    clipped_grad = jax_privacy.clipping.clipped_grad(loss_of, l2_clip_norm=MAX_NORM, batch_argnums=(1, 2))
+    clipped_grad = jax_privacy.clipping.clipped_grad(
+        loss_of, l2_clip_norm=MAX_NORM, batch_argnums=(1, 2), keep_batch_dim=False
+    )
     noise_std = clipped_grad.sensitivity() * NOISE_MULTIPLIER
 
     @jax.jit

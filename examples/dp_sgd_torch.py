@@ -13,7 +13,7 @@ import dp_accounting
 import opacus
 import torch
 from sklearn.datasets import load_digits
-from torch.func import functional_call, grad, vmap
+from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 import gradclip
@@ -25,25 +25,20 @@ LEARNING_RATE = 1.0
 DELTA = 1e-4
 
 
-def clipped_sum(model, parameters, features, labels):
-    """Return the sum over examples of their gradients, each clipped to MAX_NORM."""
-
-    def loss_of(parameters, image, label):
-        return cross_entropy(functional_call(model, parameters, (image[None],)), label[None])
-
-    grads = vmap(grad(loss_of), in_dims=(None, 0, 0))(parameters, features, labels)
-    return gradclip.per_example_clip(grads, MAX_NORM)[0]
-
-
 def gradclip_step(model, expected, largest):
     parameters = {name: p.detach() for name, p in model.named_parameters()}
+
+    def loss_of(parameters, features, labels):
+        return cross_entropy(functional_call(model, parameters, (features,)), labels)
+
+    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2))
     # The largest batch there can be, since rounding grows with it.
-    sensitivity = gradclip.clipped_sum_sensitivity(MAX_NORM, "add_or_remove_one", batch_size=largest)
+    sensitivity = clipped_grad.sensitivity("add_or_remove_one", batch_size=largest)
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
 
     def step(features, labels):
-        summed = clipped_sum(model, parameters, features, labels)
+        summed = clipped_grad(parameters, features, labels)
         for name, p in parameters.items():
             p -= LEARNING_RATE * (summed[name] + noise_std * torch.randn_like(p)) / expected
 
