@@ -12,7 +12,6 @@ from jax import lax
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import is_complex
-from gradclip.backends.jax_examples import as_rows
 from gradclip.backends.jax_ffi import add_examples, extremes, power_sums
 from gradclip.backends.jax_traced import Jax
 from gradclip.backends.portable import ENOUGH
@@ -59,7 +58,7 @@ class JaxKernels(Jax):
         @jax.custom_jvp
         def add(arrays: list[jax.Array], numbers: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
-            squares, totals = add_examples([as_rows(x, 1) for x in arrays], numbers, included, sum(widths))
+            squares, totals = add_examples(arrays, numbers, included, sum(widths))
             ends = itertools.accumulate(widths)
             sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
             return sums, jnp.where(jnp.isnan(included), 0.0, squares)
