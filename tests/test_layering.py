@@ -13,7 +13,7 @@ LAYERS = [
     {"native"},
     {"backends"},
     {"norms", "exact", "grid", "hostile"},
-    {"coefficient"},
+    {"coefficient", "shards"},
     {"policy", "derivative", "sensitivity"},
     {"decision"},
     {"clip"},

@@ -1,0 +1,105 @@
+"""The norm of what several hold together: processes, devices, files.
+
+What one holder knows of a norm becomes a short vector of wide numbers. The vectors of all are added up, element by
+element, in any order (for the orders `inf` and `-inf` the largest of each element is taken instead), and the result is
+the norm of everything. So one small reduction serves every layout, whatever the number of arrays.
+
+A sum of powers may leave the range of its format. So the vector has a place for each of several magnitudes, the
+integers k from -K to K: a holder with the norm m * r, r its divisor (or m = 1 and r the norm itself), writes
+
+    T_k = (m * r * 2**(-k*w))**p    in the place k with 2**(k*w - w/2) <= r < 2**(k*w + w/2), zeros in the others,
+
+the outermost places taking whatever lies beyond. With w*p <= 900 no T_k of up to 2**40 terms leaves float64's
+range, and scaling by a power of two is exact. The places are then added from the smallest: what lies two places
+below another is no more than 2**-300 of it, and is left out. These are the accumulators of Blue (A portable Fortran
+program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
+
+The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It writes d_i * T_k, too, so that the
+vectors' sum holds d = sum(d_i * T_i) / sum(T_i). The exact norm is then at most m * (1 + 1.01 * d) as long as
+p * d_i <= 0.01. The additions of n holders' numbers, the powers and the root add less than three times what
+`norms.relative_error` states for a sum of n terms.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip.backends import Backend
+from gradclip.norms import Norm, Order, Partial, relative_error, rooted
+
+LARGEST_ORDER = 8.0
+
+
+def check_order(order: Order) -> Order:
+    """Return the order. Raises ValueError for one whose powers would need too many places."""
+    if order.extreme or order.p <= LARGEST_ORDER:
+        return order
+    raise ValueError(
+        f"ord must be at most {LARGEST_ORDER:g}, or inf or -inf, where several hold parts of the gradients, got "
+        f"{order.p:g}. For a norm of a high order take ord=inf."
+    )
+
+
+def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:
+    """Return what a holder knows of a norm, as wide scalars; `empty` says that it holds no element."""
+    if order.extreme:
+        return _extreme(xp, norm.value, order, empty)
+    finite = xp.isfinite(norm.value)
+    magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
+    factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
+    width, most = _places(order)
+    totals = []
+    for place in range(-most, most + 1):
+        lowest = 2.0 ** (place * width - width / 2) if place > -most else 0.0
+        highest = 2.0 ** (place * width + width / 2) if place < most else math.inf
+        inside = (magnitude >= lowest) & (magnitude < highest)
+        totals.append((factor * (xp.where(inside, magnitude, 0.0) * 2.0 ** (-place * width))) ** order.p)
+    errors = [total * norm.error for total in totals]
+    return [*totals[:-1], xp.where(finite, totals[-1], norm.value), *errors]
+
+
+def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: int) -> Norm:
+    """Return the norm that the reduced vectors of so many holders stand for."""
+    xp = backend.xp
+    if order.extreme:
+        return Norm(_extreme_of(xp, reduced, order), None, 0.0, 0.0)
+    width, most = _places(order)
+    count = 2 * most + 1
+    decay = 2.0 ** (-width * order.p)
+    whole, error = reduced[0], reduced[count]
+    divisor = xp.full_like(whole, 2.0 ** (-most * width))
+    for place in range(1 - most, most + 1):
+        total, of_total = reduced[place + most], reduced[count + place + most]
+        below = xp.where(divisor == 2.0 ** ((place - 1) * width), decay, 0.0)
+        whole, error = (
+            xp.where(total != 0, total + below * whole, whole),
+            xp.where(total != 0, of_total + below * error, error),
+        )
+        divisor = xp.where(total != 0, 2.0 ** (place * width), divisor)
+    share = error / xp.where((whole > 0) & xp.isfinite(whole), whole, 1.0)
+    added = relative_error(order, holders * backend.wide.roundoff, backend.wide, exact=False)
+    return Norm(rooted(backend, Partial(whole, None), order), divisor, 1.01 * share + 3.0 * added, 0.0)
+
+
+def _places(order: Order) -> tuple[int, int]:
+    """Return the width of a place in binary digits, and the number K of the last."""
+    beyond = int(200 / order.p)
+    widest = int(800 / order.p)
+    most = math.ceil((1074 - beyond - widest / 2) / widest)
+    return math.ceil((1074 - beyond) / (most + 0.5)), most
+
+
+def _extreme(xp: Any, value: Any, order: Order, empty: bool) -> list[Any]:
+    """Return a magnitude whose largest, or the negative of the smallest, is asked for; and whether it is NaN."""
+    unknown = xp.isnan(value)
+    number = xp.where(unknown, 0.0, value)
+    if order.p < 0:
+        number = xp.full_like(value, -math.inf) if empty else -number
+    return [number, xp.where(unknown, 1.0, xp.zeros_like(value))]
+
+
+def _extreme_of(xp: Any, reduced: Sequence[Any], order: Order) -> Any:
+    number, unknown = reduced
+    if order.p < 0:
+        number = xp.where(xp.isinf(number), 0.0, -number)
+    return xp.where(unknown > 0, math.nan, number)

@@ -1,0 +1,91 @@
+"""The vectors that holders of parts of a tree add up, against exact arithmetic."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+
+from gradclip import shards
+from gradclip.backends.numpy import HOST
+from gradclip.norms import Order, measure
+
+ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
+
+
+def arrays_of(values):
+    return HOST.enter([np.asarray(values, np.float64)])
+
+
+def reduced(vectors, order):
+    reduce = np.max if order.extreme else np.sum
+    return list(reduce(np.array(vectors, np.float64), axis=0))
+
+
+def together(parts, ord):
+    order = Order.parse(ord)
+    vectors = [shards.vector(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)) for x in parts]
+    with np.errstate(all="raise", under="ignore"):
+        return shards.norm_of(HOST, reduced(vectors, order), order, len(parts))
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize("seed", range(20))
+def test_as_the_norm_of_all(ord, seed):
+    rng = np.random.default_rng(seed)
+    spread = rng.uniform(0, 300)
+    parts = [
+        rng.standard_normal(rng.integers(0, 20)) * 10.0 ** rng.uniform(-spread, min(spread, 280)) for _ in range(6)
+    ]
+    whole = measure(HOST, arrays_of(np.concatenate(parts)), Order.parse(ord)).product()
+    norm = together(parts, ord)
+    np.testing.assert_allclose(norm.product(), whole, rtol=1e-14 if ord in (1, 2, math.inf, -math.inf) else 1e-12)
+
+
+@pytest.mark.parametrize("ord", [1, 2, 3, 8])
+@pytest.mark.parametrize("scale", [5e-324, 1e-310, 1e-160, 1e-3, 1e3, 1e160, 1e300, 1.7e308])
+def test_any_magnitude(ord, scale):
+    norm = together([[scale], [], [0.0], [scale, 0.0]], ord)
+    ratio = Fraction(float(norm.value)) * Fraction(float(norm.divisor)) / Fraction(scale)
+    assert float(ratio) == pytest.approx(2 ** (1 / ord), rel=1e-13)
+
+
+def test_the_error_is_an_upper_bound():
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        parts = [np.float32(rng.standard_normal(rng.integers(1, 9)) * 10.0 ** rng.uniform(-30, 30)) for _ in range(5)]
+        norm = together(parts, 2)
+        square = sum(Fraction(float(x)) ** 2 for part in parts for x in part)
+        upper = Fraction(float(norm.value)) / (1 - Fraction(float(norm.error))) * Fraction(float(norm.divisor))
+        assert square <= upper**2
+        assert norm.error < 1e-13
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+@pytest.mark.parametrize(("bad", "good"), [(math.nan, 1.0), (math.inf, 1.0), (math.nan, 1e300), (math.inf, 1e-300)])
+def test_what_is_not_finite_is_seen(ord, bad, good):
+    value = float(together([[good], [bad], []], ord).product())
+    assert not math.isfinite(value)
+    assert math.isnan(value) or (math.isinf(bad) and ord != -math.inf)
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+def test_nobody_holds_anything(ord):
+    assert float(together([[], []], ord).product()) == 0.0
+
+
+@pytest.mark.parametrize("ord", ORDERS)
+def test_the_length_does_not_depend_on_what_is_held(ord):
+    order = Order.parse(ord)
+    lengths = {
+        len(shards.vector(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)))
+        for x in ([], [0.0], [1e-320, 1e300], [math.nan])
+    }
+    assert len(lengths) == 1
+
+
+def test_orders_that_are_too_high():
+    with pytest.raises(ValueError, match="at most 8, or inf"):
+        shards.check_order(Order(9.0))
+    assert shards.check_order(Order(8.0)) == Order(8.0)
+    assert shards.check_order(Order(math.inf)).extreme
