@@ -35,7 +35,7 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py
 	$(BIN)/python benchmarks/picture.py
-	$(BIN)/python benchmarks/readme_table.py --write
+	$(BIN)/python benchmarks/tables.py --write
 
 wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and without, where there is nothing else
 	rm -rf dist .venv-wheel

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import torch
 from floor import Floor
-from report import RESULTS, parser, rows, show, write
+from report import PER_EXAMPLE, parser, rows, show, write
 from timing import medians
 
 import gradclip
@@ -71,8 +71,7 @@ def contenders(shapes, framework):
 
 
 def main():
-    out = RESULTS / "per_example.json"
-    options = parser(__doc__, out, "the smallest set only").parse_args()
+    options = parser(__doc__, PER_EXAMPLE, "the smallest set only").parse_args()
     random.seed(0)
     found = []
     for workload, shapes in list(WORKLOADS.items())[: 1 if options.quick else None]:
@@ -83,7 +82,7 @@ def main():
             show(f"{BATCH} x {workload}", here)
             print("  in reads: " + ", ".join(f"{row['name']} {row['reads']:.2f}" for row in here), flush=True)
             found += here
-    target = options.out or (None if options.quick else out)
+    target = options.out or (None if options.quick else PER_EXAMPLE)
     if target:
         write({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": found}, target)
 

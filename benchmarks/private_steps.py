@@ -15,7 +15,7 @@ import opacus
 import optax
 import private_networks as networks
 import torch
-from report import RESULTS, parser, rows, show, write
+from report import PRIVATE_STEPS, parser, rows, show, write
 from timing import medians
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -151,8 +151,7 @@ def show_growth(found):
 
 
 def main():
-    out = RESULTS / "private_steps.json"
-    options = parser(__doc__, out, "the first network only").parse_args()
+    options = parser(__doc__, PRIVATE_STEPS, "the first network only").parse_args()
     random.seed(0)
     found, grown = [], []
     few = 1 if options.quick else None
@@ -168,7 +167,7 @@ def main():
         here = measured_in_torch(make, size, options)
         show_all(workload, here)
         found += [{"workload": workload, **row} for row in here]
-    target = options.out or (None if options.quick else out)
+    target = options.out or (None if options.quick else PRIVATE_STEPS)
     if target:
         described = {"threads": torch.get_num_threads(), "repeats": options.repeats}
         write({**described, "rows": found, "growth": grown}, target)

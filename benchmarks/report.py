@@ -8,6 +8,8 @@ from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
 CLIPPING = RESULTS / "clipping.json"
+PER_EXAMPLE = RESULTS / "per_example.json"
+PRIVATE_STEPS = RESULTS / "private_steps.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
 _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}

@@ -61,9 +61,11 @@ def test_as_in_two_readings(monkeypatch, variant, dtype, rule):
         assert_same(ours, in_two_readings(monkeypatch, leaves, 1.5, rule=rule, **options), rtol)
 
 
+# Few columns, for groups of examples on threads of their own; more, each thread having some of the columns.
+@pytest.mark.parametrize("columns", [30_000, 70_000])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_same_bits_for_every_variant_and_number_of_threads(monkeypatch, dtype):
-    leaves = as_float(batch_of(dtype, 37, [(30000,), (1001,)]), dtype)
+def test_same_bits_for_every_variant_and_number_of_threads(monkeypatch, dtype, columns):
+    leaves = as_float(batch_of(dtype, 37, [(columns,), (1001,)]), dtype)
     results = set()
     for variant in VARIANTS:
         kernels.use_variant(variant)
@@ -74,15 +76,18 @@ def test_same_bits_for_every_variant_and_number_of_threads(monkeypatch, dtype):
     assert len(results) == 1
 
 
-def test_examples_of_many_elements(monkeypatch):
-    leaves = batch_of("float32", 6, [(2_200_000,), (5,)])
+@pytest.mark.parametrize(("examples", "columns"), [(41, 40_000), (6, 2_200_000)])
+def test_examples_of_many_elements(monkeypatch, examples, columns):
+    leaves = batch_of("float32", examples, [(columns,), (5,), (70_001,)])
+    leaves[0][1, 7] = math.nan
+    mask = np.arange(examples) != 3
     results = set()
     for threads in (1, 3):
         monkeypatch.setattr(type(HOST), "threads", lambda _, n=threads: n)
-        summed, info = gradclip.per_example_clip(leaves, 1.0)
+        summed, info = gradclip.per_example_clip(leaves, 1.0, mask=mask)
         results.add(tuple(x.tobytes() for x in summed))
     assert len(results) == 1
-    assert_same((summed, info), in_two_readings(monkeypatch, leaves, 1.0), 1e-6)
+    assert_same((summed, info), in_two_readings(monkeypatch, leaves, 1.0, mask=mask), 1e-6)
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

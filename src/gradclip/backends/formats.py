@@ -1,7 +1,7 @@
 """Floating-point formats: the few numbers that rounding arguments need."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cache
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 
@@ -42,12 +42,15 @@ FLOAT32 = Format("float32", 24, -126, 128)
 FLOAT64 = Format("float64", 53, -1022, 1024)
 _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
+_BARE_NAMES: dict[Hashable, str] = {}  # NumPy takes a microsecond for each
 
 
-@cache
-def bare_name(dtype: object) -> str:
+def bare_name(dtype: Hashable) -> str:
     """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's."""
-    return str(dtype).rpartition(".")[2]
+    name = _BARE_NAMES.get(dtype)
+    if name is None:
+        name = _BARE_NAMES[dtype] = str(dtype).rpartition(".")[2]
+    return name
 
 
 def dtype_name(array: object) -> str:

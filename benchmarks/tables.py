@@ -1,0 +1,137 @@
+"""The pages' tables of times, made of what the benchmarks have measured. `--write` puts them into the pages."""
+
+import argparse
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from report import CLIPPING, PER_EXAMPLE, PRIVATE_STEPS, library, rounded
+
+ROOT = Path(__file__).parent.parent
+KINDS = {
+    "torch float32": "PyTorch float32",
+    "torch bfloat16": "PyTorch bfloat16",
+    "torch float16": "PyTorch float16",
+    "NumPy float32": "NumPy float32 in place",
+    "JAX jitted float32": "`jax.jit`",
+    "JAX donated float32": "`jax.jit`, donated",
+    "JAX eager float32": "eager JAX",
+}
+
+
+def of_clipping(rows):
+    measured = {}
+    for row in rows:
+        names = measured.setdefault((row["workload"], row["kind"]), {})
+        names.setdefault(row["name"], {})[row["case"]] = row
+    return _head("ms, not clipped / clipped", "gradclip", "floor", "the library replaced", "times as fast") + "".join(
+        line for (workload, kind), names in measured.items() for line in _lines(f"{workload}, {KINDS[kind]}", names)
+    )
+
+
+def _lines(title, names):
+    """Return a line for each library replaced; those after the first repeat nothing."""
+    ours = next(cases for name, cases in names.items() if library(name) == "gradclip")
+    floor = f"{_both(names['floor'], 'ms', 3)} " if "floor" in names else ""
+    first = f"| {title} | {_both(ours, 'ms', 3)} | {floor}"
+    for name, cases in names.items():
+        if library(name) not in ("gradclip", "floor"):
+            yield f"{first}| {library(name)} {_both(cases, 'ms', 3)} | {_both(cases, 'of ours', 2)} |\n"
+            first = "| | | "
+
+
+def _both(cases, what, figures):
+    return " / ".join(rounded(cases[case][what], figures) for case in ("not clipped", "clipped"))
+
+
+def of_sums(rows):
+    """Return a line for each other way of summing the clipped examples of one batch."""
+    lines = (
+        "| 256 examples | gradclip, ms | reads | the other, ms | reads | times as fast |\n|---|---|---|---|---|---|\n"
+    )
+    for ours, other in _beside(rows):
+        if other["name"] != "floor":
+            lines += f"| {other['workload']}, {ours['case']} | {_time(ours)} | {rounded(ours['reads'], 2)} "
+            lines += f"| {other['name']} {_time(other)} | {rounded(other['reads'], 2)} | {_ratio(other)} |\n"
+    return lines
+
+
+def of_steps(rows):
+    """Return a line for each other way to a private gradient, or to one that is not private."""
+    lines = _head("", "gradclip, ms", "MiB", "the other, ms", "MiB", "times as fast")
+    for ours, other in _beside(rows):
+        lines += f"| {other['workload']}, {ours['batch']} examples, {ours['case']} | {_time(ours)} | {_memory(ours)} "
+        lines += f"| {other['name']} {_time(other)} | {_memory(other)} | {_ratio(other)} |\n"
+    return lines
+
+
+def _head(*columns):
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")
+
+
+def _beside(rows):
+    """Return pairs of gradclip's first row and each row of others that was measured with it."""
+    together = {}
+    for row in rows:
+        together.setdefault((row["workload"], row["case"]), []).append(row)
+    for found in together.values():
+        ours = next(row for row in found if library(row["name"]) == "gradclip")
+        yield from ((ours, row) for row in found if library(row["name"]).strip(",") != "gradclip")
+
+
+def _time(row):
+    return rounded(row["ms"], 3)
+
+
+def _ratio(row):
+    return rounded(row["of ours"], 2)
+
+
+def _memory(row):
+    return f"{row['bytes'] / 2**20:,.1f}"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table between two marks on a page."""
+
+    page: str
+    name: str
+    measured: Path
+    lines: callable
+
+    @property
+    def marks(self):
+        return f"<!-- {self.name}: written by benchmarks/tables.py -->\n", f"<!-- end of {self.name} -->\n"
+
+    def on_page(self):
+        start, end = self.marks
+        return (ROOT / self.page).read_text().split(start)[1].split(end)[0]
+
+    def current(self):
+        return self.lines(json.loads(self.measured.read_text())["rows"])
+
+    def write(self):
+        start, page = self.marks[0], ROOT / self.page
+        page.write_text(page.read_text().replace(start + self.on_page(), start + self.current()))
+
+
+TABLES = [
+    Table("README.md", "times", CLIPPING, of_clipping),
+    Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
+    Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
+]
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="put the tables into the pages")
+    options = parser.parse_args()
+    for table in TABLES:
+        print(table.current())
+        if options.write:
+            table.write()
+
+
+if __name__ == "__main__":
+    main()
