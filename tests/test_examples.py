@@ -44,6 +44,11 @@ EXPECTED = {
         "\njax_privacy ",
         "\nnot private       inf ",
     ],
+    "sharded_checkpoint.py": [
+        "4 files, norm 723.8",
+        ", known from 10 numbers a file\nclipped file by file: norm 0.99",
+        ", at most 1.0; of all in memory 0.99",
+    ],
     "numpy_federated.py": [
         "update of norm 8.7188, dtypes float16 and float32, clipped to 1.0\n",
         "  gradclip: exact norm 0.999",

@@ -16,7 +16,7 @@ LAYERS = [
     {"coefficient", "shards"},
     {"policy", "derivative", "sensitivity"},
     {"decision"},
-    {"clip"},
+    {"clip", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},
     {"check_sensitivity", "clipped"},

@@ -13,6 +13,7 @@ from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.native import NativeStatus, native_status
 from gradclip.per_example import PerExampleInfo, per_example_clip
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip.streamed import PartialNorm, partial_norm
 from gradclip.transforms import clipped_fun, clipped_grad
 
 __version__ = "0.1.0"
@@ -21,6 +22,7 @@ __all__ = [
     "ClippedFunction",
     "ExampleOutputs",
     "NativeStatus",
+    "PartialNorm",
     "PerExampleInfo",
     "Sensitivity",
     "SensitivityReport",
@@ -37,5 +39,6 @@ __all__ = [
     "grad_norm",
     "layer_norms",
     "native_status",
+    "partial_norm",
     "per_example_clip",
 ]
