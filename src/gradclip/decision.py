@@ -24,6 +24,7 @@ from gradclip.coefficient import (
 )
 from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, measure, relative_error
+from gradclip.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -60,27 +61,24 @@ def decide(
     *,
     batched: bool = False,
     mask: Any = None,
+    sharing: Sharing | None = None,
 ) -> Decision:
     """Measure the norm of `arrays` together (or that of each example) and decide what happens to them.
 
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
-    hold. Raises FloatingPointError under the policy "raise".
+    hold; under `sharing` other processes hold more. Raises FloatingPointError under the policy "raise".
     """
     if clipping.nonfinite == "raise" and not backend.visible:
         raise ValueError(
             "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
             "vmap, or pass nonfinite='skip' and look at the returned norm."
         )
-    xp = backend.xp
-    norm = _measured(backend, arrays, clipping.order, batched, mask)
-    if clipping.nonfinite == "zero" and not (backend.concrete and xp.all(xp.isfinite(norm.value))):
-        arrays = backend.without_nonfinite(arrays)
-        norm = _measured(backend, arrays, clipping.order, batched, mask)
-    finite = xp.isfinite(norm.value)
-    if clipping.nonfinite == "raise" and not xp.all(finite):
-        policy.raise_nonfinite(backend, arrays, names())
+    arrays, norm = _settled(backend, arrays, clipping, batched, mask, sharing)
+    finite = backend.xp.isfinite(norm.value)
+    if clipping.nonfinite == "raise" and not backend.xp.all(finite):
+        (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
     threshold = backend.scalar(clipping.max_norm, arrays)
-    chosen = _chosen(backend, arrays, clipping, norm, threshold)
+    chosen = _chosen(backend, arrays, clipping, norm, threshold, shared=sharing is not None)
     clipped = exceeds(norm, threshold) & ~chosen.keep
     chosen = policy.apply(clipping.nonfinite, backend, finite, chosen)
     if mask is not None:
@@ -134,6 +132,23 @@ def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
     return FLOAT64 not in arrays.formats and clipping.nonfinite == "skip"
 
 
+def _settled(
+    backend: Backend, arrays: Arrays, clipping: Clipping, batched: bool, mask: Any, sharing: Sharing | None
+) -> tuple[Arrays, Norm]:
+    """Return the arrays and their norm, under the policy "zero" those without what is not finite."""
+
+    def measured() -> Norm:
+        if sharing is not None:
+            return sharing.norm(backend, arrays)
+        return _measured(backend, arrays, clipping.order, batched, mask)
+
+    norm = measured()
+    if clipping.nonfinite == "zero" and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
+        arrays = backend.without_nonfinite(arrays)
+        norm = measured()
+    return arrays, norm
+
+
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
     norm = measure(backend, arrays, order, batched=batched)
     if mask is None:
@@ -141,7 +156,9 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
 
 
-def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any) -> Coefficient:
+def _chosen(
+    backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, *, shared: bool
+) -> Coefficient:
     if clipping.grid is not None and clipping.gamma is None:
         return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
     if clipping.grid is not None:
@@ -151,8 +168,9 @@ def _chosen(backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, thresh
         return normalized_coefficient(backend, norm, target, clipping.gamma)
     if clipping.to_unit:
         return unit_coefficient(backend, norm, threshold)
-    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
-    if not backend.concrete or chosen.keep.ndim or not undecided(norm, threshold):
+    # Processes that share a norm must come to the same coefficient, whatever they hold of it.
+    chosen = coefficient(backend, norm, threshold, split=shared or needs_split(backend, arrays))
+    if shared or not backend.concrete or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
     fits = _exactly_fits(backend, arrays, clipping.order, float(threshold))
     return replace(chosen, keep=backend.xp.asarray(fits))

@@ -1,36 +1,45 @@
 """The gradients that an in-place call is about: those of parameters, or a tree of arrays itself."""
 
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any
 
 import numpy as np
-import optree
 
-from gradclip.backends import Backend, find, framework_of
+from gradclip.backends import Backend, Part, any_distributed, distributed, find, framework_of
 from gradclip.backends.arrays import Arrays
+from gradclip.members import Members, as_list
 from gradclip.tree import flatten
 
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients, each once, and what holds them: parameters with a `.grad`, or nothing."""
+    """Gradients, each once, and what holds them: parameters with a `.grad`, or nothing.
+
+    `grads` is what this process has of them, `held` what stands in `.grad`: the same but for distributed tensors.
+    """
 
     grads: Sequence[Any]
-    parameters: Sequence[Any]
+    members: Members
+    held: Sequence[Any]
     paths: Sequence[str] = ()
+    parts: Sequence[Part | None] = ()
 
     @classmethod
-    def of(cls, parameters: Any) -> "Gradients":
+    def of(cls, members: Members) -> "Gradients":
         """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
-        if _is_array_tree(parameters):
-            return cls._of_tree(parameters)
-        listed = as_list(parameters)
-        grads = _once([grad for grad in _grads_of(listed) if grad is not None])
-        if not grads:
-            _refuse_bare_gradients(listed)
-        return cls(grads, listed)
+        if members.tree is not None:
+            return cls._of_tree(members.tree)
+        held = _once([grad for grad in _grads_of(members.parameters) if grad is not None])
+        if not held:
+            _refuse_bare_gradients(members.parameters)
+        if not any_distributed(held):
+            return cls(held, members, held)
+        holders = {id(p.grad): p for p in reversed(members.parameters)}
+        parts = distributed().parts(held, [holders[id(grad)] for grad in held])
+        grads = [grad if part is None else part.local for grad, part in zip(held, parts, strict=True)]
+        return cls(grads, members, held, (), parts)
 
     @classmethod
     def _of_tree(cls, tree: Any) -> "Gradients":
@@ -45,18 +54,18 @@ class Gradients:
                 )
         named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
         grads = _once(flat.leaves)
-        return cls(grads, (), [named[id(grad)] for grad in grads])
+        return cls(grads, Members(()), grads, [named[id(grad)] for grad in grads])
 
     def names(self) -> list[str]:
         """Return what each gradient is called in an error."""
         if self.paths:
             return list(self.paths)
-        places = {id(p.grad): index for index, p in reversed(list(enumerate(self.parameters)))}
-        return [f"parameters[{places[id(grad)]}].grad" for grad in self.grads]
+        places = {id(p.grad): index for index, p in reversed(list(enumerate(self.members.parameters)))}
+        return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
 
-    def backend(self, *scalars: Any) -> Backend:
-        """Return the backend of the gradients, or of the parameters where none has a gradient."""
-        leaves = self.grads or [p for p in self.parameters[:1] if framework_of(p)]
+    def backend(self, *scalars: Any, otherwise: Sequence[Any] = ()) -> Backend:
+        """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
+        leaves = self.grads or otherwise or [p for p in self.members.parameters[:1] if framework_of(p)]
         return find(leaves, self.names, *scalars)
 
     def check_writable(self) -> None:
@@ -70,38 +79,23 @@ class Gradients:
 
     def enter(self, backend: Backend) -> Arrays:
         """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""
-        return backend.enter_in_place(self.grads, self.names)
+        with backend.precision():
+            return backend.enter_in_place(self.grads, self.names)
 
     def replace(self, updated: Sequence[Any]) -> None:
         """Put each updated gradient in the `.grad` of its holders where it is another object."""
-        if updated is self.grads:
+        if updated is self.grads and not self.parts:
             return
-        changed = {id(old): new for old, new in zip(self.grads, updated, strict=True) if old is not new}
+        new = [
+            grad if part is None else part.whole(grad)
+            for grad, part in zip(updated, self.parts or repeat(None), strict=bool(self.parts))
+        ]
+        changed = {id(old): new for old, new in zip(self.held, new, strict=True) if old is not new}
         if changed:
-            for parameter in self.parameters:
+            for parameter in self.members.parameters:
                 old = parameter.grad
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
-
-
-def as_list(parameters: Any) -> Sequence[Any]:
-    """Return the parameters as a list. Raises where they are none, or an exhausted generator."""
-    if isinstance(parameters, list | tuple):
-        return parameters
-    if hasattr(parameters, "grad"):
-        return [parameters]
-    if not isinstance(parameters, Iterable):
-        raise TypeError(
-            "parameters must be an iterable of objects with a .grad, or one such object, got "
-            f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."
-        )
-    listed = list(parameters)
-    if not listed and inspect.isgenerator(parameters):
-        raise ValueError(
-            "parameters is a generator that yields nothing: it was used up by an earlier loop, or the model has no "
-            "parameters. Call model.parameters() again, or keep list(model.parameters())."
-        )
-    return listed
 
 
 def checked_list(parameters: Any) -> Sequence[Any]:
@@ -130,16 +124,6 @@ def _once(grads: list[Any]) -> list[Any]:
     return list({id(grad): grad for grad in grads}.values())
 
 
-def _is_array_tree(parameters: Any) -> bool:
-    """Say whether NumPy arrays themselves were passed, rather than what has a gradient."""
-    if isinstance(parameters, np.ndarray):
-        return True
-    first = parameters[0] if isinstance(parameters, list | tuple) and parameters else parameters
-    if hasattr(first, "grad"):
-        return False
-    return any(isinstance(leaf, np.ndarray) for leaf in optree.tree_leaves(parameters))
-
-
 def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
     for index, parameter in enumerate(parameters):
         if framework_of(parameter) == "torch" and _is_bare_tensor(parameter):
@@ -151,4 +135,5 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 
 def _is_bare_tensor(tensor: Any) -> bool:
-    return not tensor.requires_grad and type(tensor).__name__ != "Parameter"
+    is_parameter = type(tensor).__name__ == "Parameter" or getattr(tensor, "_is_param", False)
+    return not (tensor.requires_grad or is_parameter)

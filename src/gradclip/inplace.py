@@ -1,9 +1,11 @@
 """Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
 
 Everything is checked and decided before the first element is written. A gradient that several parameters share
-counts, and is scaled, once.
+counts, and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
+get the same norm.
 """
 
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -13,17 +15,21 @@ from gradclip.clip import check_real, norm_dtype
 from gradclip.coefficient import check_threshold, from_norm, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.members import Members
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
+from gradclip.sharing import Sharing
 
 
-def grad_norm(parameters: Any, ord: Any = 2) -> Any:
+def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
     Args:
         parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
             themselves. A `.grad` of None is skipped, and a gradient that occurs twice counts once.
         ord: which norm, as in `gradclip.global_norm`.
+        process_group: the processes of which each holds other gradients, as in `clip_grad_norm_`.
+        mesh: the same as a mesh.
 
     Returns:
         A scalar of the gradients' framework on the first one's device: float64 if one is float64, else float32.
@@ -39,15 +45,23 @@ def grad_norm(parameters: Any, ord: Any = 2) -> Any:
 
     """
     order = Order.parse(ord)
-    gradients = Gradients.of(parameters)
-    backend = gradients.backend()
+    members = Members.of(parameters)
+    sharing = Sharing.of(members, process_group, mesh, order)
+    gradients, backend, arrays = _entered(members, sharing)
     with backend.precision():
-        arrays = gradients.enter(backend)
-        norm = measure(backend, arrays, order)
-        return _scalar(backend, norm.product(), arrays, gradients)
+        norm = measure(backend, arrays, order) if sharing is None else sharing.norm(backend, arrays)
+        return _scalar(backend, norm.product(), arrays, gradients, sharing)
 
 
-def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
+def clip_grad_norm_(
+    parameters: Any,
+    max_norm: Any,
+    ord: Any = 2,
+    *,
+    nonfinite: str = "propagate",
+    process_group: Any = None,
+    mesh: Any = None,
+) -> Any:
     """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
 
     Args:
@@ -57,6 +71,10 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
+        process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
+            group of PyTorch, or a list. Distributed tensors say themselves how they are split. A parameter group
+            (`{"params": [...], "process_group": ...}`) may name its own.
+        mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
 
     Returns:
         The norm before clipping, as `grad_norm` returns it.
@@ -80,14 +98,13 @@ def clip_grad_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: 
 
     """
     clipping = Clipping(check_threshold(max_norm), Order.parse(ord), check_policy(nonfinite))
-    gradients = Gradients.of(parameters)
-    gradients.check_writable()
-    backend = gradients.backend(clipping.max_norm)
+    members = Members.of(parameters)
+    sharing = Sharing.of(members, process_group, mesh, clipping.order, nonfinite)
+    gradients, backend, arrays = _entered(members, sharing, clipping.max_norm, to_write=True)
     clipping = replace(clipping, max_norm=known_threshold(backend, clipping.max_norm))
     with backend.precision():
-        arrays = gradients.enter(backend)
-        made = decide(backend, arrays, clipping, gradients.names)
-        norm = _scalar(backend, made.norm.product(), arrays, gradients)
+        made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
+        norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
         gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
     return norm
 
@@ -106,12 +123,9 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
 
     """
     threshold = check_threshold(max_norm)
-    gradients = Gradients.of(parameters)
-    gradients.check_writable()
-    backend = gradients.backend(threshold, total_norm)
+    gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
     threshold = known_threshold(backend, threshold)
     with backend.precision():
-        arrays = gradients.enter(backend)
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
             gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
@@ -137,16 +151,26 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
 
     """
     bound = check_threshold(clip_value, "clip_value")
-    gradients = Gradients.of(parameters)
-    gradients.check_writable()
-    backend = gradients.backend(bound)
+    gradients, backend, arrays = _entered(Members.of(parameters), None, bound, to_write=True)
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():
-        arrays = gradients.enter(backend)
         check_real(arrays, gradients.names)
         gradients.replace(backend.update_clamped(gradients.grads, arrays, bound))
 
 
-def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients) -> Any:
+def _entered(
+    members: Members, sharing: Sharing | None, *scalars: Any, to_write: bool = False
+) -> tuple[Gradients, Backend, Arrays]:
+    """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
+    with nullcontext() if sharing is None else sharing.preparing():
+        gradients = Gradients.of(members)
+        if to_write:
+            gradients.check_writable()
+        backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+        return gradients, backend, gradients.enter(backend)
+
+
+def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients, sharing: Sharing | None) -> Any:
     """Return the norm as a scalar of the framework."""
-    return backend.leave_scalar(norm, norm_dtype(arrays), gradients.grads)
+    dtype = norm_dtype(arrays) if sharing is None else sharing.norm_dtype()
+    return backend.leave_scalar(norm, dtype, gradients.grads)

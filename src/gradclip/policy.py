@@ -39,12 +39,23 @@ def apply(policy: str, backend: Backend, finite: Any, coefficient: Coefficient) 
 
 def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:
     """Raise a FloatingPointError that names the arrays which hold NaN or infinities and counts them."""
+    found = nonfinite_leaves(backend, arrays, names)
+    raise FloatingPointError(explained(f"in {len(found)} of {len(arrays)} leaves", found))
+
+
+def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the name of each array that holds NaN or infinities, and how many."""
     found = []
     for x, name in zip(arrays, names, strict=True):
         nans, infinities = backend.count_nonfinite(x)
         if nans or infinities:
             found.append(f"{name}: {nans} NaN, {infinities} infinite of {math.prod(x.shape)} elements")
-    raise FloatingPointError(
-        f"the gradients are not finite in {len(found)} of {len(arrays)} leaves: {'; '.join(found)}. "
+    return found
+
+
+def explained(where: str, found: Sequence[str]) -> str:
+    """Return the message of an error about such arrays."""
+    return (
+        f"the gradients are not finite {where}: {'; '.join(found)}. "
         "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."
     )

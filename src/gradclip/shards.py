@@ -17,7 +17,8 @@ program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
 The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It writes d_i * T_k, too, so that the
 vectors' sum holds d = sum(d_i * T_i) / sum(T_i). The exact norm is then at most m * (1 + 1.01 * d) as long as
 p * d_i <= 0.01. The additions of n holders' numbers, the powers and the root add less than three times what
-`norms.relative_error` states for a sum of n terms.
+`norms.relative_error` states for a sum of n terms. The orders `inf` and `-inf` carry the largest d_i beside them: it
+is zero but for complex numbers.
 """
 
 import math
@@ -43,7 +44,7 @@ def check_order(order: Order) -> Order:
 def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:
     """Return what a holder knows of a norm, as wide scalars; `empty` says that it holds no element."""
     if order.extreme:
-        return _extreme(xp, norm.value, order, empty)
+        return [*_extreme(xp, norm.value, order, empty), xp.full_like(norm.value, norm.error)]
     finite = xp.isfinite(norm.value)
     magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
     factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
@@ -58,11 +59,11 @@ def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[An
     return [*totals[:-1], xp.where(finite, totals[-1], norm.value), *errors]
 
 
-def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: int) -> Norm:
+def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any) -> Norm:
     """Return the norm that the reduced vectors of so many holders stand for."""
     xp = backend.xp
     if order.extreme:
-        return Norm(_extreme_of(xp, reduced, order), None, 0.0, 0.0)
+        return Norm(_extreme_of(xp, reduced[:2], order), None, reduced[2], 0.0)
     width, most = _places(order)
     count = 2 * most + 1
     decay = 2.0 ** (-width * order.p)
@@ -70,7 +71,8 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: int
     divisor = xp.full_like(whole, 2.0 ** (-most * width))
     for place in range(1 - most, most + 1):
         total, of_total = reduced[place + most], reduced[count + place + most]
-        below = xp.where(divisor == 2.0 ** ((place - 1) * width), decay, 0.0)
+        # A choice between two plain numbers would be float32 in PyTorch, where the decay is zero.
+        below = xp.where(divisor == 2.0 ** ((place - 1) * width), xp.full_like(whole, decay), 0.0)
         whole, error = (
             xp.where(total != 0, total + below * whole, whole),
             xp.where(total != 0, of_total + below * error, error),

@@ -31,6 +31,7 @@ class Backend(Protocol):
     def precision(self) -> AbstractContextManager[Any]: ...
     def prepare(self, leaf: Any) -> Any: ...
     def enter(self, prepared: Sequence[Any]) -> Arrays: ...
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays: ...
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays: ...
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]: ...
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]: ...
@@ -62,6 +63,28 @@ class Backend(Protocol):
     def weighted_sum(self, x: Array, coefficient: Any) -> Array: ...
     def clamped(self, prepared: Any, leaf: Any, bound: Any) -> Any: ...
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
+
+
+class Part(Protocol):
+    """What this process has of a gradient that several hold."""
+
+    local: Any
+
+    def whole(self, local: Any) -> Any:
+        """Return what stands in `.grad` when `local` is this process's part: the gradient of before, or another."""
+
+
+def any_distributed(leaves: Sequence[Any]) -> bool:
+    """Say whether one of the leaves is a tensor that several processes hold."""
+    module = sys.modules.get("torch.distributed.tensor")
+    return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, leaves)))
+
+
+def distributed() -> Any:
+    """Return the module for what several processes hold."""
+    from gradclip.backends import torch_distributed
+
+    return torch_distributed
 
 
 def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: Any) -> Backend:

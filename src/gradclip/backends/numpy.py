@@ -53,6 +53,9 @@ class Host(Chunkwise):
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         return HostArrays(prepared, HostArray.of, native.describe_buffers(list(map(known_to_buffers, prepared))))
 
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
+        return viewed_arrays([arrays[index] for index in indices])
+
     def writable(self, leaf: Any) -> bool:
         """Say whether a gradient can be written where it lies."""
         return isinstance(leaf, np.ndarray) and leaf.flags.writeable

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from gradclip import inplace
+from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
 from gradclip.norms import Order
 
@@ -27,6 +28,8 @@ def clip_grad_norm_(
     foreach: bool | None = None,
 ) -> torch.Tensor:
     """Clip the gradients of `parameters` together, in place; return their norm before, a scalar tensor.
+
+    Of distributed tensors too, whose norm is a plain scalar that is equal on every rank.
 
     Args:
         parameters: parameters, or one, whose `.grad` is clipped; those without are skipped.
@@ -91,8 +94,12 @@ def get_total_norm(
     tensor(5.)
     """
     listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    order = order_of(norm_type)
     with torch.no_grad():
-        norm = torch.as_tensor(global_norm(listed, order_of(norm_type)))
+        if any_distributed(listed):
+            norm = inplace.grad_norm([types.SimpleNamespace(grad=tensor) for tensor in listed], order)
+        else:
+            norm = torch.as_tensor(global_norm(listed, order))
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"The total norm of order {float(norm_type)} for gradients is {norm.item()}: look for NaN and infinities "

@@ -1,0 +1,172 @@
+"""PyTorch tensors that several processes hold: the part of this process, and reductions over process groups.
+
+A distributed tensor says for each dimension of its mesh of processes how it lies there. `Shard`: the processes hold
+different elements, so a norm has to be added up over them. `Replicate`: they hold the same, which must count once.
+`Partial`: they hold terms of a sum, which has to be formed before there is a norm.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.tensor import DTensor, Replicate
+
+
+@dataclass(frozen=True)
+class Group:
+    """Processes that reduce something together, more than one. Those of the same ranks are the same."""
+
+    ranks: tuple[int, ...]
+    handle: Any
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Group) and self.ranks == other.ranks
+
+    def __hash__(self) -> int:
+        return hash(self.ranks)
+
+
+@dataclass(frozen=True)
+class TorchPart:
+    """The local tensor of a gradient, and the distributed tensor that it belongs to.
+
+    `summed` says that this tensor is another than the one in `.grad`, which holds the terms of a sum.
+    """
+
+    local: torch.Tensor
+    tensor: DTensor
+    summed: bool
+
+    def whole(self, local: torch.Tensor) -> DTensor:
+        """Return what stands in `.grad` when `local` is this process's part."""
+        if local is self.local:
+            return self.tensor
+        tensor = self.tensor
+        return DTensor.from_local(
+            local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+        )
+
+
+def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> list[TorchPart | None]:
+    """Return what this process has of each gradient; None for one that is no distributed tensor.
+
+    Terms of a sum are added up over their mesh, one gradient after the other.
+    """
+    with torch.no_grad():
+        return [
+            _part(gradient, holder) if isinstance(gradient, DTensor) else None
+            for gradient, holder in zip(gradients, holders, strict=True)
+        ]
+
+
+def _part(gradient: DTensor, holder: Any) -> TorchPart:
+    placements = _settled(gradient, holder)
+    summed = placements is not gradient.placements
+    tensor = gradient.redistribute(placements=placements) if summed else gradient
+    local = tensor.to_local()
+    if isinstance(local, AsyncCollectiveTensor):
+        local = local.wait()
+    return TorchPart(local, tensor, summed)
+
+
+def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
+    """Return how a gradient lies when its norm is taken: as its parameter where it holds the terms of a sum."""
+    placements = gradient.placements
+    if not any(placement.is_partial() for placement in placements):
+        return placements
+    if isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh and not _any_partial(holder):
+        return holder.placements
+    return [Replicate() if placement.is_partial() else placement for placement in placements]
+
+
+def _any_partial(tensor: DTensor) -> bool:
+    return any(placement.is_partial() for placement in tensor.placements)
+
+
+class Layouts:
+    """Over which groups distributed tensors are split, found once for each layout."""
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[Group, ...]] = {}
+
+    def of(self, parameter: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
+        """Return the groups over which a parameter is split, and those of its gradient where they are others.
+
+        The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
+        """
+        gradient = getattr(parameter, "grad", None)
+        found = []
+        if isinstance(parameter, DTensor):
+            found.append(self._split_over(parameter.device_mesh, tuple(parameter.placements), named))
+        if isinstance(gradient, DTensor):
+            found.append(self._split_over(gradient.device_mesh, tuple(_settled(gradient, parameter)), named))
+        return found or [named]
+
+    def _split_over(self, mesh: Any, placements: tuple[Any, ...], named: tuple[Group, ...]) -> tuple[Group, ...]:
+        key = (id(mesh), placements, named)
+        if key not in self._known:
+            split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+            handles = [mesh.get_group(dim) for dim in split] if _takes_part(mesh) else []
+            covered = set(mesh.mesh.flatten().tolist())
+            outside = tuple(group for group in named if not covered.issuperset(group.ranks))
+            self._known[key] = groups(handles) + outside
+        return self._known[key]
+
+
+def _takes_part(mesh: Any) -> bool:
+    return mesh.get_coordinate() is not None
+
+
+def groups(named: Sequence[Any]) -> tuple[Group, ...]:
+    """Return the groups of several processes among process groups and all dimensions of meshes."""
+    found: list[Any] = []
+    for one in named:
+        if isinstance(one, dist.DeviceMesh):
+            found += one.get_all_groups() if _takes_part(one) else []
+        elif one != dist.GroupMember.NON_GROUP_MEMBER:
+            found.append(one)
+    listed = [Group(tuple(dist.get_process_group_ranks(handle)), handle) for handle in found]
+    return tuple(group for group in listed if len(group.ranks) > 1)
+
+
+def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device:
+    """Return the device on which this process reduces: that of its parameters where all groups can."""
+    types = [device.type for device in handles[0].handle._device_types] if handles else []
+    accelerator = torch.accelerator.current_accelerator()
+    known = [holder.device.type for holder in holders if isinstance(holder, torch.Tensor)]
+    wanted = [*known[:1], *([accelerator.type] if accelerator else []), "cpu"]
+    return torch.device(next((name for name in wanted if name in types), wanted[0]))
+
+
+def nothing(device: torch.device) -> torch.Tensor:
+    """Return a tensor without elements, for a process that holds no gradient."""
+    return torch.empty(0, device=device)
+
+
+def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest: bool) -> list[Any]:
+    """Return the sums, or the largest, of what all members of a group pass: as many wide scalars each."""
+    on_host = not any(isinstance(value, torch.Tensor) for value in values)
+    vector = torch.from_numpy(np.array(values, np.float64)) if on_host else torch.stack(list(values))
+    with torch.no_grad():
+        reduced = vector.to(device)
+        dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
+    return list(reduced.cpu().numpy()) if on_host else list(reduced.to(vector.device).unbind())
+
+
+def rank() -> int:
+    """Return the number of this process among all."""
+    return dist.get_rank()
+
+
+def exchange(messages: Sequence[str], groups: Sequence[Group]) -> list[str]:
+    """Return the messages of all processes that are reached through the groups, one after the other."""
+    known = list(messages)
+    for group in groups:
+        received: list[Any] = [None] * len(group.ranks)
+        dist.all_gather_object(received, known, group=group.handle)
+        known = sorted({message for of_one in received for message in of_one})
+    return known

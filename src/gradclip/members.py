@@ -1,0 +1,102 @@
+"""The parameters that an in-place call is about, one after the other, and the process groups named beside them."""
+
+import inspect
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import optree
+
+UNNAMED = object()
+
+
+@dataclass(frozen=True)
+class Members:
+    """Parameters, and the groups that they came in: how many each has, and which process groups stand beside it.
+
+    Or a `tree` of NumPy arrays, the gradients themselves.
+    """
+
+    parameters: Sequence[Any]
+    sizes: Sequence[int] = ()
+    beside: Sequence[Any] = ()
+    tree: Any = None
+
+    @classmethod
+    def of(cls, parameters: Any) -> "Members":
+        """Return those of an iterable of parameters, of one, of a list of groups such as an optimizer's; or a tree.
+
+        A group is a dict with its parameters under "params". Of the rest, "process_group" and "mesh" matter.
+        Raises TypeError and ValueError as `as_list` does.
+        """
+        if _is_array_tree(parameters):
+            return cls((), tree=parameters)
+        listed = as_list(parameters)
+        if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
+            return cls(listed)
+        groups = [as_list(group["params"]) for group in listed]
+        return cls(list(chain.from_iterable(groups)), list(map(len, groups)), list(map(_beside, listed)))
+
+    def name(self, index: int) -> str:
+        """Return what a parameter is called in an error."""
+        for group, size in enumerate(self.sizes):
+            if index < size:
+                return f"parameters[{group}]['params'][{index}]"
+            index -= size
+        return f"parameters[{index}]"
+
+    def beside_each(self) -> list[Any]:
+        """Return for each parameter what stands beside its group."""
+        if not self.sizes:
+            return [UNNAMED] * len(self.parameters)
+        return [named for named, size in zip(self.beside, self.sizes, strict=True) for _ in range(size)]
+
+
+def _is_group(entry: Any) -> bool:
+    return isinstance(entry, dict) and "params" in entry
+
+
+def _beside(group: dict[str, Any]) -> Any:
+    """Return the process groups and meshes in a group of parameters, `UNNAMED` where it has no word on them."""
+    if "process_group" not in group and "mesh" not in group:
+        return UNNAMED
+    return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
+
+
+def as_tuple(named: Any) -> tuple[Any, ...]:
+    """Return one or several process groups or meshes, or None, as a tuple."""
+    if named is None:
+        return ()
+    return tuple(named) if isinstance(named, list | tuple) else (named,)
+
+
+def as_list(parameters: Any) -> Sequence[Any]:
+    """Return the parameters as a list. Raises where they are none, or an exhausted generator."""
+    if isinstance(parameters, list | tuple):
+        return parameters
+    if hasattr(parameters, "grad"):
+        return [parameters]
+    if not isinstance(parameters, Iterable):
+        raise TypeError(
+            "parameters must be an iterable of objects with a .grad, or one such object, got "
+            f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."
+        )
+    listed = list(parameters)
+    if not listed and inspect.isgenerator(parameters):
+        raise ValueError(
+            "parameters is a generator that yields nothing: it was used up by an earlier loop, or the model has no "
+            "parameters. Call model.parameters() again, or keep list(model.parameters())."
+        )
+    return listed
+
+
+def _is_array_tree(parameters: Any) -> bool:
+    """Say whether NumPy arrays themselves were passed, rather than what has a gradient."""
+    if isinstance(parameters, np.ndarray):
+        return True
+    first = parameters[0] if isinstance(parameters, list | tuple) and parameters else parameters
+    if hasattr(first, "grad"):
+        return False
+    return any(isinstance(leaf, np.ndarray) for leaf in optree.tree_leaves(parameters))

@@ -1,0 +1,170 @@
+"""The norm of gradients that are split over processes, with the same few collectives on each of them.
+
+The gradients that are split over the same groups of processes share one vector (`shards`). Group after group, all
+vectors that have to be reduced over it are reduced in one call; those that then have the same groups before them are
+added up and go on as one. What has no group before it is held by everyone, and counts once. Which vectors there are
+follows from the layout of the parameters and from the groups that were named, never from the gradients at hand. So
+every process makes the same calls, whether it holds all, some or none of them.
+
+Three numbers travel along: how many vectors are added up, which bounds the rounding; how many processes hold float64;
+how many could not prepare their gradients, so that a mistake on one ends the call on all.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gradclip import policy, shards
+from gradclip.backends import Backend, any_distributed, distributed
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.numpy import HOST
+from gradclip.members import UNNAMED, Members, as_tuple
+from gradclip.norms import Norm, Order, measure
+
+Split = tuple[Any, ...]
+"""The groups over which a gradient is split, in the order in which its norm is reduced."""
+
+
+class Sharing:
+    """What one call has to know of the processes that hold parts of its gradients."""
+
+    def __init__(self, members: Members, named: Sequence[Any], order: Order, nonfinite: str) -> None:
+        self._module = distributed()
+        self._order = shards.check_order(order)
+        self._nonfinite = nonfinite
+        self._default = self._module.groups(named)
+        self._splits, self._of_gradients = self._all_splits(members)
+        self._groups = _sequence(self._splits)
+        self._device = self._module.device_for(self._groups, members.parameters)
+        self._looks = self._device.type == "cpu" or nonfinite == "raise"
+        self._holds_float64 = False
+
+    @classmethod
+    def of(
+        cls, members: Members, process_group: Any, mesh: Any, order: Order, nonfinite: str = "propagate"
+    ) -> "Sharing | None":
+        """Return it, or None where all gradients belong to this process alone."""
+        named = (*as_tuple(process_group), *as_tuple(mesh))
+        if not named and all(beside is UNNAMED for beside in members.beside):
+            gradients = [getattr(parameter, "grad", None) for parameter in members.parameters]
+            if not any_distributed([*members.parameters, *gradients]):
+                return None
+        return cls(members, named, order, nonfinite)
+
+    def _all_splits(self, members: Members) -> tuple[list[Split], list[Split]]:
+        """Return every split that there is, on every process the same, and that of each gradient at hand."""
+        layouts = self._module.Layouts()
+        beside = {id(one): self._default if one is UNNAMED else self._module.groups(one) for one in members.beside}
+        found = dict.fromkeys([self._default, *beside.values()])
+        of_gradients: dict[int, Split] = {}
+        for parameter, named in zip(members.parameters, members.beside_each(), strict=True):
+            splits = layouts.of(parameter, beside.get(id(named), self._default))
+            found.update(dict.fromkeys(splits))
+            of_gradients.setdefault(id(getattr(parameter, "grad", None)), splits[-1])
+        of_gradients.pop(id(None), None)
+        return list(found), list(of_gradients.values())
+
+    # The norm
+
+    def norm(self, backend: Backend, arrays: Arrays) -> Norm:
+        """Return the norm of what all processes hold, of which this one has `arrays`."""
+        indices: dict[Split, list[int]] = {split: [] for split in self._splits}
+        for index, split in enumerate(self._of_gradients or [self._default] * len(arrays)):
+            indices[split].append(index)
+        vectors = [self._vector(backend, arrays, chosen) for chosen in indices.values()]
+        numbers = [float(len(vectors)), float(FLOAT64 in arrays.formats), 0.0]
+        flags = [backend.scalar(number, arrays) for number in numbers]
+        (holders, wide, failed), total = self._reduced(backend.xp, flags, vectors)
+        if self._looks:
+            self._check_all_prepared(failed)
+        self._holds_float64 = bool(wide > 0) if backend.concrete else FLOAT64 in arrays.formats
+        norm = shards.norm_of(backend, total, self._order, holders)
+        return Norm(backend.xp.where(failed > 0, np.nan, norm.value), norm.divisor, norm.error, norm.floor)
+
+    def norm_dtype(self) -> str:
+        """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
+        return "float64" if self._holds_float64 else "float32"
+
+    def nothing(self) -> Any:
+        """Return a tensor without elements, for a process that has no gradient."""
+        return self._module.nothing(self._device)
+
+    def _vector(self, backend: Backend, arrays: Arrays, chosen: Sequence[int]) -> list[Any]:
+        some = arrays if len(chosen) == len(arrays) else backend.chosen(arrays, chosen)
+        norm = measure(backend, some, self._order)
+        return shards.vector(backend.xp, norm, self._order, empty=not some.elements())
+
+    def _reduced(self, xp: Any, flags: list[Any], vectors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+        """Reduce the vectors of all splits to one, over one group after the other, and the flags with them."""
+        merge = xp.maximum if self._order.extreme else xp.add
+        waiting = dict(zip(self._splits, vectors, strict=True))
+        length = len(vectors[0])
+        for group in self._groups:
+            first = [split for split in waiting if split[:1] == (group,)]
+            flat = [*flags, *(number for split in first for number in waiting.pop(split))]
+            flat = self._module.reduce(flat, group, self._device, largest=self._order.extreme)
+            flags, flat = flat[: len(flags)], flat[len(flags) :]
+            for position, split in enumerate(first):
+                vector = flat[position * length : (position + 1) * length]
+                other = waiting.get(split[1:])
+                waiting[split[1:]] = vector if other is None else list(map(merge, other, vector))
+        return flags, waiting[()]
+
+    # Errors, which end the call on every process
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Take part in the collectives all the same where an error ends the preparation, and tell the others of it."""
+        try:
+            yield
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def _tell(self, error: Exception) -> None:
+        nothing = HOST.enter([])
+        xp = HOST.xp
+        vectors = [self._vector(HOST, nothing, []) for _ in self._splits]
+        again = self._nonfinite == "zero" and not self._looks
+        for _ in range(1 + again):
+            self._reduced(xp, [np.float64(0), np.float64(0), np.float64(1)], vectors)
+        if self._looks:
+            self._exchange([f"{type(error).__name__}: {error}"])
+
+    def _check_all_prepared(self, failed: Any) -> None:
+        if failed > 0:
+            raise RuntimeError(
+                "another process could not prepare its gradients, so that there is no norm of all: "
+                f"{'; '.join(self._exchange([]))} Nothing has been changed."
+            )
+
+    def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
+        """Raise a FloatingPointError that names each process and gradient which holds NaN or infinities."""
+        found = self._exchange(policy.nonfinite_leaves(backend, arrays, names))
+        raise FloatingPointError(policy.explained(f"in {len(found)} leaves", found))
+
+    def _exchange(self, messages: Sequence[str]) -> list[str]:
+        own = [f"rank {self._module.rank()}: {message}" for message in messages]
+        return list(self._module.exchange(own, self._groups))
+
+
+def _sequence(splits: Sequence[Split]) -> list[Any]:
+    """Return all groups, each after those that stand before it in any split.
+
+    Raises ValueError where two stand in one order here and in the other there.
+    """
+    waiting, order = list(splits), []
+    while any(waiting):
+        seen = dict.fromkeys(group for split in waiting for group in split)
+        ready = [group for group in seen if not any(group in split[1:] for split in waiting)]
+        if not ready:
+            raise ValueError(
+                "two process groups are named in one order for some parameters and in the other order for others; "
+                "name them in the same order everywhere."
+            )
+        order.append(ready[0])
+        waiting = [split[1:] if split[:1] == (ready[0],) else split for split in waiting]
+    return order

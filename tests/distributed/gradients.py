@@ -1,0 +1,105 @@
+"""Gradients laid out over processes, and what one process makes of the same gradients."""
+
+import math
+from types import SimpleNamespace
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
+
+import gradclip
+
+ORDERS = [1, 2, 3, math.inf, -math.inf]
+ERRORS = {
+    torch.float64: 1e-13,
+    torch.complex64: 4e-7,
+    torch.float32: 2e-7,
+    torch.bfloat16: 2.0**-7,
+    torch.float16: 2.0**-10,
+}
+
+
+def numbers(*shape, seed=0, dtype=torch.float32, scale=1.0):
+    """Return the same random numbers in every process, none of them zero."""
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return ((x + torch.sign(x)) * scale).to(dtype)
+
+
+def terms(x, mesh, dims):
+    """Return this process's term of a sum over some dimensions of a mesh that is exactly `x`."""
+    coordinates = mesh.get_coordinate()
+    size, index = 1, 0
+    for dim in dims:
+        size, index = size * mesh.size(dim), index * mesh.size(dim) + coordinates[dim]
+    return x * (2 - size if index == 0 else 1.0)
+
+
+def laid_out(x, mesh, placements):
+    """Return a distributed tensor that holds `x`, with terms of a sum where a placement is `Partial`."""
+    partial = [dim for dim, placement in enumerate(placements) if placement.is_partial()]
+    if not partial:
+        return distribute_tensor(x.clone(), mesh, placements)
+    settled = [Replicate() if placement.is_partial() else placement for placement in placements]
+    local = distribute_tensor(x.clone(), mesh, settled).to_local()
+    return DTensor.from_local(
+        terms(local, mesh, partial), mesh, placements, run_check=False, shape=x.shape, stride=x.stride()
+    )
+
+
+def holder(grad):
+    return SimpleNamespace(grad=grad)
+
+
+def parameter(x, mesh=None, placements=None, *, like=None):
+    """Return a parameter with the gradient `x`, laid out so; `like` is how the parameter itself lies."""
+    if mesh is None:
+        p = torch.nn.Parameter(torch.zeros_like(x))
+        p.grad = x.clone()
+        return p
+    p = torch.nn.Parameter(distribute_tensor(torch.zeros_like(x), mesh, like or placements))
+    p.grad = laid_out(x, mesh, placements)
+    return p
+
+
+def whole(tensor):
+    return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def on_one_process(grads, max_norm, ord=2, **options):
+    """Return the norm that one process finds, and the clipped gradients."""
+    holders = [holder(x.clone()) for x in grads]
+    norm = gradclip.clip_grad_norm_(holders, max_norm, ord, **options)
+    return norm, [one.grad for one in holders]
+
+
+def same_everywhere(x):
+    """Check that all processes hold the same bits."""
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, (str(x.dtype), x.numpy().tobytes()))
+    assert len(set(gathered)) == 1, gathered
+
+
+def close(found, expected, ord=2):
+    """Compare; for powers that are no squares the coefficient is lowered by four times what `norms` allows for them."""
+    error = max(ERRORS[found.dtype], 2.0**-39 if ord == 3 else 0.0)
+    torch.testing.assert_close(found, expected, rtol=error, atol=0, equal_nan=True)
+
+
+def check(parameters, full, ord=2, share=0.5, nonfinite="propagate", **options):
+    """Compare clipping `parameters`, which hold `full` together, with clipping `full` in one process."""
+    alone = gradclip.grad_norm([holder(x) for x in full], ord)
+    max_norm = float(alone) * share if torch.isfinite(alone) else 1.0
+    expected, clipped = on_one_process(full, max_norm, ord, nonfinite=nonfinite)
+    close(gradclip.grad_norm(parameters, ord, **options), alone)
+    norm = gradclip.clip_grad_norm_(parameters, max_norm, ord, nonfinite=nonfinite, **options)
+    assert type(norm) is torch.Tensor
+    same_everywhere(norm)
+    close(norm, expected)
+    return clipped
+
+
+def check_all(parameters, full, ord=2, share=0.5, **options):
+    """Check the norm and every clipped gradient, all of which this process has a part of."""
+    clipped = check(parameters, full, ord, share, **options)
+    for p, y in zip(parameters, clipped, strict=True):
+        close(whole(p.grad), y, ord)

@@ -1,0 +1,168 @@
+"""Cases on meshes of one dimension, and with process groups named by hand."""
+
+import math
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import gradclip
+from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def mesh():
+    return init_device_mesh("cpu", (WORLD,))
+
+
+def orders_and_dtypes():
+    m = mesh()
+    for dtype in (torch.float32, torch.float64, torch.bfloat16, torch.float16):
+        for ord in ORDERS:
+            full = [numbers(8, 6, seed=1, dtype=dtype), numbers(12, seed=2, dtype=dtype)]
+            check_all([parameter(x, m, [Shard(0)]) for x in full], full, ord)
+
+
+def complex_numbers():
+    m = mesh()
+    full = [torch.complex(numbers(8, 3, seed=1), numbers(8, 3, seed=2))]
+    for ord in ORDERS:
+        parameters = [parameter(x, m, [Shard(0)]) for x in full]
+        expected, _ = on_one_process(full, math.inf, ord)
+        close(gradclip.clip_grad_norm_(parameters, 1.0, ord), expected)
+
+
+def placements():
+    m = mesh()
+    full = [numbers(6, 8, seed=seed) for seed in range(4)]
+    laid = [[Shard(0)], [Shard(1)], [Replicate()], [Partial()]]
+    for ord in ORDERS:
+        parameters = [parameter(x, m, p, like=[Shard(0)]) for x, p in zip(full, laid, strict=True)]
+        check_all(parameters, full, ord)
+        assert [p.grad.placements for p in parameters] == [(Shard(0),), (Shard(1),), (Replicate(),), (Shard(0),)]
+
+
+def uneven_and_empty_shards():
+    m = mesh()
+    full = [numbers(5, 3, seed=1), numbers(1, 4, seed=2), numbers(0, 4, seed=3), numbers(seed=4).reshape(1)]
+    for ord in ORDERS:
+        check_all([parameter(x, m, [Shard(0)]) for x in full], full, ord)
+
+
+def only_empty_shards():
+    parameters = [parameter(numbers(0, 4), mesh(), [Shard(0)])]
+    for ord in ORDERS:
+        assert gradclip.clip_grad_norm_(parameters, 1.0, ord).item() == 0.0
+
+
+def not_clipped_means_not_written():
+    full = [numbers(6, 4, seed=1)]
+    parameters = [parameter(x, mesh(), [Shard(0)]) for x in full]
+    grad, version = parameters[0].grad, parameters[0].grad.to_local()._version
+    check_all(parameters, full, share=2.0)
+    assert parameters[0].grad is grad
+    assert grad.to_local()._version == version
+
+
+def no_gradients():
+    parameters = [parameter(numbers(4, seed=1), mesh(), [Shard(0)]) for _ in range(2)]
+    full = [numbers(4, seed=1)]
+    parameters[0].grad = None
+    check([*parameters], full)
+    parameters[1].grad = None
+    assert gradclip.clip_grad_norm_(parameters, 1.0).item() == 0.0
+
+
+def no_gradient_on_one_process():
+    full = numbers(2 * WORLD, seed=1)
+    p = parameter(full, mesh(), [Shard(0)])
+    if dist.get_rank() == WORLD - 1:
+        p.grad = None
+    norm = gradclip.clip_grad_norm_([p], 1.0)
+    same_everywhere(norm)
+    close(norm, gradclip.grad_norm([holder(full[:-2])]))
+
+
+def tied_gradients():
+    full = numbers(8, seed=1)
+    p = parameter(full, mesh(), [Shard(0)])
+    clipped = check([p, p, holder(p.grad)], [full])
+    close(p.grad.full_tensor(), clipped[0])
+
+
+def plain_tensors_count_once():
+    full = [numbers(8, seed=1), numbers(3, seed=2, dtype=torch.float64), numbers(4, seed=3, dtype=torch.bfloat16)]
+    for ord in ORDERS:
+        parameters = [parameter(full[0], mesh(), [Shard(0)]), parameter(full[1]), parameter(full[2])]
+        norm, _ = on_one_process(full, math.inf, ord)
+        found = gradclip.clip_grad_norm_(parameters, norm.item() / 2, ord)
+        same_everywhere(found)
+        close(found, norm)
+
+
+def any_magnitude():
+    for scale in (1e-30, 1e30):
+        full = [numbers(8, seed=1, scale=scale), numbers(8, seed=2, dtype=torch.float64, scale=scale**9)]
+        for dtype in (torch.float32, torch.float64):
+            some = [x for x in full if x.dtype is dtype]
+            for ord in (1, 2, 3):
+                check_all([parameter(x, mesh(), [Shard(0)]) for x in some], some, ord)
+
+
+def by_hand():
+    parts = numbers(3 * WORLD, seed=1)
+    rank = dist.get_rank()
+    for ord in ORDERS:
+        p = parameter(parts[3 * rank : 3 * rank + 3])
+        clipped = check([p], [parts], ord, process_group=dist.group.WORLD)
+        close(p.grad, clipped[0][3 * rank : 3 * rank + 3], ord)
+        q = parameter(parts[3 * rank : 3 * rank + 3])
+        check([q], [parts], ord, mesh=mesh())
+        assert torch.equal(p.grad, q.grad)
+
+
+def stages_with_other_layers():
+    """Each process has other layers, of other dtypes, and the last has none."""
+    rank = dist.get_rank()
+    layers = [[numbers(2 + r, seed=r, dtype=(torch.float32, torch.float64)[r % 2])] for r in range(WORLD - 1)] + [[]]
+    full = [x for layer in layers for x in layer]
+    for ord in ORDERS:
+        mine = [parameter(x) for x in layers[rank]]
+        clipped = check(mine, full, ord, process_group=dist.group.WORLD)
+        if rank < WORLD - 1:
+            close(mine[0].grad, clipped[rank], ord)
+
+
+def a_group_within_the_mesh_says_nothing_new():
+    full = [numbers(8, seed=1), numbers(8, seed=2)]
+    laid = [[Shard(0)], [Replicate()]]
+    parameters = [parameter(x, mesh(), p) for x, p in zip(full, laid, strict=True)]
+    check_all(parameters, full, process_group=dist.group.WORLD)
+
+
+def torch_signatures():
+    from gradclip.integrations import torch as ours
+
+    full = numbers(8, seed=1)
+    p = parameter(full, mesh(), [Shard(0)])
+    norm = ours.clip_grad_norm_([p], 1.0)
+    assert type(norm) is torch.Tensor
+    close(norm, torch.linalg.vector_norm(full))
+    total = ours.get_total_norm([distribute_tensor(full, mesh(), [Shard(0)])])
+    assert type(total) is torch.Tensor
+    close(total, torch.linalg.vector_norm(full))
+
+
+def high_orders_are_refused():
+    p = parameter(numbers(8, seed=1), mesh(), [Shard(0)])
+    with pytest.raises(ValueError, match="at most 8, or inf"):
+        gradclip.clip_grad_norm_([p], 1.0, 9)
+
+
+if __name__ == "__main__":
+    run_all(globals())

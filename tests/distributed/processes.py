@@ -1,0 +1,67 @@
+"""Start a script once for each of several processes that know each other, and wait no longer than a time limit."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended: its exit status and what it printed."""
+
+    status: int
+    output: str
+    errors: str
+
+
+def run(world, script, *arguments, timeout=60):
+    """Run `script` in `world` processes, and return how each ended. Raises TimeoutError where one is not done."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        started = [_start(folder, rank, world, [str(HERE / script), *arguments]) for rank in range(world)]
+        try:
+            _wait(started, timeout, folder)
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+        return [
+            Ended(process.returncode, (folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text())
+            for rank, process in enumerate(started)
+        ]
+
+
+def _start(folder, rank, world, command):
+    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STORE": str(folder / "store")}
+    environment |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
+    with (folder / f"out{rank}").open("w") as out, (folder / f"err{rank}").open("w") as err:
+        return subprocess.Popen([sys.executable, *command], env=os.environ | environment, stdout=out, stderr=err)
+
+
+def _wait(started, timeout, folder):
+    end = time.monotonic() + timeout
+    for process in started:
+        try:
+            process.wait(max(0.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            errors = [path.read_text()[-2000:] for path in sorted(folder.glob("err*"))]
+            raise TimeoutError(f"not done after {timeout} s:\n" + "\n".join(errors)) from None
+
+
+def results(world, script, *arguments, timeout=60):
+    """Return for each case that the processes of a script report what went wrong on each of them; nothing is good."""
+    found = {}
+    for rank, ended in enumerate(run(world, script, *arguments, timeout=timeout)):
+        for line in filter(lambda line: line.startswith("{"), ended.output.splitlines()):
+            case = json.loads(line)
+            found.setdefault(case["name"], {})[rank] = case["problem"]
+        if ended.status:
+            found.setdefault("ended", {})[rank] = ended.errors[-3000:] or f"status {ended.status}"
+    return found

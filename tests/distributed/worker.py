@@ -1,0 +1,50 @@
+"""What each process of the tests does: join the others, run every case, and print how each went."""
+
+import inspect
+import json
+import os
+import sys
+import traceback
+import warnings
+from contextlib import contextmanager
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+
+@contextmanager
+def joined():
+    """Join the other processes, and leave them at the end."""
+    warnings.simplefilter("error")
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{os.environ['STORE']}",
+        rank=int(os.environ["RANK"]),
+        world_size=int(os.environ["WORLD_SIZE"]),
+        timeout=timedelta(seconds=20),
+    )
+    yield
+    dist.destroy_process_group()
+
+
+def run_all(names):
+    """Run the cases of a script one after the other: its functions that take nothing, `mesh` apart.
+
+    After one that fails the others would wait in vain, so that ends all.
+    """
+    scripts = {name: one for name, one in names.items() if getattr(one, "__module__", "") == "__main__"}
+    cases = {name: one for name, one in scripts.items() if not inspect.signature(one).parameters and name != "mesh"}
+    with joined():
+        for name, case in cases.items():
+            problem = None
+            try:
+                case()
+            except Exception:
+                problem = traceback.format_exc()
+            print(json.dumps({"name": name, "problem": problem}), flush=True)
+            if problem:
+                sys.stdout.flush()
+                os._exit(1)
