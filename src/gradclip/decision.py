@@ -24,6 +24,7 @@ from gradclip.coefficient import (
 )
 from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, measure, relative_error
+from gradclip.shards import measure_all
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,7 @@ def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
-    norm = measure(backend, arrays, order, batched=batched)
+    norm = measure(backend, arrays, order, batched=True) if batched else measure_all(backend, arrays, order)
     if mask is None:
         return norm
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
