@@ -3,12 +3,14 @@
 import math
 from fractions import Fraction
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from gradclip import shards
 from gradclip.backends.numpy import HOST
-from gradclip.norms import Order, measure
+from gradclip.norms import Norm, Order, measure
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 
@@ -82,6 +84,20 @@ def test_the_length_does_not_depend_on_what_is_held(ord):
         for x in ([], [0.0], [1e-320, 1e300], [math.nan])
     }
     assert len(lengths) == 1
+
+
+@pytest.mark.parametrize("ord", [1, 2, 3, 8])
+@pytest.mark.parametrize("scale", [1e-300, 1e-160, 941.0, 1e160, 1e300])
+def test_compiled_as_written(ord, scale):
+    order = Order(float(ord))
+
+    def known(value):
+        return jnp.stack(shards.vector(jnp, Norm(value, None, 2.0**-50, 0.0), order))
+
+    with jax.enable_x64(True):
+        value = jnp.float64(scale)
+        np.testing.assert_allclose(jax.jit(known)(value), known(value), rtol=1e-12)
+        assert np.count_nonzero(known(value)) == 2
 
 
 def test_orders_that_are_too_high():

@@ -12,18 +12,22 @@ from gradclip.backends.formats import FLOAT64, is_complex
 from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
-from gradclip.norms import Order, measure
+from gradclip.norms import Order
 from gradclip.policy import check_policy
+from gradclip.shards import measure_all
 from gradclip.tree import FlatTree, flatten
 
 
-def global_norm(tree: Any, ord: Any = 2) -> Any:
+def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
         tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
             integers are promoted to the default float.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
+        axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
+            norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
+            counts once (`check_vma=True`); else every leaf counts as split. `ord` is at most 8 then, or infinite.
 
     Returns:
         A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its
@@ -40,10 +44,10 @@ def global_norm(tree: Any, ord: Any = 2) -> Any:
 
     """
     flat, order = flatten(tree), Order.parse(ord)
-    return norm_of(find(flat.leaves, flat.paths), flat.leaves, order)
+    return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
 
 
-def layer_norms(tree: Any, ord: Any = 2) -> Any:
+def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of each leaf, in a tree of the same structure.
 
     Arguments, dtypes and errors are those of `global_norm`.
@@ -54,11 +58,13 @@ def layer_norms(tree: Any, ord: Any = 2) -> Any:
     (5.0, 2.0)
     """
     flat, order = flatten(tree), Order.parse(ord)
-    backend = find(flat.leaves, flat.paths)
+    backend = _backend_of(flat, axis_name)
     return flat.rebuild([norm_of(backend, [leaf], order) for leaf in flat.leaves])
 
 
-def clip_by_global_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate") -> tuple[Any, Any]:
+def clip_by_global_norm(
+    tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate", axis_name: Any = None
+) -> tuple[Any, Any]:
     """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
 
     Args:
@@ -66,6 +72,7 @@ def clip_by_global_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: st
         max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing.
             A negative one is a ValueError where its value is known, and counts as 0 where it is traced.
         ord: which norm, as in `global_norm`.
+        axis_name: over which mesh axes the leaves are split, as in `global_norm`.
         nonfinite: what to do with NaN and infinities: "propagate" (everything becomes NaN), "raise"
             (FloatingPointError; only where values are known), "zero" (they count as 0), "skip" (everything becomes 0).
 
@@ -86,11 +93,13 @@ def clip_by_global_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: st
     """
     flat = flatten(tree)
     clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
-    leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping)
+    leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 
 
-def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate") -> tuple[Any, Any]:
+def clip_by_layer_norm(
+    tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate", axis_name: Any = None
+) -> tuple[Any, Any]:
     """Clip each layer of `tree` by its own norm.
 
     Args:
@@ -98,6 +107,7 @@ def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str
         max_norm: a number, the threshold of each leaf; or a prefix of `tree` (its containers, cut off at any depth)
             that holds numbers: what lies below one of them is a layer and shares that threshold.
         ord: which norm, as in `global_norm`.
+        axis_name: over which mesh axes the leaves are split, as in `global_norm`.
         nonfinite: what to do with NaN and infinities in a layer, as in `clip_by_global_norm`.
 
     Returns:
@@ -122,7 +132,7 @@ def clip_by_layer_norm(tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str
     else:
         prefix, groups = flat.split_by(max_norm)
         thresholds = prefix.leaves
-    leaves, norms = clip_groups(flat, groups, thresholds, clipping)
+    leaves, norms = clip_groups(flat, groups, thresholds, clipping, axis_name)
     return flat.rebuild(leaves), prefix.rebuild(norms)
 
 
@@ -177,7 +187,7 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
         with backend.precision():
             arrays = backend.enter(prepared)
-            norm = measure(backend, arrays, order)
+            norm = measure_all(backend, arrays, order)
             return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
 
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
@@ -188,10 +198,11 @@ def clip_groups(
     groups: Sequence[Sequence[int]],
     max_norms: Sequence[Any],
     clipping: Clipping,
+    axis_name: Any = None,
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
-    backend = find(flat.leaves, flat.paths, *thresholds)
+    backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
     norms = []
     for group, threshold in zip(groups, thresholds, strict=True):
@@ -202,6 +213,11 @@ def clip_groups(
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, norms
+
+
+def _backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:
+    backend = find(flat.leaves, flat.paths, *scalars)
+    return backend if axis_name is None or not flat.leaves else backend.over(axis_name)
 
 
 def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:

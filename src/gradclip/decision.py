@@ -24,6 +24,7 @@ from gradclip.coefficient import (
 )
 from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, measure, relative_error
+from gradclip.shards import measure_all
 from gradclip.sharing import Sharing
 
 
@@ -150,7 +151,7 @@ def _settled(
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
-    norm = measure(backend, arrays, order, batched=batched)
+    norm = measure(backend, arrays, order, batched=True) if batched else measure_all(backend, arrays, order)
     if mask is None:
         return norm
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

@@ -4,10 +4,11 @@ With N = ||x||, its direction w = dN/dx and k = min(1, C / N), clipping is y = k
 dy = k*dx + (x / N) * (dC - k*dN), dN = <w, dx>; elsewhere dy = dx. With the result divided by C, k is 1 / max(N, C).
 At zero, where a norm has no derivative, w is 0. Elements
 that share an extreme magnitude share its derivative equally. The rounding that makes the bound hold is
-not differentiated. These rules run in the dtype of the returned norm.
+not differentiated. These rules run in the dtype of the returned norm. `total` adds up what the leaves know, and others
+who hold parts of them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,7 @@ class ClipRule:
     max_norm: Any
     nonfinite: str
     to_unit: bool = False
+    total: Callable[[Sequence[Array]], Array] = sum
 
     def jvp(
         self, xp: Any, leaves: Sequence[Array], changes: Sequence[Array], norm: Array, change: Any
@@ -31,7 +33,7 @@ class ClipRule:
         """Return the changes of the clipped leaves and of the norm; `change` is that of the threshold."""
         xs, dxs = self._counted(xp, leaves, norm), self._counted(xp, changes, norm, leaves)
         norm, finite = self._settled(xp, norm)
-        dnorm = _inner(xp, self._directions(xp, xs, norm), dxs)
+        dnorm = self.total(_inner(xp, self._directions(xp, xs, norm), dxs))
         clipped, safe, k = self._multiplier(xp, norm)
         dk = xp.where(clipped, change - k * dnorm, 0.0)
         if self.to_unit:
@@ -45,7 +47,7 @@ class ClipRule:
         xs, wide_gys = self._counted(xp, leaves, norm), self._counted(xp, gys, norm)
         norm, finite = self._settled(xp, norm)
         clipped, safe, k = self._multiplier(xp, norm)
-        inner = _inner(xp, [x / safe for x in xs], wide_gys)
+        inner = self.total(_inner(xp, [x / safe for x in xs], wide_gys))
         along = gnorm - xp.where(clipped, k * inner, 0.0)
         directions = self._directions(xp, xs, norm)
         gxs = [k * gy + w * along for gy, w in zip(wide_gys, directions, strict=True)]
@@ -82,15 +84,15 @@ class ClipRule:
         signs = [x / xp.where(m > 0, m, xp.ones_like(m)) for x, m in zip(xs, magnitudes, strict=True)]
         if self.order.extreme:
             hits = [xp.astype(m == norm, norm.dtype) for m in magnitudes]
-            ties = sum(xp.sum(hit) for hit in hits)
+            ties = self.total([xp.sum(hit) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
             return [sign * (hit * share) for sign, hit in zip(signs, hits, strict=True)]
         return [s * (m / safe) ** (p - 1) for s, m in zip(signs, magnitudes, strict=True)]
 
 
-def _inner(xp: Any, left: Sequence[Array], right: Sequence[Array]) -> Array:
+def _inner(xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
     products = [
         xp.real(xp.conj(a) * b) if xp.isdtype(a.dtype, "complex floating") else a * b
         for a, b in zip(left, right, strict=True)
     ]
-    return sum(xp.sum(product) for product in products)
+    return [xp.sum(product) for product in products]

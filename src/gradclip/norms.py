@@ -142,8 +142,12 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
     exact = order.extreme and not arrays.any_complex
     sum_error = backend.sum_error(count, arrays, order.p, batched=batched)
     error = relative_error(order, sum_error, backend.wide, exact=exact)
-    floor = count * max(map(backend.flushed_below, arrays.formats))
-    return Norm(value, divisor, error, floor)
+    return Norm(value, divisor, error, floor_of(backend, arrays, count))
+
+
+def floor_of(backend: Backend, arrays: Arrays, count: int) -> float:
+    """Return what `count` elements that are read as zero add to a norm at most."""
+    return count * max(map(backend.flushed_below, arrays.formats))
 
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:

@@ -23,10 +23,12 @@ is zero but for complex numbers.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from gradclip.backends import Backend
-from gradclip.norms import Norm, Order, Partial, relative_error, rooted
+from gradclip.backends.arrays import Arrays
+from gradclip.norms import Norm, Order, Partial, floor_of, measure, relative_error, rooted
 
 LARGEST_ORDER = 8.0
 
@@ -49,12 +51,16 @@ def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[An
     magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
     factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
     width, most = _places(order)
-    totals = []
+    places = []
+    # A unit that is chosen, and no constant: a compiler may square a constant by itself, and that leaves the range.
+    unit = xp.full_like(magnitude, 2.0 ** (-most * width))
     for place in range(-most, most + 1):
         lowest = 2.0 ** (place * width - width / 2) if place > -most else 0.0
         highest = 2.0 ** (place * width + width / 2) if place < most else math.inf
-        inside = (magnitude >= lowest) & (magnitude < highest)
-        totals.append((factor * (xp.where(inside, magnitude, 0.0) * 2.0 ** (-place * width))) ** order.p)
+        places.append((magnitude >= lowest) & (magnitude < highest))
+        unit = xp.where(places[-1], 2.0 ** (place * width), unit)
+    power = (factor * (magnitude / unit)) ** order.p
+    totals = [xp.where(inside, power, 0.0) for inside in places]
     errors = [total * norm.error for total in totals]
     return [*totals[:-1], xp.where(finite, totals[-1], norm.value), *errors]
 
@@ -81,6 +87,39 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any
     share = error / xp.where((whole > 0) & xp.isfinite(whole), whole, 1.0)
     added = relative_error(order, holders * backend.wide.roundoff, backend.wide, exact=False)
     return Norm(rooted(backend, Partial(whole, None), order), divisor, 1.01 * share + 3.0 * added, 0.0)
+
+
+def measure_all(backend: Backend, arrays: Arrays, order: Order) -> Norm:
+    """Return the norm of all arrays together, their other parts included, whoever holds them.
+
+    Raises ValueError where parts are held by others and the order is too high.
+    """
+    count = arrays.elements()
+    if backend.holders is not None:
+        norm = _of_all_parts(backend, arrays, check_order(order))
+        return replace(norm, floor=floor_of(backend, arrays, count * backend.holders.count())) if count else norm
+    run = backend.where_held(arrays) if order.extreme or order.p <= LARGEST_ORDER else None
+    if run is None or not count:
+        return measure(backend, arrays, order)
+
+    def compute(local: Backend, parts: Arrays) -> tuple[Any, Any, Any]:
+        norm = _of_all_parts(local, parts, order)
+        return norm.value, norm.divisor, backend.scalar(norm.error, parts)
+
+    value, divisor, error = run(compute)
+    return Norm(value, divisor, error, floor_of(backend, arrays, count))
+
+
+def _of_all_parts(backend: Backend, arrays: Arrays, order: Order) -> Norm:
+    """Return the norm but for its floor, by one reduction over the holders."""
+    groups = backend.holders.groups(arrays)
+    norms = [measure(backend, group, order) for group in groups]
+    if not norms:
+        return measure(backend, arrays, order)
+    known = [vector(backend.xp, norm, order, empty=not x.elements()) for norm, x in zip(norms, groups, strict=True)]
+    reduce = backend.holders.largest if order.extreme else backend.holders.total
+    whole = norm_of(backend, reduce(list(map(backend.xp.stack, known))), order, len(norms) * backend.holders.count())
+    return replace(whole, error=max(norm.error for norm in norms)) if order.extreme else whole
 
 
 def _places(order: Order) -> tuple[int, int]:

@@ -12,9 +12,10 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.jax_axes import Axes
 from gradclip.backends.jax_ffi import usable
 from gradclip.backends.jax_kernels import JaxKernels
-from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared
+from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared, split_over
 from gradclip.backends.numpy import Host, known_to_buffers
 
 _ALIGNMENT = 64  # bytes
@@ -22,6 +23,9 @@ _ALIGNMENT = 64  # bytes
 
 class JaxHost(Host):
     """Concrete arrays on one CPU device, viewed as NumPy arrays."""
+
+    def over(self, axis_name: Any) -> Jax:
+        return split_over(Axes.named(axis_name))
 
     def prepare(self, leaf: Any) -> jax.Array:
         return prepared(leaf)

@@ -14,9 +14,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import PartitionSpec
 
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of, low_bits_mask
+from gradclip.backends.jax_axes import Axes, known_layout
 from gradclip.backends.jax_examples import SumsByRows
 from gradclip.backends.numpy import sum_dtype
 
@@ -27,9 +29,10 @@ _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 class Jax(SumsByRows):
     """Arrays whose values are not looked at."""
 
-    def __init__(self, *, visible: bool) -> None:
+    def __init__(self, *, visible: bool, holders: Axes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.visible = visible
+        self.holders = holders
         self.on_cpu = jax.default_backend() == "cpu"
         self.precise = False
 
@@ -41,6 +44,28 @@ class Jax(SumsByRows):
         if element is self.wide or self.wide is not FLOAT64:
             return self.wide.tiny
         return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
+
+    def over(self, axis_name: Any) -> "Jax":
+        return split_over(Axes.named(axis_name))
+
+    def where_held(self, arrays: Arrays) -> Callable[..., Any] | None:
+        # Eagerly a call on each device's part costs more than what XLA makes of the operations one by one.
+        layout = known_layout(arrays) if self.wide is FLOAT64 and not self.visible else None
+        if layout is None:
+            return None
+        mesh, specs, axes = layout
+        local = split_over(axes)
+
+        def run(compute: Callable[..., Any]) -> Any:
+            call = jax.shard_map(
+                lambda *parts: compute(local, Arrays(parts)),
+                mesh=mesh,
+                in_specs=tuple(specs),
+                out_specs=PartitionSpec(),
+            )
+            return call(*arrays)
+
+        return run
 
     def prepare(self, leaf: Any) -> jax.Array:
         return prepared(leaf)
@@ -124,7 +149,11 @@ class Jax(SumsByRows):
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[jax.Array]:
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
-        return super().shrink(Arrays(lax.optimization_barrier(list(arrays))), coefficient)
+        return super().shrink(Arrays(self._apart(list(arrays))), coefficient)
+
+    def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        # One barrier for all would make each of them vary over the axes of all.
+        return lax.optimization_barrier(arrays) if self.holders is None else list(map(lax.optimization_barrier, arrays))
 
     def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
         return self.clamp(prepared, bound)
@@ -138,11 +167,22 @@ class Jax(SumsByRows):
             leaves, max_norm = primals
             clipped, norm = call(leaves, max_norm)
             mine = rule if max_norm is None else replace(rule, max_norm=max_norm)
+            mine = mine if self.holders is None else replace(mine, total=self.holders.total)
             change = 0.0 if max_norm is None else tangents[1]
             dys, dnorm = mine.jvp(jnp, leaves, tangents[0], norm, change)
             return (clipped, norm), (dys[: len(clipped)], dnorm)
 
         return call
+
+
+def split_over(axes: Axes) -> Jax:
+    """Return the backend of arrays that are split over the axes, each device seeing its own part."""
+    backend = Jax(visible=False, holders=axes)
+    if backend.wide is not FLOAT64:
+        raise ValueError(
+            "axis_name needs devices that compute in float64. Leave it out, with arrays sharded under jit."
+        )
+    return backend
 
 
 def prepared(leaf: Any) -> jax.Array:

@@ -1,0 +1,80 @@
+"""Arrays of which each device of a mesh holds a part: reductions over axes of the mesh, and where the parts lie."""
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType
+
+from gradclip.backends.arrays import Arrays
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Mesh axes over which arrays are split, in a function that runs on each device's own part.
+
+    What does not vary over an axis is held by each device along it, and counts once. Only `jax.shard_map` with
+    `check_vma=True` knows that; elsewhere everything counts as split.
+    """
+
+    names: tuple[Hashable, ...]
+
+    @classmethod
+    def named(cls, axis_name: Any) -> "Axes":
+        """Return the axes of a name, or of a tuple of names."""
+        return cls(axis_name if isinstance(axis_name, tuple) else (axis_name,))
+
+    def count(self) -> int:
+        """Return how many devices hold parts."""
+        return math.prod(map(lax.axis_size, self.names))
+
+    def groups(self, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays that are split over the same axes together."""
+        found: dict[frozenset[Hashable], list[Any]] = {}
+        for x in arrays:
+            found.setdefault(_varying(x).intersection(self.names), []).append(x)
+        return list(map(Arrays, found.values()))
+
+    def total(self, terms: Sequence[jax.Array]) -> jax.Array:
+        """Return the sum of the terms of all devices."""
+        return lax.psum(sum(map(self._counted_once, terms)), self.names)
+
+    def largest(self, terms: Sequence[jax.Array]) -> jax.Array:
+        """Return the largest of the terms of all devices."""
+        return lax.pmax(reduce(jnp.maximum, terms), self.names)
+
+    def _counted_once(self, term: jax.Array) -> jax.Array:
+        for name in self.names:
+            index = lax.axis_index(name)
+            if name in _varying(index) and name not in _varying(term):
+                term = jnp.where(index == 0, term, jnp.zeros_like(term))
+        return term
+
+
+def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | None:
+    """Return the mesh, how each array is split over it, and over which axes any is; None where it is left to XLA."""
+    shardings = [jax.typeof(x).sharding for x in arrays]
+    meshes = {sharding.mesh for sharding in shardings}
+    if len(meshes) != 1:
+        return None
+    (mesh,) = meshes
+    if set(mesh.axis_types) != {AxisType.Explicit}:
+        return None
+    specs = [sharding.spec for sharding in shardings]
+    names = dict.fromkeys(name for spec in specs for entry in spec if entry is not None for name in _names(entry))
+    return (mesh, specs, Axes(tuple(names))) if names else None
+
+
+def _names(entry: Any) -> tuple[Hashable, ...]:
+    return entry if isinstance(entry, tuple) else (entry,)
+
+
+def _varying(x: jax.Array) -> frozenset[Hashable]:
+    """Return the axes over which a value differs from device to device, as far as JAX keeps track of them."""
+    kind = jax.typeof(x)
+    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
