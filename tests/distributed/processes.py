@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
+HELPERS = ("mesh", "line", "network")
+"""Functions of the scripts that take nothing and are no cases."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from processes import HELPERS
+
 
 @contextmanager
 def joined():
@@ -31,12 +33,14 @@ def joined():
 
 
 def run_all(names):
-    """Run the cases of a script one after the other: its functions that take nothing, `mesh` apart.
+    """Run the cases of a script one after the other: its functions that take nothing, helpers apart.
 
     After one that fails the others would wait in vain, so that ends all.
     """
     scripts = {name: one for name, one in names.items() if getattr(one, "__module__", "") == "__main__"}
-    cases = {name: one for name, one in scripts.items() if not inspect.signature(one).parameters and name != "mesh"}
+    cases = {
+        name: one for name, one in scripts.items() if not inspect.signature(one).parameters and name not in HELPERS
+    }
     with joined():
         for name, case in cases.items():
             problem = None

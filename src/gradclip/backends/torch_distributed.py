@@ -153,7 +153,13 @@ def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest
     vector = torch.from_numpy(np.array(values, np.float64)) if on_host else torch.stack(list(values))
     with torch.no_grad():
         reduced = vector.to(device)
-        dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
+        try:
+            dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the norm could not be reduced over the ranks {', '.join(map(str, group.ranks))}: one of them has "
+                f"ended, or did not call. No gradient has been changed here. {error}"
+            ) from error
     return list(reduced.cpu().numpy()) if on_host else list(reduced.to(vector.device).unbind())
 
 

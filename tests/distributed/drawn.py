@@ -1,0 +1,72 @@
+"""Gradients with layouts drawn at random, the same in every process, beside one process."""
+
+import math
+import os
+import random
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+import gradclip
+from gradients import close, holder, numbers, on_one_process, parameter, same_everywhere
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+DRAWS = 25
+ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
+
+
+def meshes(size=WORLD):
+    flat = init_device_mesh("cpu", (size,))
+    square = init_device_mesh("cpu", (2, size // 2), mesh_dim_names=("a", "b"))
+    return [flat, square, square["a"], square["b"], init_device_mesh("cpu", (size // 2, 2)), None]
+
+
+def drawn_gradient(rng, among, seed):
+    """Return a gradient and a parameter that holds it, laid out in one of several ways."""
+    shape = [rng.choice([0, 1, 2, 3, 5, 8, 17]) for _ in range(rng.randint(1, 3))]
+    dtype = rng.choice([torch.float32, torch.float64, torch.bfloat16, torch.float16])
+    scale = 10.0 ** rng.uniform(-30, 30) if dtype in (torch.float32, torch.float64) else 1.0
+    full = numbers(*shape, seed=seed, dtype=dtype, scale=scale)
+    mesh = rng.choice(among)
+    if mesh is None:
+        return full, parameter(full)
+
+    def placements(kinds):
+        return [rng.choice(kinds) for _ in range(mesh.ndim)]
+
+    shards = [Shard(dim) for dim in range(len(shape))]
+    partial = [Partial()] if full.double().abs().sum() < 1e4 else []
+    return full, parameter(full, mesh, placements([*shards, Replicate(), *partial]), like=placements(shards))
+
+
+def layouts_agree_with_one_process():
+    among = meshes()
+    for seed in range(DRAWS):
+        rng = random.Random(seed)
+        drawn = [drawn_gradient(rng, among, 1000 * seed + i) for i in range(rng.randint(1, 6))]
+        missing = [p for _, p in drawn if rng.random() < 0.2]
+        for p in missing:
+            p.grad = None
+        kept = [(full, p) for full, p in drawn if p.grad is not None]
+        if rng.random() < 0.3 and kept:
+            drawn.append((None, kept[0][1]))
+        compare([p for _, p in drawn], kept, rng.choice(ORDERS), rng.choice([0.1, 0.9, 2.0]))
+
+
+def compare(parameters, kept, ord, share):
+    full = [x for x, _ in kept]
+    alone = gradclip.grad_norm([holder(x) for x in full], ord) if full else torch.zeros(())
+    max_norm = float(alone) * share if torch.isfinite(alone) else 1.0
+    norm = gradclip.clip_grad_norm_(parameters, max_norm, ord)
+    same_everywhere(norm)
+    close(norm.double(), alone.double(), ord, torch.float32)
+    if full:
+        _, clipped = on_one_process(full, max_norm, ord)
+        for (_, p), y in zip(kept, clipped, strict=True):
+            close(p.grad if p.grad.__class__ is torch.Tensor else p.grad.full_tensor(), y, 3)
+
+
+if __name__ == "__main__":
+    run_all(globals())
