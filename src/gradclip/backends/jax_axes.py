@@ -70,6 +70,27 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | N
     return (mesh, specs, Axes(tuple(names))) if names else None
 
 
+def in_one_piece() -> bool:
+    """Say whether each array lies on one device, as far as the code that is traced can tell."""
+    kinds = set(jax.sharding.get_abstract_mesh().axis_types)
+    return jax.device_count() == 1 or kinds == {AxisType.Manual}
+
+
+def varying_alike(*trees: Any) -> Any:
+    """Return the trees with each array counted as varying over all axes that one of them varies over.
+
+    The gradient for an array that does not vary is the sum of those of all devices, and not that of one example.
+    """
+    arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
+    everywhere = frozenset().union(*map(_varying, arrays))
+
+    def vary(x: Any) -> Any:
+        missing = tuple(everywhere - _varying(x)) if hasattr(x, "dtype") else ()
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, trees)
+
+
 def _names(entry: Any) -> tuple[Hashable, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
