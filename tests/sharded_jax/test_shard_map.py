@@ -41,7 +41,7 @@ def test_as_on_one_device(seed, checked):
     call = mapped(clip, layout.mesh, layout.specs, (layout.specs, P()), checked=checked)
     (results, norm), sent = run(call, layout.tree)
     assert_same(results, norm, *gradclip.clip_by_global_norm(layout.whole, 0.5, ord=ord))
-    assert sent == {"all-reduce": 1}
+    assert sent == ({"all-reduce": 1} if any(map(any, layout.specs)) else {})
 
 
 @pytest.mark.parametrize("ord", [2, math.inf])
