@@ -33,7 +33,7 @@ def split_axes(layout):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(6))
 def test_as_on_one_device(seed, kind):
     layout = draw(seed, kind)
     ord = ORDERS[seed % len(ORDERS)]
@@ -83,7 +83,7 @@ def test_layer_by_layer(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e200, 1.5e308])
+@pytest.mark.parametrize("scale", [1e-320, 1e200, 1.5e308])
 def test_float64_near_the_ends_of_its_range(kind, scale):
     mesh = mesh_of((8,), kind)
     (x,) = placed(mesh, [P("x")], [np.full(8, scale)])

@@ -29,7 +29,7 @@ def over_x(function, *, checked=True, out_specs=WHOLE):
 
 
 @pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(6))
 def test_as_on_one_device(seed, checked):
     """Leaves may be replicated over axes where JAX keeps track of it; elsewhere all are split over all."""
     layout = draw(seed, AxisType.Auto, all_axes=not checked)
@@ -85,7 +85,7 @@ def test_all_devices_agree_on_what_is_not_finite(checked, bad):
         clip("raise")
 
 
-@pytest.mark.parametrize("scale", [1e-300, 1e-200, 1e200, 1e307])
+@pytest.mark.parametrize("scale", [1e-300, 1e307])
 def test_any_magnitude(scale):
     norm = jax.jit(over_x(lambda x: gradclip.global_norm(x, axis_name="x")))(np.full(8, scale))
     assert float(norm) == pytest.approx(scale * math.sqrt(8), rel=1e-14)
@@ -98,7 +98,7 @@ def test_bits_stay_below_the_threshold():
 
 
 @pytest.mark.parametrize("checked", [True, False])
-@pytest.mark.parametrize("ord", [1, 2, 3, math.inf])
+@pytest.mark.parametrize("ord", [2, 3, math.inf])
 def test_gradients_go_through(checked, ord):
     values = np.append(np.arange(1.0, 8.0), -7.0)
     call = over_x(
