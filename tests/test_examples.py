@@ -23,6 +23,12 @@ EXPECTED = {
         "1 of 8 steps skipped; parameters all finite\n",
     ],
     "jax_optax.py": ["step   1: loss ", "step 200: loss ", "\nclipped to norm 1 in "],
+    "jax_two_processes.py": [
+        "2 processes, 2 devices; whole arrays gathered: False\n",
+        "step   1: loss ",
+        "step 100: loss ",
+        "; parameters still sharded: True\n",
+    ],
     "jax_private_sum.py": [
         " nan ",
         " 0.00 0.00\n",

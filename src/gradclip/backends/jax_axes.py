@@ -42,18 +42,34 @@ class Axes:
 
     def total(self, terms: Sequence[jax.Array]) -> jax.Array:
         """Return the sum of the terms of all devices."""
-        return lax.psum(sum(map(self._counted_once, terms)), self.names)
+        if not self._split(terms):
+            return sum(terms)
+        return lax.psum(sum(_counted_once(term, self.names) for term in terms), self.names)
 
     def largest(self, terms: Sequence[jax.Array]) -> jax.Array:
         """Return the largest of the terms of all devices."""
-        return lax.pmax(reduce(jnp.maximum, terms), self.names)
+        largest = reduce(jnp.maximum, terms)
+        return lax.pmax(largest, self.names) if self._split(terms) else largest
 
-    def _counted_once(self, term: jax.Array) -> jax.Array:
-        for name in self.names:
-            index = lax.axis_index(name)
-            if name in _varying(index) and name not in _varying(term):
-                term = jnp.where(index == 0, term, jnp.zeros_like(term))
-        return term
+    def _split(self, terms: Sequence[jax.Array]) -> bool:
+        """Say whether a term varies over one of the axes, or may do so unknown to JAX.
+
+        Then all axes are reduced over: what is reduced over the same ones XLA sends together.
+        """
+        varying = frozenset().union(*map(_varying, terms))
+        return any(name in varying or not _tracked(name) for name in self.names)
+
+
+def _counted_once(term: jax.Array, names: Sequence[Hashable]) -> jax.Array:
+    for name in names:
+        if _tracked(name) and name not in _varying(term):
+            term = jnp.where(lax.axis_index(name) == 0, term, jnp.zeros_like(term))
+    return term
+
+
+def _tracked(name: Hashable) -> bool:
+    """Say whether JAX keeps track of what varies over an axis."""
+    return name in _varying(lax.axis_index(name))
 
 
 def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | None:
@@ -68,6 +84,27 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | N
     specs = [sharding.spec for sharding in shardings]
     names = dict.fromkeys(name for spec in specs for entry in spec if entry is not None for name in _names(entry))
     return (mesh, specs, Axes(tuple(names))) if names else None
+
+
+def in_one_piece() -> bool:
+    """Say whether each array lies on one device, as far as the code that is traced can tell."""
+    kinds = set(jax.sharding.get_abstract_mesh().axis_types)
+    return jax.device_count() == 1 or kinds == {AxisType.Manual}
+
+
+def varying_alike(*trees: Any) -> Any:
+    """Return the trees with each array counted as varying over all axes that one of them varies over.
+
+    The gradient for an array that does not vary is the sum of those of all devices, and not that of one example.
+    """
+    arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
+    everywhere = frozenset().union(*map(_varying, arrays))
+
+    def vary(x: Any) -> Any:
+        missing = tuple(everywhere - _varying(x)) if hasattr(x, "dtype") else ()
+        return lax.pcast(x, missing, to="varying") if missing else x
+
+    return jax.tree.map(vary, trees)
 
 
 def _names(entry: Any) -> tuple[Hashable, ...]:

@@ -1,5 +1,7 @@
 """Sums over a batch in XLA's code for the CPU: a few examples at a time, each read once, no product kept.
 
+A batch that may lie on several devices is not taken apart like that: XLA would gather it.
+
 XLA would write all products out, in float64, before it adds them. Seeing examples as rows, here and in the kernels'
 calls, lets XLA lay them out once for both.
 """
@@ -12,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradclip.backends.formats import FLOAT32, format_of
+from gradclip.backends.jax_axes import in_one_piece, varying_alike
 from gradclip.backends.portable import Portable
 
 _AT_A_TIME = 4  # of 1, 4, 8 and 16, the fastest
@@ -23,7 +26,7 @@ class SumsByRows(Portable):
     on_cpu: bool
 
     def weighted_sum(self, x: jax.Array, coefficient: Any) -> jax.Array:
-        if not (self.on_cpu and x.size):
+        if not (self.on_cpu and x.size and in_one_piece()):
             return super().weighted_sum(x, coefficient)
         sums = [self._sum_of_rows(as_rows(part, 1), coefficient).reshape(x.shape[1:]) for part in self.parts(x)]
         return self.join(sums, x)
@@ -46,7 +49,7 @@ class SumsByRows(Portable):
             return total
 
         blocks = x.shape[0] // _AT_A_TIME
-        total = jnp.zeros(x.shape[1:], self.wide_dtype)
+        total, _ = varying_alike(jnp.zeros(x.shape[1:], self.wide_dtype), x)
         total = lax.fori_loop(0, blocks, body, total) if blocks else total
         for i in range(blocks * _AT_A_TIME, x.shape[0]):
             total = plus(total, i)

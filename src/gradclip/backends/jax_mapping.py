@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gradclip.backends.jax_axes import varying_alike
 from gradclip.backends.mapping import Step
 
 
@@ -30,7 +31,8 @@ class JaxMapping:
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
     ) -> Callable[..., Any]:
-        return jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
+        call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
+        return lambda *args: call(*varying_alike(*args))
 
     def split_key(self, key: Any, count: int) -> Any:
         return jax.tree.map(lambda one: jax.random.split(one, count), key)
@@ -73,6 +75,7 @@ class JaxMapping:
         number = -(-count // size)
         if mask is not None:
             number = -(-jnp.max(jnp.where(mask, rows + 1, 0)) // size)
+        _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
 
 

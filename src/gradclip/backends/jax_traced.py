@@ -31,6 +31,7 @@ class Jax(SumsByRows):
 
     def __init__(self, *, visible: bool, holders: Axes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
+        self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
         self.visible = visible
         self.holders = holders
         self.on_cpu = jax.default_backend() == "cpu"

@@ -26,6 +26,7 @@ class Portable(HeldByOne):
 
     concrete = False  # values lie in host memory: a look at them costs nothing
     visible = False  # values can be looked at, if only by waiting for a device
+    divisors_above = 0.0  # what can be divided by
     splits_by_range = True  # arrays whose powers may leave the range are better not summed with the others
 
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
@@ -114,7 +115,7 @@ class Portable(HeldByOne):
     def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Array, Array]:
         """Return a power sum whose terms could leave the range, and its divisor; None is 1."""
         largest = self.largest(arrays, batched=batched)
-        divisor = self.xp.where(self.xp.isfinite(largest) & (largest > 0), largest, 1.0)
+        divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
         return self.power_sum(arrays, p, divisor, batched=batched), divisor
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Array:

@@ -1,0 +1,131 @@
+"""Inside of shard_map: axis_name, by one reduction, what is replicated counted once."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradclip
+from sharded_jax.layouts import AxisType, P, assert_same, draw, mesh_of, run
+
+WHOLE = P()
+ORDERS = [1, 2, 3, math.inf, -math.inf]
+
+
+@pytest.fixture(autouse=True)
+def doubles():
+    with jax.enable_x64(True):
+        yield
+
+
+def mapped(function, mesh, specs, out_specs, *, checked=True):
+    return jax.shard_map(function, mesh=mesh, in_specs=(specs,), out_specs=out_specs, check_vma=checked)
+
+
+def over_x(function, *, checked=True, out_specs=WHOLE):
+    return mapped(function, mesh_of((8,), AxisType.Auto), P("x"), out_specs, checked=checked)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_as_on_one_device(seed, checked):
+    """Leaves may be replicated over axes where JAX keeps track of it; elsewhere all are split over all."""
+    layout = draw(seed, AxisType.Auto, all_axes=not checked)
+    ord = ORDERS[seed % len(ORDERS)]
+
+    def clip(tree):
+        return gradclip.clip_by_global_norm(tree, 0.5, ord=ord, axis_name=layout.names)
+
+    call = mapped(clip, layout.mesh, layout.specs, (layout.specs, P()), checked=checked)
+    (results, norm), sent = run(call, layout.tree)
+    assert_same(results, norm, *gradclip.clip_by_global_norm(layout.whole, 0.5, ord=ord))
+    assert sent == ({"all-reduce": 1} if any(map(any, layout.specs)) else {})
+
+
+@pytest.mark.parametrize("ord", [2, math.inf])
+def test_layers_by_one_reduction(ord):
+    layout = draw(4, AxisType.Auto)
+
+    def clip(tree):
+        return gradclip.clip_by_layer_norm(tree, 0.5, ord=ord, axis_name=layout.names)
+
+    call = mapped(clip, layout.mesh, layout.specs, (layout.specs, P()))
+    (results, norms), sent = run(call, layout.tree)
+    expected, wanted = gradclip.clip_by_layer_norm(layout.whole, 0.5, ord=ord)
+    for i, result in enumerate(results):
+        assert_same([result], norms[i], [expected[i]], wanted[i])
+    assert sent == {"all-reduce": 1}
+    alone = mapped(lambda t: gradclip.layer_norms(t, ord, axis_name=layout.names), layout.mesh, layout.specs, P())
+    assert list(map(float, jax.jit(alone)(layout.tree))) == pytest.approx(list(map(float, norms)), rel=1e-12)
+
+
+def test_along_one_of_two_axes():
+    mesh = mesh_of((4, 2), AxisType.Auto)
+    call = mapped(lambda x: gradclip.global_norm(x, axis_name="x")[None], mesh, P("x", "y"), P("y"))
+    columns = np.array([[3.0, 5.0], [4.0, 12.0], [0.0, 0.0], [0.0, 0.0]])
+    assert jax.jit(call)(columns).tolist() == [5.0, 13.0]
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_all_devices_agree_on_what_is_not_finite(checked, bad):
+    values = np.arange(1.0, 9.0)
+    values[5] = bad
+
+    def clip(policy):
+        function = lambda x: gradclip.clip_by_global_norm(x, 0.5, nonfinite=policy, axis_name="x")[0]
+        return jax.jit(over_x(function, checked=checked, out_specs=P("x")))(values)
+
+    assert np.isnan(clip("propagate")).all()
+    assert not np.any(clip("skip"))
+    np.testing.assert_allclose(clip("zero"), gradclip.clip_by_global_norm(values, 0.5, nonfinite="zero")[0], rtol=1e-13)
+    with pytest.raises(ValueError, match="nonfinite='raise'"):
+        clip("raise")
+
+
+@pytest.mark.parametrize("scale", [1e-300, 1e307])
+def test_any_magnitude(scale):
+    norm = jax.jit(over_x(lambda x: gradclip.global_norm(x, axis_name="x")))(np.full(8, scale))
+    assert float(norm) == pytest.approx(scale * math.sqrt(8), rel=1e-14)
+
+
+def test_bits_stay_below_the_threshold():
+    values = np.random.default_rng(0).standard_normal(80).astype(np.float32)
+    clip = over_x(lambda x: gradclip.clip_by_global_norm(x, 100.0, axis_name="x")[0], out_specs=P("x"))
+    assert np.array_equal(jax.jit(clip)(values), values)
+
+
+@pytest.mark.parametrize("checked", [True, False])
+@pytest.mark.parametrize("ord", [2, 3, math.inf])
+def test_gradients_go_through(checked, ord):
+    values = np.append(np.arange(1.0, 8.0), -7.0)
+    call = over_x(
+        lambda x: gradclip.clip_by_global_norm(x, 2.0, ord=ord, axis_name="x"),
+        checked=checked,
+        out_specs=(P("x"), P()),
+    )
+
+    def loss(clip, x):
+        clipped, norm = clip(x)
+        return norm + jnp.sum(clipped**3)
+
+    found = jax.jit(jax.grad(lambda x: loss(call, x)))(values)
+    wanted = jax.grad(lambda x: loss(lambda x: gradclip.clip_by_global_norm(x, 2.0, ord=ord), x))(jnp.asarray(values))
+    np.testing.assert_allclose(found, wanted, rtol=1e-11, atol=1e-15)
+
+
+def test_the_gradient_at_zero_is_finite():
+    norm = over_x(lambda x: gradclip.global_norm(x, axis_name="x"))
+    assert not np.any(jax.jit(jax.grad(norm))(np.zeros(8)))
+
+
+def test_what_cannot_be_asked_for():
+    with pytest.raises(ValueError, match="at most 8, or inf"):
+        jax.jit(over_x(lambda x: gradclip.global_norm(x, 9, axis_name="x")))(np.ones(8))
+    with pytest.raises(NameError, match="nowhere"):
+        jax.jit(over_x(lambda x: gradclip.global_norm(x, axis_name="nowhere")))(np.ones(8))
+    with pytest.raises(TypeError, match="goes with JAX arrays, got 'x'"):
+        gradclip.global_norm(np.ones(8), axis_name="x")
+    assert float(gradclip.global_norm({}, axis_name="x")) == 0.0

@@ -1,0 +1,46 @@
+"""Arrays over two processes: the norm is that of one, and whatever happens no process is left over."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLE = Path(__file__).parents[1] / "examples" / "jax_two_processes.py"
+
+
+def ended(*arguments):
+    """Run the example in a process group; return its status, what it printed, and whether any of it still runs."""
+    command = [sys.executable, "-Werror", str(EXAMPLE), *arguments]
+    with subprocess.Popen(
+        command, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        printed, errors = process.communicate(timeout=120)
+    return process.returncode, printed, errors, runs(process.pid)
+
+
+def runs(group):
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_the_norm_of_one_process():
+    status, printed, errors, left = ended()
+    assert (status, left) == (0, False), errors
+    norm, expected = re.search(r"step   1: .* norm (\S+), in one process (\S+)", printed).groups()
+    assert norm == expected
+    losses = list(map(float, re.findall(r"loss +(\S+),", printed)))
+    assert losses[-1] < losses[0] / 2
+
+
+@pytest.mark.parametrize("arguments", [["--timeout", "0.5"], ["--processes", "1", "--timeout", "0.5"]], ids=str)
+def test_nothing_is_left_over_after_a_timeout(arguments):
+    status, _, errors, left = ended(*arguments)
+    assert status != 0
+    assert "TimeoutExpired" in errors
+    assert not left
