@@ -55,6 +55,14 @@ EXPECTED = {
         ", known from 10 numbers a file\nclipped file by file: norm 0.99",
         ", at most 1.0; of all in memory 0.99",
     ],
+    "fsdp2.py": [
+        "step  1: loss ",
+        " before clipping, 1.00 after\nstep 20",
+        "step 60: loss ",
+        " steps on 2 processes\n",
+    ],
+    "fsdp_tp.py": ["step  1: loss ", ", equal on 4 processes\nstep 10", "step 30: loss ", ", equal on 4 processes\n"],
+    "pipeline.py": ["step  1: loss ", ", of the second stage alone ", "step 40: loss "],
     "numpy_federated.py": [
         "update of norm 8.7188, dtypes float16 and float32, clipped to 1.0\n",
         "  gradclip: exact norm 0.999",
@@ -65,6 +73,8 @@ EXPECTED = {
         ", at most 0.5\nof 1000 random updates, results with a norm above 1.0: gradclip 0, usual formula ",
     ],
 }
+ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"}
+PROCESSES = {"fsdp2.py": 2, "fsdp_tp.py": 4, "pipeline.py": 2}
 ARGUMENTS = {"dp_sgd_torch.py": ["--steps", "40"], "dp_sgd_jax.py": ["--steps", "40"]}
 # Warnings of the libraries that the examples are run beside.
 PASSED_OVER = (
@@ -76,15 +86,28 @@ PASSED_OVER = (
 @cache
 def output_of(name):
     """Run an example in a process of its own, with warnings as errors; return what it printed."""
-    ended = subprocess.run(
-        [sys.executable, "-Werror", *PASSED_OVER, str(EXAMPLES / name), *ARGUMENTS.get(name, [])],
-        env=os.environ | {"PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
+    process = subprocess.Popen(
+        [sys.executable, *started_by(name), str(EXAMPLES / name), *ARGUMENTS.get(name, [])],
+        env=os.environ | {"PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"} | ON_THIS_MACHINE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=120,
     )
-    assert ended.returncode == 0, ended.stderr
-    return ended.stdout
+    try:
+        printed, errors = process.communicate(timeout=120)
+    except subprocess.TimeoutExpired:
+        process.terminate()  # which ends those that it has started, too
+        process.communicate(timeout=60)
+        raise
+    assert process.returncode == 0, errors
+    return printed
+
+
+def started_by(name):
+    """Return the options that run an example with warnings as errors, or in several processes."""
+    if name in PROCESSES:
+        return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSES[name])]
+    return ["-Werror", *PASSED_OVER]
 
 
 def numbers(pattern, name):
@@ -108,7 +131,15 @@ def test_every_example_is_run_and_listed():
 
 
 @pytest.mark.parametrize(
-    ("name", "factor"), [("torch_training.py", 3), ("torch_grad_scaler.py", 1.3), ("jax_optax.py", 9)]
+    ("name", "factor"),
+    [
+        ("torch_training.py", 3),
+        ("torch_grad_scaler.py", 1.3),
+        ("jax_optax.py", 9),
+        ("fsdp2.py", 1.8),
+        ("fsdp_tp.py", 1.8),
+        ("pipeline.py", 1.8),
+    ],
 )
 def test_training_lowers_the_loss(name, factor):
     losses = numbers(r"loss ([\d.]+)", name)

@@ -36,8 +36,11 @@ class Gradients:
             _refuse_bare_gradients(members.parameters)
         if not any_distributed(held):
             return cls(held, members, held)
-        holders = {id(p.grad): p for p in reversed(members.parameters)}
-        parts = distributed().parts(held, [holders[id(grad)] for grad in held])
+        holders = members.parameters
+        if len(held) < len(holders):
+            first = {id(p.grad): p for p in reversed(holders)}
+            holders = [first[id(grad)] for grad in held]
+        parts = distributed().parts(held, holders)
         grads = [grad if part is None else part.local for grad, part in zip(held, parts, strict=True)]
         return cls(grads, members, held, (), parts)
 

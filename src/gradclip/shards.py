@@ -65,6 +65,11 @@ def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[An
     return [*totals[:-1], xp.where(finite, totals[-1], norm.value), *errors]
 
 
+def length(order: Order) -> int:
+    """Return how many numbers a vector has."""
+    return 3 if order.extreme else 2 * (2 * _places(order)[1] + 1)
+
+
 def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any) -> Norm:
     """Return the norm that the reduced vectors of so many holders stand for."""
     xp = backend.xp

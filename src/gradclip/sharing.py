@@ -31,12 +31,14 @@ Split = tuple[Any, ...]
 class Sharing:
     """What one call has to know of the processes that hold parts of its gradients."""
 
-    def __init__(self, members: Members, named: Sequence[Any], order: Order, nonfinite: str) -> None:
+    def __init__(
+        self, members: Members, gradients: Sequence[Any], named: Sequence[Any], order: Order, nonfinite: str
+    ) -> None:
         self._module = distributed()
         self._order = shards.check_order(order)
         self._nonfinite = nonfinite
         self._default = self._module.groups(named)
-        self._splits, self._of_gradients = self._all_splits(members)
+        self._splits, self._of_gradients = self._all_splits(members, gradients)
         self._groups = _sequence(self._splits)
         self._device = self._module.device_for(self._groups, members.parameters)
         self._looks = self._device.type == "cpu" or nonfinite == "raise"
@@ -48,22 +50,26 @@ class Sharing:
     ) -> "Sharing | None":
         """Return it, or None where all gradients belong to this process alone."""
         named = (*as_tuple(process_group), *as_tuple(mesh))
-        if not named and all(beside is UNNAMED for beside in members.beside):
-            gradients = [getattr(parameter, "grad", None) for parameter in members.parameters]
-            if not any_distributed([*members.parameters, *gradients]):
-                return None
-        return cls(members, named, order, nonfinite)
+        gradients = [getattr(parameter, "grad", None) for parameter in members.parameters]
+        alone = not named and all(beside is UNNAMED for beside in members.beside)
+        if alone and not any_distributed([*members.parameters, *gradients]):
+            return None
+        return cls(members, gradients, named, order, nonfinite)
 
-    def _all_splits(self, members: Members) -> tuple[list[Split], list[Split]]:
-        """Return every split that there is, on every process the same, and that of each gradient at hand."""
+    def _all_splits(self, members: Members, gradients: Sequence[Any]) -> tuple[list[Split], list[int]]:
+        """Return every split that there is, on every process the same, and the number of that of each gradient here."""
         layouts = self._module.Layouts()
         beside = {id(one): self._default if one is UNNAMED else self._module.groups(one) for one in members.beside}
-        found = dict.fromkeys([self._default, *beside.values()])
-        of_gradients: dict[int, Split] = {}
-        for parameter, named in zip(members.parameters, members.beside_each(), strict=True):
-            splits = layouts.of(parameter, beside.get(id(named), self._default))
-            found.update(dict.fromkeys(splits))
-            of_gradients.setdefault(id(getattr(parameter, "grad", None)), splits[-1])
+        found: dict[Split, int] = {}
+        number_of = {id(split): found.setdefault(split, len(found)) for split in (self._default, *beside.values())}
+        of_gradients: dict[int, int] = {}
+        number = 0
+        for parameter, gradient, named in zip(members.parameters, gradients, members.beside_each(), strict=True):
+            for split in layouts.of(parameter, gradient, beside.get(id(named), self._default)):
+                if id(split) not in number_of:
+                    number_of[id(split)] = found.setdefault(split, len(found))
+                number = number_of[id(split)]
+            of_gradients.setdefault(id(gradient), number)
         of_gradients.pop(id(None), None)
         return list(found), list(of_gradients.values())
 
@@ -71,10 +77,10 @@ class Sharing:
 
     def norm(self, backend: Backend, arrays: Arrays) -> Norm:
         """Return the norm of what all processes hold, of which this one has `arrays`."""
-        indices: dict[Split, list[int]] = {split: [] for split in self._splits}
-        for index, split in enumerate(self._of_gradients or [self._default] * len(arrays)):
-            indices[split].append(index)
-        vectors = [self._vector(backend, arrays, chosen) for chosen in indices.values()]
+        indices: list[list[int]] = [[] for _ in self._splits]
+        for index, number in enumerate(self._of_gradients or [0] * len(arrays)):
+            indices[number].append(index)
+        vectors = [self._vector(backend, arrays, chosen) for chosen in indices]
         numbers = [float(len(vectors)), float(FLOAT64 in arrays.formats), 0.0]
         flags = [backend.scalar(number, arrays) for number in numbers]
         (holders, wide, failed), total = self._reduced(backend.xp, flags, vectors)

@@ -7,13 +7,16 @@ different elements, so a norm has to be added up over them. `Replicate`: they ho
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from operator import methodcaller
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Replicate
+
+_PARTIAL = methodcaller("is_partial")
 
 
 @dataclass(frozen=True)
@@ -30,16 +33,14 @@ class Group:
         return hash(self.ranks)
 
 
-@dataclass(frozen=True)
-class TorchPart:
+class TorchPart(NamedTuple):
     """The local tensor of a gradient, and the distributed tensor that it belongs to.
 
-    `summed` says that this tensor is another than the one in `.grad`, which holds the terms of a sum.
+    This is another tensor than the one in `.grad` where that one holds the terms of a sum.
     """
 
     local: torch.Tensor
     tensor: DTensor
-    summed: bool
 
     def whole(self, local: torch.Tensor) -> DTensor:
         """Return what stands in `.grad` when `local` is this process's part."""
@@ -64,57 +65,57 @@ def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> list[TorchPart | 
 
 
 def _part(gradient: DTensor, holder: Any) -> TorchPart:
-    placements = _settled(gradient, holder)
-    summed = placements is not gradient.placements
-    tensor = gradient.redistribute(placements=placements) if summed else gradient
+    tensor = gradient
+    if _any_partial(gradient.placements):
+        tensor = gradient.redistribute(placements=_settled(gradient, holder))
     local = tensor.to_local()
     if isinstance(local, AsyncCollectiveTensor):
         local = local.wait()
-    return TorchPart(local, tensor, summed)
+    return TorchPart(local, tensor)
 
 
 def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
-    """Return how a gradient lies when its norm is taken: as its parameter where it holds the terms of a sum."""
-    placements = gradient.placements
-    if not any(placement.is_partial() for placement in placements):
-        return placements
-    if isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh and not _any_partial(holder):
+    """Return how a gradient that holds the terms of a sum lies when that is formed: as its parameter, if that can be."""
+    beside = isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh
+    if beside and not _any_partial(holder.placements):
         return holder.placements
-    return [Replicate() if placement.is_partial() else placement for placement in placements]
+    return [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
 
 
-def _any_partial(tensor: DTensor) -> bool:
-    return any(placement.is_partial() for placement in tensor.placements)
+def _any_partial(placements: Sequence[Any]) -> bool:
+    return any(map(_PARTIAL, placements))
 
 
 class Layouts:
-    """Over which groups distributed tensors are split, found once for each layout."""
+    """Over which groups distributed tensors are split, found once for each layout: the same one is the same object."""
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[Group, ...]] = {}
 
-    def of(self, parameter: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
-        """Return the groups over which a parameter is split, and those of its gradient where they are others.
+    def of(self, parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
+        """Return the groups over which a parameter is split, and those of its gradient, which may be others.
 
         The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
         """
-        gradient = getattr(parameter, "grad", None)
         found = []
-        if isinstance(parameter, DTensor):
-            found.append(self._split_over(parameter.device_mesh, tuple(parameter.placements), named))
-        if isinstance(gradient, DTensor):
-            found.append(self._split_over(gradient.device_mesh, tuple(_settled(gradient, parameter)), named))
+        for tensor in (parameter, gradient):
+            if isinstance(tensor, DTensor):
+                mesh, placements = tensor.device_mesh, tensor.placements
+                if tensor is gradient and _any_partial(placements):
+                    placements = _settled(gradient, parameter)
+                # What is split follows from the kinds of the placements; as keys they are faster than themselves.
+                key = (id(mesh), id(named), *map(type, placements))
+                if key not in self._known:
+                    self._known[key] = _split_over(mesh, placements, named)
+                found.append(self._known[key])
         return found or [named]
 
-    def _split_over(self, mesh: Any, placements: tuple[Any, ...], named: tuple[Group, ...]) -> tuple[Group, ...]:
-        key = (id(mesh), placements, named)
-        if key not in self._known:
-            split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-            handles = [mesh.get_group(dim) for dim in split] if _takes_part(mesh) else []
-            covered = set(mesh.mesh.flatten().tolist())
-            outside = tuple(group for group in named if not covered.issuperset(group.ranks))
-            self._known[key] = groups(handles) + outside
-        return self._known[key]
+
+def _split_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
+    split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    handles = [mesh.get_group(dim) for dim in split] if _takes_part(mesh) else []
+    covered = set(mesh.mesh.flatten().tolist())
+    return groups(handles) + tuple(group for group in named if not covered.issuperset(group.ranks))
 
 
 def _takes_part(mesh: Any) -> bool:
@@ -137,8 +138,9 @@ def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device
     """Return the device on which this process reduces: that of its parameters where all groups can."""
     types = [device.type for device in handles[0].handle._device_types] if handles else []
     accelerator = torch.accelerator.current_accelerator()
-    known = [holder.device.type for holder in holders if isinstance(holder, torch.Tensor)]
-    wanted = [*known[:1], *([accelerator.type] if accelerator else []), "cpu"]
+    first = next((holder for holder in holders if isinstance(holder, torch.Tensor)), None)
+    known = [] if first is None else [first.device.type]
+    wanted = [*known, *([accelerator.type] if accelerator else []), "cpu"]
     return torch.device(next((name for name in wanted if name in types), wanted[0]))
 
 
