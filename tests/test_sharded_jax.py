@@ -5,19 +5,22 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 FOLDER = Path(__file__).with_name("sharded_jax")
 
 
-def test_on_eight_devices():
+@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
+def test_on_eight_devices(name):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER)],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)],
         cwd=FOLDER.parents[1],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=240,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr
     assert " passed" in done.stdout
