@@ -168,7 +168,8 @@ def other_functions_work_on_each_part():
         assert torch.equal(p.grad.full_tensor(), full.clamp(-1.25, 1.25))
         q = parameter(full, mesh(), laid, like=[Shard(0)])
         clip_grads_with_norm_([q], 1.0, 4.0)
-        close(q.grad.full_tensor(), full / 4)
+        # A given norm is trusted to float32 precision only, which the coefficient makes up for.
+        torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
 
 
 def high_orders_are_refused():
