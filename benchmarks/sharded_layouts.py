@@ -10,6 +10,8 @@ WORLD = 4
 
 
 class Meshes:
+    """The meshes of four processes: all in a line, and 2 x 2."""
+
     def __init__(self):
         self.line = init_device_mesh("cpu", (WORLD,))
         self.square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
@@ -132,3 +134,5 @@ LAYOUTS = {
     "experts split over a pair": experts,
     "no gradients on one process": nothing_on_one,
 }
+UNEVEN = ("a shard is empty, ord inf", "a shard is empty, ord -inf", "no gradients on one process")
+"""Those in which PyTorch may go on in one process while others wait."""

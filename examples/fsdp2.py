@@ -20,6 +20,8 @@ MAX_NORM = 1.0
 
 
 class Block(torch.nn.Module):
+    """Attention to the letters before, and two wide layers."""
+
     def __init__(self, width):
         super().__init__()
         self.attention = torch.nn.MultiheadAttention(width, 4, batch_first=True)
@@ -34,6 +36,8 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
+    """Blocks one after the other, from letters to the logarithm of the probability of each next one."""
+
     def __init__(self, letters, width=64, depth=2):
         super().__init__()
         self.embed = torch.nn.Embedding(letters, width)

@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from gradclip import shards
 from gradclip.backends.numpy import HOST
+from gradclip.backends.torch import Torch
 from gradclip.norms import Norm, Order, measure
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
@@ -105,3 +107,26 @@ def test_orders_that_are_too_high():
         shards.check_order(Order(9.0))
     assert shards.check_order(Order(8.0)) == Order(8.0)
     assert shards.check_order(Order(math.inf)).extreme
+
+
+@pytest.mark.parametrize("ord", [1, 2, 3, 8])
+def test_both_sides_of_every_border_on_a_device(ord):
+    """Where values are not looked at, with what lies just below and just above where one place ends."""
+    order = Order.parse(ord)
+    device = Torch(torch.device("cpu"), visible=True)
+    for exponent in range(-1000, 1000, 5):
+        parts = [[0.75 * 2.0**exponent], [1.5 * 2.0**exponent]]
+        norms = [measure(device, device.enter([torch.tensor(x, dtype=torch.float64)]), order) for x in parts]
+        vectors = [torch.stack(shards.vector(device.xp, norm, order)) for norm in norms]
+        norm = shards.norm_of(device, list(torch.stack(vectors).sum(0)), order, 2)
+        expected = (0.75**ord + 1.5**ord) ** (1 / ord)
+        assert float(norm.value) * (float(norm.divisor) * 2.0**-exponent) == pytest.approx(expected, rel=1e-13)
+
+
+def test_magnitudes_of_complex_numbers_carry_their_error():
+    order = Order.parse(math.inf)
+    norm = measure(HOST, HOST.enter([np.array([3 + 4j])]), order)
+    assert norm.error > 0
+    both = shards.norm_of(HOST, reduced([shards.vector(np, norm, order)] * 2, order), order, 2)
+    assert float(both.value) == 5.0
+    assert both.error == norm.error

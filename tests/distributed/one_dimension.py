@@ -158,6 +158,20 @@ def torch_signatures():
     close(total, torch.linalg.vector_norm(full))
 
 
+def other_functions_work_on_each_part():
+    from gradclip.inplace import clip_grads_with_norm_
+
+    full = numbers(8, seed=1)
+    for laid in ([Shard(0)], [Replicate()], [Partial()]):
+        p = parameter(full, mesh(), laid, like=[Shard(0)])
+        gradclip.clip_grad_value_([p], 1.25)
+        assert torch.equal(p.grad.full_tensor(), full.clamp(-1.25, 1.25))
+        q = parameter(full, mesh(), laid, like=[Shard(0)])
+        clip_grads_with_norm_([q], 1.0, 4.0)
+        # A given norm is trusted to float32 precision only, which the coefficient makes up for.
+        torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
+
+
 def high_orders_are_refused():
     p = parameter(numbers(8, seed=1), mesh(), [Shard(0)])
     with pytest.raises(ValueError, match="at most 8, or inf"):

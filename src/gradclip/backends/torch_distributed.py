@@ -75,7 +75,7 @@ def _part(gradient: DTensor, holder: Any) -> TorchPart:
 
 
 def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
-    """Return how a gradient that holds the terms of a sum lies when that is formed: as its parameter, if that can be."""
+    """Return how the sum lies of which a gradient holds terms: as its parameter, where that can be."""
     beside = isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh
     if beside and not _any_partial(holder.placements):
         return holder.placements
