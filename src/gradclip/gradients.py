@@ -9,7 +9,7 @@ import numpy as np
 
 from gradclip.backends import Backend, Part, any_distributed, distributed, find, framework_of
 from gradclip.backends.arrays import Arrays
-from gradclip.members import Members, as_list
+from gradclip.members import Members
 from gradclip.tree import flatten
 
 
@@ -31,7 +31,8 @@ class Gradients:
         """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
         if members.tree is not None:
             return cls._of_tree(members.tree)
-        held = _once([grad for grad in _grads_of(members.parameters) if grad is not None])
+        members.check_all_hold()
+        held = _once([grad for grad in members.gradients if grad is not None])
         if not held:
             _refuse_bare_gradients(members.parameters)
         if not any_distributed(held):
@@ -99,25 +100,6 @@ class Gradients:
                 old = parameter.grad
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
-
-
-def checked_list(parameters: Any) -> Sequence[Any]:
-    """Return the parameters as a list. Raises where one has no `.grad`, or there are none."""
-    listed = as_list(parameters)
-    _grads_of(listed)
-    return listed
-
-
-def _grads_of(parameters: Sequence[Any]) -> list[Any]:
-    try:
-        return [parameter.grad for parameter in parameters]
-    except AttributeError:
-        index = [hasattr(parameter, "grad") for parameter in parameters].index(False)
-        raise TypeError(
-            f"parameters[{index}] is a {type(parameters[index]).__name__}, which has no .grad. Pass the parameters, "
-            "such as model.parameters() (not named_parameters()); for a tree of gradients use "
-            "gradclip.clip_by_global_norm."
-        ) from None
 
 
 def _once(grads: list[Any]) -> list[Any]:

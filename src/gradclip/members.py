@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -38,6 +39,30 @@ class Members:
             return cls(listed)
         groups = [as_list(group["params"]) for group in listed]
         return cls(list(chain.from_iterable(groups)), list(map(len, groups)), list(map(_beside, listed)))
+
+    @property
+    def gradients(self) -> list[Any]:
+        """What stands in the `.grad` of each; None where there is no `.grad`, too."""
+        return self._read[0]
+
+    @cached_property
+    def _read(self) -> tuple[list[Any], int | None]:
+        """Read each `.grad` once; return them, and the index of the first parameter that has none."""
+        try:
+            return [parameter.grad for parameter in self.parameters], None
+        except AttributeError:
+            lacking = [hasattr(parameter, "grad") for parameter in self.parameters].index(False)
+            return [getattr(parameter, "grad", None) for parameter in self.parameters], lacking
+
+    def check_all_hold(self) -> None:
+        """Raise a TypeError that names the first parameter without a `.grad`."""
+        lacking = self._read[1]
+        if lacking is not None:
+            raise TypeError(
+                f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "
+                "parameters, such as model.parameters() (not named_parameters()); for a tree of gradients use "
+                "gradclip.clip_by_global_norm."
+            )
 
     def name(self, index: int) -> str:
         """Return what a parameter is called in an error."""
@@ -89,6 +114,13 @@ def as_list(parameters: Any) -> Sequence[Any]:
             "parameters is a generator that yields nothing: it was used up by an earlier loop, or the model has no "
             "parameters. Call model.parameters() again, or keep list(model.parameters())."
         )
+    return listed
+
+
+def checked_list(parameters: Any) -> Sequence[Any]:
+    """Return the parameters as a list. Raises where one has no `.grad`, or there are none."""
+    listed = as_list(parameters)
+    Members(listed).check_all_hold()
     return listed
 
 

@@ -31,14 +31,12 @@ Split = tuple[Any, ...]
 class Sharing:
     """What one call has to know of the processes that hold parts of its gradients."""
 
-    def __init__(
-        self, members: Members, gradients: Sequence[Any], named: Sequence[Any], order: Order, nonfinite: str
-    ) -> None:
+    def __init__(self, members: Members, named: Sequence[Any], order: Order, nonfinite: str) -> None:
         self._module = distributed()
         self._order = shards.check_order(order)
         self._nonfinite = nonfinite
         self._default = self._module.groups(named)
-        self._splits, self._of_gradients = self._all_splits(members, gradients)
+        self._splits, self._of_gradients = self._all_splits(members)
         self._groups = _sequence(self._splits)
         self._device = self._module.device_for(self._groups, members.parameters)
         self._looks = self._device.type == "cpu" or nonfinite == "raise"
@@ -50,13 +48,12 @@ class Sharing:
     ) -> "Sharing | None":
         """Return it, or None where all gradients belong to this process alone."""
         named = (*as_tuple(process_group), *as_tuple(mesh))
-        gradients = [getattr(parameter, "grad", None) for parameter in members.parameters]
         alone = not named and all(beside is UNNAMED for beside in members.beside)
-        if alone and not any_distributed([*members.parameters, *gradients]):
+        if alone and not any_distributed(members.parameters) and not any_distributed(members.gradients):
             return None
-        return cls(members, gradients, named, order, nonfinite)
+        return cls(members, named, order, nonfinite)
 
-    def _all_splits(self, members: Members, gradients: Sequence[Any]) -> tuple[list[Split], list[int]]:
+    def _all_splits(self, members: Members) -> tuple[list[Split], list[int]]:
         """Return every split that there is, on every process the same, and the number of that of each gradient here."""
         layouts = self._module.Layouts()
         beside = {id(one): self._default if one is UNNAMED else self._module.groups(one) for one in members.beside}
@@ -64,7 +61,9 @@ class Sharing:
         number_of = {id(split): found.setdefault(split, len(found)) for split in (self._default, *beside.values())}
         of_gradients: dict[int, int] = {}
         number = 0
-        for parameter, gradient, named in zip(members.parameters, gradients, members.beside_each(), strict=True):
+        for parameter, gradient, named in zip(
+            members.parameters, members.gradients, members.beside_each(), strict=True
+        ):
             for split in layouts.of(parameter, gradient, beside.get(id(named), self._default)):
                 if id(split) not in number_of:
                     number_of[id(split)] = found.setdefault(split, len(found))

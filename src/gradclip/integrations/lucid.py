@@ -14,7 +14,7 @@ from typing import Any
 
 from gradclip import inplace
 from gradclip.coefficient import check_threshold
-from gradclip.gradients import checked_list
+from gradclip.members import checked_list
 
 
 def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
