@@ -15,7 +15,7 @@ import processes
 
 @cache
 def outcome(world, script):
-    return processes.results(world, script, timeout=90)
+    return processes.results(world, script, timeout=240)
 
 
 def cases(script):
@@ -40,7 +40,7 @@ def test_as_on_one_process(world, script, case):
 
 
 def test_a_case_that_fails_is_seen():
-    found = processes.results(2, "failing.py", timeout=60)
+    found = processes.results(2, "failing.py", timeout=180)
     assert found["good"] == {0: None, 1: None}
     assert "AssertionError" in found["not_on_the_second"][1]
     assert found["ended"][1]
@@ -54,7 +54,7 @@ def test_what_does_not_end_is_ended():
 @pytest.mark.parametrize(("before", "waiting", "ranks"), [(1, 3, "1, 3"), (2, 0, "0, 1")])
 def test_the_others_end_when_one_is_killed(before, waiting, ranks):
     """Killed before the first reduction it leaves 3, its partner in that, waiting; before the second 0."""
-    ended = processes.run(4, "killed.py", str(before), timeout=60)
+    ended = processes.run(4, "killed.py", str(before), timeout=180)
     assert ended[1].status == -signal.SIGKILL
     for rank in {0, 2, 3}:
         told = json.loads(ended[rank].output)

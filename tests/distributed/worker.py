@@ -26,7 +26,7 @@ def joined():
         init_method=f"file://{os.environ['STORE']}",
         rank=int(os.environ["RANK"]),
         world_size=int(os.environ["WORLD_SIZE"]),
-        timeout=timedelta(seconds=20),
+        timeout=timedelta(seconds=60),
     )
     yield
     dist.destroy_process_group()
