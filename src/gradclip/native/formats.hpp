@@ -1,5 +1,4 @@
 // Floating-point formats: how 16 elements are widened, and how results are rounded toward zero.
-//
 // Everything here has internal linkage: each variant of the kernels compiles its own copy, with its own instructions.
 // Vectors are as wide as the processor's registers; the lanes of 16 elements are the same whatever that width.
 #pragma once
@@ -176,8 +175,7 @@ struct Float32 {
 
   static Lanes<double> load(const Raw* x) {
 #if defined(__AVX2__)
-    // Converted while they are loaded.
-    Lanes<double> wide;
+    Lanes<double> wide;  // converted while they are loaded
     for (int i = 0; i < Lanes<double>::kVectors; ++i) {
       wide.v[i] = (Vector<double>)_mm256_cvtps_pd(_mm_loadu_ps(x + i * Lanes<double>::kSize));
     }
