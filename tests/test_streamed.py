@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import gradclip
+from gradclip.backends.formats import FLOAT32
+from gradclip.backends.numpy import HOST
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 MAKE = {"NumPy": np.asarray, "PyTorch": torch.tensor, "JAX": jnp.asarray}
@@ -90,6 +92,22 @@ def test_a_part_that_is_not_finite(bad):
         whole.clip(good, 1.0, nonfinite="raise")
     with pytest.raises(ValueError, match="put zeros there before"):
         whole.clip(good, 1.0, nonfinite="zero")
+
+
+def test_what_a_device_reads_as_zero_counts_in(monkeypatch):
+    parts = [np.array([3.0, 0.0]), np.array([4.0])]
+    with monkeypatch.context() as patched:
+        patched.setattr(type(HOST), "flushed_below", lambda *_: 0.5)
+        whole = sum(gradclip.partial_norm(part) for part in parts)
+    assert (whole.norm, whole.floor) == (5.0, 1.5)
+    clipped = np.concatenate([whole.clip(part, 1.0) for part in parts])
+    np.testing.assert_allclose(clipped, np.array([3.0, 0.0, 4.0]) / 6.5, rtol=1e-12)
+
+
+def test_devices_without_64_bits_are_refused(monkeypatch):
+    monkeypatch.setattr(HOST, "wide", FLOAT32)
+    with pytest.raises(ValueError, match="need a device that computes in 64 bits"):
+        gradclip.partial_norm(np.ones(2))
 
 
 def test_what_cannot_be_added():

@@ -8,6 +8,7 @@ import numpy as np
 
 from gradclip import policy, shards
 from gradclip.backends import find
+from gradclip.backends.formats import FLOAT64
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import check_threshold, coefficient, known_threshold, needs_split
 from gradclip.norms import Norm, Order, measure
@@ -26,12 +27,14 @@ class PartialNorm:
         ord: the order of the norm.
         numbers: a sum of powers for each range of magnitudes, and the errors of these, as `gradclip.shards` explains.
         parts: how many parts have been added up.
+        floor: what elements that a device has read as zero can add to the norm at most.
 
     """
 
     ord: float
     numbers: tuple[float, ...]
     parts: int = 1
+    floor: float = 0.0
 
     def __add__(self, other: Any) -> "PartialNorm":
         if not isinstance(other, PartialNorm):
@@ -40,7 +43,7 @@ class PartialNorm:
             raise ValueError(f"norms of the orders {self.ord} and {other.ord} cannot be added; measure all with one.")
         combined = max if Order(self.ord).extreme else operator.add
         numbers = tuple(map(combined, self.numbers, other.numbers))
-        return PartialNorm(self.ord, numbers, self.parts + other.parts)
+        return PartialNorm(self.ord, numbers, self.parts + other.parts, self.floor + other.floor)
 
     def __radd__(self, other: Any) -> "PartialNorm":
         return self if other == 0 else NotImplemented
@@ -81,7 +84,7 @@ class PartialNorm:
                 return tree
             value = backend.scalar(float(known.value), arrays)
             divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
-            norm = Norm(value, divisor, float(known.error), 0.0)
+            norm = Norm(value, divisor, float(known.error), self.floor)
             limit = backend.scalar(known_threshold(backend, threshold), arrays)
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.apply(nonfinite, backend, backend.xp.isfinite(value), chosen)
@@ -100,7 +103,7 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
         ord: p, from 1 to 8, or `inf` or `-inf`; None means 2.
 
     Raises:
-        TypeError: as `gradclip.global_norm`. ValueError: another `ord`.
+        TypeError: as `gradclip.global_norm`. ValueError: another `ord`, or a device without 64-bit numbers.
 
     >>> import numpy as np
     >>> shards = [{"w": np.array([3.0])}, {"b": np.array([4.0])}]
@@ -112,8 +115,10 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
     order = shards.check_order(Order.parse(ord))
     flat = flatten(tree)
     backend = find(flat.leaves, flat.paths)
+    if backend.wide is not FLOAT64:
+        raise ValueError("partial norms need a device that computes in 64 bits; move the arrays to the CPU.")
     with backend.precision():
         arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
         norm = measure(backend, arrays, order)
         numbers = shards.vector(backend.xp, norm, order, empty=not arrays.elements())
-        return PartialNorm(order.p, tuple(map(float, numbers)))
+        return PartialNorm(order.p, tuple(map(float, numbers)), floor=norm.floor)
