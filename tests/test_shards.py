@@ -130,3 +130,9 @@ def test_magnitudes_of_complex_numbers_carry_their_error():
     both = shards.norm_of(HOST, reduced([shards.vector(np, norm, order)] * 2, order), order, 2)
     assert float(both.value) == 5.0
     assert both.error == norm.error
+
+
+def test_devices_without_64_bits_are_refused():
+    with pytest.raises(ValueError, match="need a device that computes in 64 bits"):
+        shards.check_wide(Torch(torch.device("mps"), visible=True))
+    shards.check_wide(Torch(torch.device("cuda"), visible=True))

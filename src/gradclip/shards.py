@@ -28,6 +28,7 @@ from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
 from gradclip.norms import Norm, Order, Partial, floor_of, measure, relative_error, rooted
 
 LARGEST_ORDER = 8.0
@@ -41,6 +42,14 @@ def check_order(order: Order) -> Order:
         f"ord must be at most {LARGEST_ORDER:g}, or inf or -inf, where several hold parts of the gradients, got "
         f"{order.p:g}. For a norm of a high order take ord=inf."
     )
+
+
+def check_wide(backend: Backend) -> None:
+    """Raise a ValueError where numbers do not have the range that the places of a vector need."""
+    if backend.wide is not FLOAT64:
+        raise ValueError(
+            "norms of which several hold parts need a device that computes in 64 bits; move the gradients to the CPU."
+        )
 
 
 def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:

@@ -76,6 +76,7 @@ class Sharing:
 
     def norm(self, backend: Backend, arrays: Arrays) -> Norm:
         """Return the norm of what all processes hold, of which this one has `arrays`."""
+        shards.check_wide(backend)
         indices: list[list[int]] = [[] for _ in self._splits]
         for index, number in enumerate(self._of_gradients or [0] * len(arrays)):
             indices[number].append(index)

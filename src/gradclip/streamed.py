@@ -8,7 +8,6 @@ import numpy as np
 
 from gradclip import policy, shards
 from gradclip.backends import find
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import check_threshold, coefficient, known_threshold, needs_split
 from gradclip.norms import Norm, Order, measure
@@ -115,8 +114,7 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
     order = shards.check_order(Order.parse(ord))
     flat = flatten(tree)
     backend = find(flat.leaves, flat.paths)
-    if backend.wide is not FLOAT64:
-        raise ValueError("partial norms need a device that computes in 64 bits; move the arrays to the CPU.")
+    shards.check_wide(backend)
     with backend.precision():
         arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
         norm = measure(backend, arrays, order)
