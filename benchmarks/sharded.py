@@ -21,7 +21,7 @@ import gradclip
 from gradclip import shards
 from gradclip.norms import Order
 
-TENSORS, REPEATS, PROCESSES = 500, 20, (2, 4, 8)
+TENSORS, REPEATS, PROCESSES = 500, 100, (2, 4, 8)
 TIMEOUT = 10
 
 

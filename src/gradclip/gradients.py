@@ -2,12 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Part, any_distributed, distributed, find, framework_of
+from gradclip.backends import Backend, Parts, any_distributed, distributed, find, framework_of
 from gradclip.backends.arrays import Arrays
 from gradclip.members import Members
 from gradclip.tree import flatten
@@ -24,7 +23,7 @@ class Gradients:
     members: Members
     held: Sequence[Any]
     paths: Sequence[str] = ()
-    parts: Sequence[Part | None] = ()
+    parts: Parts | None = None
 
     @classmethod
     def of(cls, members: Members) -> "Gradients":
@@ -42,8 +41,7 @@ class Gradients:
             first = {id(p.grad): p for p in reversed(holders)}
             holders = [first[id(grad)] for grad in held]
         parts = distributed().parts(held, holders)
-        grads = [grad if part is None else part.local for grad, part in zip(held, parts, strict=True)]
-        return cls(grads, members, held, (), parts)
+        return cls(parts.locals, members, held, (), parts)
 
     @classmethod
     def _of_tree(cls, tree: Any) -> "Gradients":
@@ -88,13 +86,10 @@ class Gradients:
 
     def replace(self, updated: Sequence[Any]) -> None:
         """Put each updated gradient in the `.grad` of its holders where it is another object."""
-        if updated is self.grads and not self.parts:
+        whole = self.parts.whole(updated) if self.parts else updated
+        if whole is self.held:
             return
-        new = [
-            grad if part is None else part.whole(grad)
-            for grad, part in zip(updated, self.parts or repeat(None), strict=bool(self.parts))
-        ]
-        changed = {id(old): new for old, new in zip(self.held, new, strict=True) if old is not new}
+        changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
         if changed:
             for parameter in self.members.parameters:
                 old = parameter.grad

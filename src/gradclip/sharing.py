@@ -55,20 +55,23 @@ class Sharing:
 
     def _all_splits(self, members: Members) -> tuple[list[Split], list[int]]:
         """Return every split that there is, on every process the same, and the number of that of each gradient here."""
-        layouts = self._module.Layouts()
-        beside = {id(one): self._default if one is UNNAMED else self._module.groups(one) for one in members.beside}
-        found: dict[Split, int] = {}
-        number_of = {id(split): found.setdefault(split, len(found)) for split in (self._default, *beside.values())}
+        module, parameters, gradients = self._module, members.parameters, members.gradients
+        beside = {id(one): self._default if one is UNNAMED else module.groups(one) for one in members.beside}
+        named = [beside.get(id(one), self._default) for one in members.beside_each()]
+        layouts = list(zip(module.layouts(parameters), module.layouts(gradients), map(id, named), strict=True))
+        found = dict.fromkeys(split for split in (self._default, *beside.values()) if split)
+        of_layout: dict[Any, Split] = {}
+        for layout in dict.fromkeys(layouts):
+            at = layouts.index(layout)
+            splits = module.split_over(parameters[at], gradients[at], named[at])
+            found.update(dict.fromkeys(splits))
+            of_layout[layout] = splits[-1]
+        if len(found) < 2:
+            return list(found) or [()], []
+        number_of = {split: number for number, split in enumerate(found)}
         of_gradients: dict[int, int] = {}
-        number = 0
-        for parameter, gradient, named in zip(
-            members.parameters, members.gradients, members.beside_each(), strict=True
-        ):
-            for split in layouts.of(parameter, gradient, beside.get(id(named), self._default)):
-                if id(split) not in number_of:
-                    number_of[id(split)] = found.setdefault(split, len(found))
-                number = number_of[id(split)]
-            of_gradients.setdefault(id(gradient), number)
+        for layout, gradient in zip(layouts, gradients, strict=True):
+            of_gradients.setdefault(id(gradient), number_of[of_layout[layout]])
         of_gradients.pop(id(None), None)
         return list(found), list(of_gradients.values())
 

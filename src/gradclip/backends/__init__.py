@@ -68,13 +68,13 @@ class Backend(Protocol):
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
 
 
-class Part(Protocol):
-    """What this process has of a gradient that several hold."""
+class Parts(Protocol):
+    """What this process has of gradients of which several hold parts."""
 
-    local: Any
+    locals: Sequence[Any]
 
-    def whole(self, local: Any) -> Any:
-        """Return what stands in `.grad` when `local` is this process's part: the gradient of before, or another."""
+    def whole(self, updated: Sequence[Any]) -> Sequence[Any]:
+        """Return what stands in each `.grad` when this process's parts are `updated`."""
 
 
 def any_distributed(leaves: Sequence[Any]) -> bool:

@@ -7,16 +7,13 @@ different elements, so a norm has to be added up over them. `Replicate`: they ho
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from operator import methodcaller
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
-from torch.distributed.tensor import DTensor, Replicate
-
-_PARTIAL = methodcaller("is_partial")
+from torch.distributed.tensor import DTensor, Partial, Replicate
 
 
 @dataclass(frozen=True)
@@ -33,88 +30,92 @@ class Group:
         return hash(self.ranks)
 
 
-class TorchPart(NamedTuple):
-    """The local tensor of a gradient, and the distributed tensor that it belongs to.
+@dataclass(frozen=True)
+class TorchParts:
+    """What this process has of each gradient, and the tensors that stand in `.grad` with it.
 
-    This is another tensor than the one in `.grad` where that one holds the terms of a sum.
+    These are others than before where those of before hold the terms of a sum.
     """
 
-    local: torch.Tensor
-    tensor: DTensor
+    locals: Sequence[torch.Tensor]
+    tensors: Sequence[torch.Tensor]
 
-    def whole(self, local: torch.Tensor) -> DTensor:
-        """Return what stands in `.grad` when `local` is this process's part."""
-        if local is self.local:
-            return self.tensor
-        tensor = self.tensor
-        return DTensor.from_local(
-            local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
-        )
+    def whole(self, updated: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+        """Return what stands in `.grad` when this process's parts are `updated`."""
+        if updated is self.locals:
+            return self.tensors
+        every = zip(updated, self.locals, self.tensors, strict=True)
+        return [tensor if new is local else _around(new, tensor) for new, local, tensor in every]
 
 
-def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> list[TorchPart | None]:
-    """Return what this process has of each gradient; None for one that is no distributed tensor.
+def _around(local: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor that is laid out as another, of which this process has `local`."""
+    if not isinstance(tensor, DTensor):
+        return local
+    return DTensor.from_local(
+        local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
+    )
+
+
+def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> TorchParts:
+    """Return what this process has of each gradient, of one that is no distributed tensor all.
 
     Terms of a sum are added up over their mesh, one gradient after the other.
     """
+    tensors = gradients
     with torch.no_grad():
-        return [
-            _part(gradient, holder) if isinstance(gradient, DTensor) else None
-            for gradient, holder in zip(gradients, holders, strict=True)
-        ]
+        if _any_partial(gradients):
+            tensors = [_summed(gradient, holder) for gradient, holder in zip(gradients, holders, strict=True)]
+        found = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+    if AsyncCollectiveTensor in set(map(type, found)):
+        found = [x.wait() if isinstance(x, AsyncCollectiveTensor) else x for x in found]
+    return TorchParts(found, tensors)
 
 
-def _part(gradient: DTensor, holder: Any) -> TorchPart:
-    tensor = gradient
-    if _any_partial(gradient.placements):
-        tensor = gradient.redistribute(placements=_settled(gradient, holder))
-    local = tensor.to_local()
-    if isinstance(local, AsyncCollectiveTensor):
-        local = local.wait()
-    return TorchPart(local, tensor)
+def _summed(gradient: Any, holder: Any) -> Any:
+    return gradient.redistribute(placements=_settled(gradient, holder)) if _any_partial([gradient]) else gradient
 
 
 def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
     """Return how the sum lies of which a gradient holds terms: as its parameter, where that can be."""
     beside = isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh
-    if beside and not _any_partial(holder.placements):
+    if beside and not _any_partial([holder]):
         return holder.placements
     return [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
 
 
-def _any_partial(placements: Sequence[Any]) -> bool:
-    return any(map(_PARTIAL, placements))
+def _any_partial(tensors: Sequence[Any]) -> bool:
+    kinds = {type(placement) for x in tensors if isinstance(x, DTensor) for placement in x.placements}
+    return any(issubclass(kind, Partial) for kind in kinds)
 
 
-class Layouts:
-    """Over which groups distributed tensors are split, found once for each layout: the same one is the same object."""
+def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...] | None]:
+    """Return for each tensor a key of what `split_over` looks at, so that it is looked at once for many tensors.
 
-    def __init__(self) -> None:
-        self._known: dict[Any, tuple[Group, ...]] = {}
+    What is split follows from the kinds of the placements, which as keys are faster than the placements themselves.
+    """
+    return [(id(x.device_mesh), *map(type, x.placements)) if isinstance(x, DTensor) else None for x in tensors]
 
-    def of(self, parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
-        """Return the groups over which a parameter is split, and those of its gradient, which may be others.
 
-        The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
-        """
-        found = []
-        for tensor in (parameter, gradient):
-            if isinstance(tensor, DTensor):
-                mesh, placements = tensor.device_mesh, tensor.placements
-                if tensor is gradient and _any_partial(placements):
-                    placements = _settled(gradient, parameter)
-                # What is split follows from the kinds of the placements; as keys they are faster than themselves.
-                key = (id(mesh), id(named), *map(type, placements))
-                if key not in self._known:
-                    self._known[key] = _split_over(mesh, placements, named)
-                found.append(self._known[key])
-        return found or [named]
+def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
+    """Return the groups over which a parameter is split, and those of its gradient, which may be others.
+
+    The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
+    """
+    found = []
+    for tensor in (parameter, gradient):
+        if isinstance(tensor, DTensor):
+            partial = tensor is gradient and _any_partial([tensor])
+            found.append(
+                _split_over(tensor.device_mesh, _settled(gradient, parameter) if partial else tensor.placements, named)
+            )
+    return found or [named]
 
 
 def _split_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
     split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
     handles = [mesh.get_group(dim) for dim in split] if _takes_part(mesh) else []
-    covered = set(mesh.mesh.flatten().tolist())
+    covered = set(mesh.mesh.flatten().tolist()) if named else set()
     return groups(handles) + tuple(group for group in named if not covered.issuperset(group.ranks))
 
 
