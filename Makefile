@@ -35,6 +35,7 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py
 	$(BIN)/python benchmarks/sharded.py
+	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/tables.py --write
 

@@ -1,5 +1,6 @@
 """Clipping gradients that several processes hold, beside torch.nn.utils: times, collectives, and which layouts work."""
 
+import argparse
 import math
 import os
 import random
@@ -8,10 +9,12 @@ import tempfile
 import time
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from report import SHARDED, write
 from sharded_layouts import LAYOUTS, UNEVEN, WORLD, Meshes, parameter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
@@ -21,7 +24,8 @@ import gradclip
 from gradclip import shards
 from gradclip.norms import Order
 
-TENSORS, REPEATS, PROCESSES = 500, 100, (2, 4, 8)
+TENSORS, PROCESSES = (10, 500), (2, 4, 8)
+WIRE_CALLS = 20
 TIMEOUT = 10
 
 
@@ -47,18 +51,17 @@ def _join(rank, function, world, folder, queue, arguments):
 # Times
 
 
-def timed(tensors):
-    """Return the median milliseconds of clipping so many DTensors, ours and PyTorch's in turns, and collectives."""
+def timed(tensors, repeats):
+    """Return for gradclip and PyTorch milliseconds, collectives and bytes on the wire of clipping so many DTensors."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parameters = [parameter(torch.randn(64, 16), mesh, Shard(0)) for _ in range(tensors)]
     calls = {"gradclip": gradclip.clip_grad_norm_, "torch": torch.nn.utils.clip_grad_norm_}
+    collectives = {name: collectives_of(call, parameters) for name, call in calls.items()}
+    sent = {
+        name: bytes_of(lambda call=call: call(parameters, 1e9)) - bytes_of(lambda: None) for name, call in calls.items()
+    }
     times = {name: [] for name in calls}
-    collectives = {}
-    for name, call in calls.items():
-        with CommDebugMode() as counted:
-            call(parameters, 1e9)
-        collectives[name] = counted.get_total_counts()
-    for turn in range(REPEATS):
+    for turn in range(repeats):
         for name in random.Random(turn).sample(list(calls), len(calls)):
             for p in parameters:
                 p.grad.to_local().fill_(1.0)
@@ -66,18 +69,43 @@ def timed(tensors):
             start = time.perf_counter()
             calls[name](parameters, 1.0)
             times[name].append(time.perf_counter() - start)
-    return {name: (1e3 * statistics.median(taken), collectives[name]) for name, taken in times.items()}
+    return {name: (1e3 * statistics.median(times[name]), collectives[name], sent[name]) for name in calls}
 
 
-def print_times():
-    print(f"Clipping small DTensors on one mesh: median milliseconds of {REPEATS} calls (collectives)")
-    print(f"{'processes':>9} {'tensors':>7} {'gradclip':>14} {'torch':>14} {'ratio':>6}")
-    for world, tensors in [(2, 10), *((world, TENSORS) for world in PROCESSES)]:
-        of_rank = spawn(timed, world, tensors)
-        slowest = {name: max(found[name] for found in of_rank) for name in of_rank[0]}
-        row = [f"{time:.2f} ({count})" for time, count in slowest.values()]
-        ratio = slowest["torch"][0] / slowest["gradclip"][0]
-        print(f"{world:>9} {tensors:>7} {row[0]:>14} {row[1]:>14} {ratio:>5.1f}x")
+def collectives_of(call, parameters):
+    with CommDebugMode() as counted:
+        call(parameters, 1e9)
+    return counted.get_total_counts()
+
+
+def bytes_of(call):
+    """Return how many bytes a call and a barrier send between the processes, divided by the number of processes."""
+    dist.barrier()
+    before = _loopback()
+    for _ in range(WIRE_CALLS):
+        call()
+        dist.barrier()
+    return (_loopback() - before) / WIRE_CALLS / dist.get_world_size()
+
+
+def _loopback():
+    return int(Path("/sys/class/net/lo/statistics/tx_bytes").read_text())
+
+
+def times(repeats, worlds):
+    print(f"Clipping small DTensors on one mesh, {repeats} calls each")
+    print(
+        "processes, tensors, function, median milliseconds, collectives of a call, bytes that a process sends in a call"
+    )
+    for world, tensors in ((world, tensors) for tensors in TENSORS for world in worlds):
+        of_rank = spawn(timed, world, tensors, repeats)
+        rows = []
+        for name in of_rank[0]:
+            ms, collectives, sent = (max(found[name][what] for found in of_rank) for what in range(3))
+            row = {"processes": world, "tensors": tensors, "name": name, "ms": ms}
+            rows.append(row | {"collectives": collectives, "bytes": round(sent)})
+            print(" ".join(f"{value:>12.2f}" if key == "ms" else f"{value:>9}" for key, value in rows[-1].items()))
+        yield from rows
 
 
 # Layouts
@@ -126,13 +154,14 @@ def compared(names):
     return found
 
 
-def print_layouts():
+def layouts():
     print(f"\nWhat becomes of a call on {WORLD} processes (gradclip | torch); hangs: until a timeout of {TIMEOUT} s")
     for names in ([name for name in LAYOUTS if name not in UNEVEN], *([name] for name in UNEVEN)):
         of_ranks = spawn(compared, WORLD, names)
         for name in names:
-            found = zip(*(of_rank[name] for of_rank in of_ranks), strict=True)
-            print(f"{name:32} {' | '.join(f'{_together(kinds):5}' for kinds in found)}")
+            ours, torchs = map(_together, zip(*(of_rank[name] for of_rank in of_ranks), strict=True))
+            print(f"{name:32} {ours:5} | {torchs}")
+            yield {"layout": name, "gradclip": ours, "torch": torchs}
 
 
 def _together(of_rank):
@@ -142,18 +171,22 @@ def _together(of_rank):
     return kinds[0] if len(kinds) == 1 else "; ".join(kinds)
 
 
-# Sizes
-
-
-def print_sizes():
+def lengths():
     print("\nNumbers in a vector, and bytes that one reduction carries when all gradients are split alike")
     for ord in (1, 2, 3, math.inf):
-        order = Order.parse(ord)
-        length = shards.length(order)
+        length = shards.length(Order.parse(ord))
         print(f"ord {ord:<4} {length:3} numbers and 3 flags: {8 * (length + 3)} bytes")
 
 
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=100, help="the number of calls of each contender")
+    parser.add_argument("--out", type=Path, default=SHARDED, help="the file to write")
+    options = parser.parse_args()
+    rows = list(times(options.repeats, PROCESSES))
+    lengths()
+    write({"rows": rows, "layouts": list(layouts())}, options.out)
+
+
 if __name__ == "__main__":
-    print_times()
-    print_layouts()
-    print_sizes()
+    main()

@@ -3,10 +3,13 @@
 Eight devices in one CPU's memory show what is sent, not how fast a network would be.
 """
 
+import argparse
 import os
+import random
 import re
 import statistics
 import time
+from pathlib import Path
 
 os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -16,12 +19,12 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
+from report import SHARDED_JAX, write
 
 import gradclip
 
 LEAVES = 60
 SHAPE = (512, 256)
-ROUNDS = 15
 LAYOUTS = {
     "fsdp, 8": ((8,), [P("x")]),
     "fsdp x tp, 4 x 2": ((4, 2), [P("x", "y"), P("y", "x")]),
@@ -51,25 +54,24 @@ def count(text, operation):
     return len(re.findall(rf" {operation}(?:-start)?\(", text))
 
 
-def measured(function, tree):
-    """Return the all-reduces in the compiled text, those outside of branches, the all-gathers, and milliseconds."""
-    compiled = jax.jit(function).lower(tree).compile()
-    text = compiled.as_text()
-    entry = text[text.index("\nENTRY") :]
-    times = []
-    for _ in range(ROUNDS + 1):
-        start = time.perf_counter()
-        jax.block_until_ready(compiled(tree))
-        times.append(time.perf_counter() - start)
-    reductions = f"{count(text, 'all-reduce')} ({count(entry, 'all-reduce')})"
-    return f"{reductions} | {count(text, 'all-gather')} | {1e3 * statistics.median(times[1:]):.1f}"
+def measured(calls, tree, rounds):
+    """Yield for each call what its compiled text holds of all-reduces and all-gathers, and its time."""
+    compiled = {name: jax.jit(call).lower(tree).compile() for name, call in calls.items()}
+    times = {name: [] for name in calls}
+    for turn in range(rounds + 1):
+        for name in random.Random(turn).sample(list(calls), len(calls)):
+            start = time.perf_counter()
+            jax.block_until_ready(compiled[name](tree))
+            times[name].append(time.perf_counter() - start)
+    for name, taken in times.items():
+        text = compiled[name].as_text()
+        reductions, entered = (count(some, "all-reduce") for some in (text, text[text.index("\nENTRY") :]))
+        row = {"name": name, "all-reduces": reductions, "outside of branches": entered}
+        yield row | {"all-gathers": count(text, "all-gather"), "ms": 1e3 * statistics.median(taken[1:])}
 
 
-def main():
-    print(f"{LEAVES} float32 leaves of shape {SHAPE}, all clipped; {jax.device_count()} host devices")
-    print("| layout | mesh | function | all-reduces (outside of branches) | all-gathers | ms |")
-    print("|---|---|---|---|---|---|")
-    for name, (shape, specs) in LAYOUTS.items():
+def rows(rounds):
+    for layout, (shape, specs) in LAYOUTS.items():
         specs = [specs[i % len(specs)] for i in range(LEAVES)]
         for kind in (AxisType.Auto, AxisType.Explicit):
             mesh = jax.make_mesh(shape, ("x", "y")[: len(shape)], axis_types=(kind,) * len(shape))
@@ -78,8 +80,20 @@ def main():
             if kind is AxisType.Explicit:
                 calls["gradclip in shard_map"] = inside(mesh, specs)
             with jax.set_mesh(mesh):
-                for function, call in calls.items():
-                    print(f"| {name} | {kind.name} | {function} | {measured(call, tree)} |", flush=True)
+                for row in measured(calls, tree, rounds):
+                    described = {"layout": layout, "mesh": kind.name, **row}
+                    print(*(f"{value:.1f}" if key == "ms" else value for key, value in described.items()), sep=" | ")
+                    yield described
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=30, help="the number of calls of each contender")
+    parser.add_argument("--out", type=Path, default=SHARDED_JAX, help="the file to write")
+    options = parser.parse_args()
+    print(f"{LEAVES} float32 leaves of shape {SHAPE}, all clipped; {jax.device_count()} host devices")
+    print("layout | mesh | function | all-reduces | those outside of branches | all-gathers | ms")
+    write({"rows": list(rows(options.repeats))}, options.out)
 
 
 if __name__ == "__main__":

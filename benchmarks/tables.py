@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import CLIPPING, PER_EXAMPLE, PRIVATE_STEPS, library, rounded
+from report import CLIPPING, PER_EXAMPLE, PRIVATE_STEPS, SHARDED, SHARDED_JAX, library, rounded
 
 ROOT = Path(__file__).parent.parent
 KINDS = {
@@ -65,6 +65,30 @@ def of_steps(rows):
     return lines
 
 
+def of_processes(rows):
+    """Return a line for each number of processes and tensors."""
+    lines = _head("processes, tensors", "gradclip, ms", "torch, ms", "times as fast", "bytes sent", "torch's")
+    for ours, torchs in zip(rows[::2], rows[1::2], strict=True):
+        lines += f"| {ours['processes']}, {ours['tensors']} | {_time(ours)} | {_time(torchs)} "
+        lines += f"| {rounded(torchs['ms'] / ours['ms'], 2)} | {ours['bytes']:,} | {torchs['bytes']:,} |\n"
+    return lines
+
+
+def of_layouts(layouts):
+    lines = _head("layout", "gradclip", "torch")
+    return lines + "".join(f"| {row['layout']} | {row['gradclip']} | {row['torch']} |\n" for row in layouts)
+
+
+def of_meshes(rows):
+    lines = _head("layout", "mesh", "function", "all-reduces (outside of branches)", "all-gathers", "ms")
+    for row in rows:
+        lines += (
+            f"| {row['layout']} | {row['mesh']} | {row['name']} | {row['all-reduces']} ({row['outside of branches']}) "
+        )
+        lines += f"| {row['all-gathers']} | {_time(row)} |\n"
+    return lines
+
+
 def _head(*columns):
     return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")
 
@@ -99,6 +123,7 @@ class Table:
     name: str
     measured: Path
     lines: callable
+    key: str = "rows"
 
     @property
     def marks(self):
@@ -109,7 +134,7 @@ class Table:
         return (ROOT / self.page).read_text().split(start)[1].split(end)[0]
 
     def current(self):
-        return self.lines(json.loads(self.measured.read_text())["rows"])
+        return self.lines(json.loads(self.measured.read_text())[self.key])
 
     def write(self):
         start, page = self.marks[0], ROOT / self.page
@@ -120,6 +145,9 @@ TABLES = [
     Table("README.md", "times", CLIPPING, of_clipping),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
+    Table("docs/sharded.md", "times", SHARDED, of_processes),
+    Table("docs/sharded.md", "layouts", SHARDED, of_layouts, "layouts"),
+    Table("docs/sharded_jax.md", "times", SHARDED_JAX, of_meshes),
 ]
 
 
