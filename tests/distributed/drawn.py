@@ -5,15 +5,16 @@ import os
 import random
 
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
 from gradients import close, holder, numbers, on_one_process, parameter, same_everywhere
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-DRAWS = 25
+DRAWS = 40
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 
 
@@ -41,8 +42,22 @@ def drawn_gradient(rng, among, seed):
     return full, parameter(full, mesh, placements([*shards, Replicate(), *partial]), like=placements(shards))
 
 
+def without_part_of(rank, full, p):
+    """Take this gradient from one process, and return the whole without what that one held."""
+    laid = distribute_tensor(full.clone(), p.grad.device_mesh, p.grad.placements)
+    if dist.get_rank() == rank:
+        laid.to_local().zero_()
+        p.grad = None
+    return laid.full_tensor()
+
+
+def split_over_all(p):
+    grad = p.grad
+    return isinstance(grad, DTensor) and grad.device_mesh.size() == WORLD and all(x.is_shard() for x in grad.placements)
+
+
 def layouts_agree_with_one_process():
-    among = meshes()
+    among, lost = meshes(), 0
     for seed in range(DRAWS):
         rng = random.Random(seed)
         drawn = [drawn_gradient(rng, among, 1000 * seed + i) for i in range(rng.randint(1, 6))]
@@ -52,7 +67,14 @@ def layouts_agree_with_one_process():
         kept = [(full, p) for full, p in drawn if p.grad is not None]
         if rng.random() < 0.3 and kept:
             drawn.append((None, kept[0][1]))
-        compare([p for _, p in drawn], kept, rng.choice(ORDERS), rng.choice([0.1, 0.9, 2.0]))
+        ord, share = rng.choice(ORDERS), rng.choice([0.1, 0.9, 2.0])
+        if ord != -math.inf:
+            some = [i for i, (_, p) in enumerate(kept) if rng.random() < 0.8 and split_over_all(p)]
+            for i in some:
+                kept[i] = (without_part_of(rng.randrange(WORLD), *kept[i]), kept[i][1])
+            lost += len(some)
+        compare([p for _, p in drawn], kept, ord, share)
+    assert lost > DRAWS // 10
 
 
 def compare(parameters, kept, ord, share):
@@ -65,7 +87,11 @@ def compare(parameters, kept, ord, share):
     if full:
         _, clipped = on_one_process(full, max_norm, ord)
         for (_, p), y in zip(kept, clipped, strict=True):
-            close(p.grad if p.grad.__class__ is torch.Tensor else p.grad.full_tensor(), y, 3)
+            if isinstance(p.grad, DTensor):
+                y = distribute_tensor(y, p.grad.device_mesh, p.grad.placements, src_data_rank=None).to_local()
+                close(p.grad.to_local(), y, 3)
+            elif p.grad is not None:
+                close(p.grad, y, 3)
 
 
 if __name__ == "__main__":

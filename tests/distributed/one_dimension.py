@@ -138,6 +138,28 @@ def stages_with_other_layers():
             close(mine[0].grad, clipped[rank], ord)
 
 
+def raise_raises_in_every_stage():
+    """The second process has the NaN; the others hold plain gradients of their own, or none."""
+    rank = dist.get_rank()
+    p = parameter(torch.tensor([1.0, math.nan if rank == 1 else 2.0]))
+    for parameters in ([p], [p] if rank else []):
+        with pytest.raises(FloatingPointError, match=r"in 1 leaves: rank 1: parameters\[0\].grad: 1 NaN, 0 infinite"):
+            gradclip.clip_grad_norm_(iter([*parameters, parameter(torch.ones(0))]), 1.0, nonfinite="raise", mesh=mesh())
+    assert p.grad[0] == 1.0
+
+
+def frozen_parameters_say_nothing():
+    """Of a model that is trained in part, the layers that are frozen have no gradient on any process."""
+    full = numbers(8, seed=1)
+    frozen = torch.nn.Parameter(distribute_tensor(numbers(6, seed=2), mesh(), [Shard(0)]), requires_grad=False)
+    alone = torch.nn.Parameter(numbers(3, seed=3), requires_grad=False)
+    trained = parameter(full, mesh(), [Shard(0)])
+    clipped = check([frozen, trained, alone], [full])
+    close(trained.grad.full_tensor(), clipped[0])
+    assert gradclip.grad_norm([frozen, alone]).item() == 0.0
+    assert frozen.grad is None
+
+
 def a_group_within_the_mesh_says_nothing_new():
     full = [numbers(8, seed=1), numbers(8, seed=2)]
     laid = [[Shard(0)], [Replicate()]]
