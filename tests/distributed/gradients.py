@@ -11,7 +11,7 @@ import gradclip
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 ERRORS = {
-    torch.float64: 1e-13,
+    torch.float64: 1e-14,
     torch.complex64: 4e-7,
     torch.float32: 2e-7,
     torch.bfloat16: 2.0**-7,
