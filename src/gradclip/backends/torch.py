@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip.backends import any_distributed, distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT32, FLOAT64
 from gradclip.backends.host import HostArray, HostArrays
@@ -90,7 +91,7 @@ class Torch(Portable):
         self.visible = visible
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return prepared(leaf)
+        return _summed(prepared(leaf))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -102,7 +103,7 @@ class Torch(Portable):
         return restored(array, leaf)
 
     def leave_count(self, flags: torch.Tensor) -> torch.Tensor:
-        return flags.sum()
+        return _summed(flags.sum())
 
     def booleans(self, mask: Any) -> torch.Tensor:
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device)
@@ -111,7 +112,7 @@ class Torch(Portable):
         return wide.to(getattr(torch, sum_dtype(x, wide, dtype)))
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
-        return value.to(getattr(torch, dtype))
+        return _summed(value.to(getattr(torch, dtype)))
 
     def precision(self) -> AbstractContextManager[Any]:
         return torch.no_grad()
@@ -187,6 +188,11 @@ class Torch(Portable):
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
+
+
+def _summed(value: torch.Tensor) -> torch.Tensor:
+    """Return a distributed tensor of which the processes hold terms so that they hold the sum, another as it is."""
+    return distributed().summed(value) if any_distributed([value]) else value
 
 
 def moved(coefficient: Any, device: torch.device) -> Any:

@@ -65,15 +65,16 @@ def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> TorchParts:
     tensors = gradients
     with torch.no_grad():
         if _any_partial(gradients):
-            tensors = [_summed(gradient, holder) for gradient, holder in zip(gradients, holders, strict=True)]
+            tensors = [summed(gradient, holder) for gradient, holder in zip(gradients, holders, strict=True)]
         found = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     if AsyncCollectiveTensor in set(map(type, found)):
         found = [x.wait() if isinstance(x, AsyncCollectiveTensor) else x for x in found]
     return TorchParts(found, tensors)
 
 
-def _summed(gradient: Any, holder: Any) -> Any:
-    return gradient.redistribute(placements=_settled(gradient, holder)) if _any_partial([gradient]) else gradient
+def summed(tensor: Any, holder: Any = None) -> Any:
+    """Return a tensor, with the sum in it where it holds the terms of one (or candidates for the largest)."""
+    return tensor.redistribute(placements=_settled(tensor, holder)) if _any_partial([tensor]) else tensor
 
 
 def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
