@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
-from gradients import close, holder, numbers, on_one_process, parameter, same_everywhere
+from gradients import check_bound, close, holder, numbers, on_one_process, parameter, same_everywhere
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
@@ -84,6 +84,8 @@ def compare(parameters, kept, ord, share):
     norm = gradclip.clip_grad_norm_(parameters, max_norm, ord)
     same_everywhere(norm)
     close(norm.double(), alone.double(), ord, torch.float32)
+    if isinstance(ord, int) or ord == math.inf:
+        check_bound([p.grad for _, p in kept if p.grad is not None], max_norm, ord)
     if full:
         _, clipped = on_one_process(full, max_norm, ord)
         for (_, p), y in zip(kept, clipped, strict=True):

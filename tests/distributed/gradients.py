@@ -1,6 +1,7 @@
 """Gradients laid out over processes, and what one process makes of the same gradients."""
 
 import math
+from fractions import Fraction
 from types import SimpleNamespace
 
 import torch
@@ -83,6 +84,29 @@ def close(found, expected, ord=2, dtype=None):
     """Compare; for powers that are no squares the coefficient is lowered by four times what `norms` allows for them."""
     error = max(ERRORS[dtype or found.dtype], 0.0 if ord in (1, 2) or math.isinf(ord) else 2.0**-39)
     torch.testing.assert_close(found, expected, rtol=error, atol=0, equal_nan=True)
+
+
+def holders_of_the_same(grad):
+    """Return how many processes hold the same part of a gradient as this one."""
+    if not isinstance(grad, DTensor):
+        return dist.get_world_size()
+    mesh = grad.device_mesh
+    replicated = [mesh.size(dim) for dim, placement in enumerate(grad.placements) if placement.is_replicate()]
+    return dist.get_world_size() // mesh.size() * math.prod(replicated)
+
+
+def check_bound(grads, max_norm, ord):
+    """Check in exact arithmetic that what all processes hold has at most this norm; each gradient is passed once."""
+    powers = [Fraction(0)]
+    for grad in grads:
+        local = grad.to_local() if isinstance(grad, DTensor) else grad
+        magnitudes = [abs(Fraction(x)) for x in local.double().flatten().tolist()]
+        same = 1 if math.isinf(ord) else holders_of_the_same(grad)
+        powers += magnitudes if math.isinf(ord) else [magnitude**ord / same for magnitude in magnitudes]
+    merge = max if math.isinf(ord) else sum
+    gathered = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, merge(powers))
+    assert merge(gathered) <= (Fraction(max_norm) if math.isinf(ord) else Fraction(max_norm) ** ord)
 
 
 def check(parameters, full, ord=2, share=0.5, nonfinite="propagate", **options):

@@ -10,7 +10,7 @@ import pytest
 
 import gradclip
 from gradclip.integrations.optax import clip_by_global_norm as optax_clip
-from sharded_jax.layouts import AxisType, P, assert_same, draw, mesh_of, placed, run
+from sharded_jax.layouts import AxisType, P, assert_bound, assert_same, draw, mesh_of, placed, run
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 KINDS = [AxisType.Auto, AxisType.Explicit]
@@ -40,6 +40,7 @@ def test_as_on_one_device(seed, kind):
     with jax.set_mesh(layout.mesh):
         (results, norm), sent = run(lambda tree: clip(tree, ord), layout.tree)
     assert_same(results, norm, *clip(layout.whole, ord))
+    assert_bound(results, ord, 0.5)
     for result, x in zip(results, layout.tree, strict=True):
         assert result.sharding.is_equivalent_to(x.sharding, x.ndim)
     assert set(sent) <= {"all-reduce"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from sharded_jax.layouts import AxisType, P, assert_same, draw, mesh_of, run
+from sharded_jax.layouts import AxisType, P, assert_bound, assert_same, draw, mesh_of, run
 
 WHOLE = P()
 ORDERS = [1, 2, 3, math.inf, -math.inf]
@@ -41,6 +41,7 @@ def test_as_on_one_device(seed, checked):
     call = mapped(clip, layout.mesh, layout.specs, (layout.specs, P()), checked=checked)
     (results, norm), sent = run(call, layout.tree)
     assert_same(results, norm, *gradclip.clip_by_global_norm(layout.whole, 0.5, ord=ord))
+    assert_bound(results, ord, 0.5)
     assert sent == ({"all-reduce": 1} if any(map(any, layout.specs)) else {})
 
 
