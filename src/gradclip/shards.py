@@ -9,9 +9,10 @@ integers k from -K to K: a holder with the norm m * r, r its divisor (or m = 1 a
 
     T_k = (m * r * 2**(-k*w))**p    in the place k with 2**(k*w - w/2) <= r < 2**(k*w + w/2), zeros in the others,
 
-the outermost places taking whatever lies beyond. With w*p <= 900 no T_k of up to 2**40 terms leaves float64's
-range, and scaling by a power of two is exact. The places are then added from the smallest: what lies two places
-below another is no more than 2**-300 of it, and is left out. These are the accumulators of Blue (A portable Fortran
+the outermost places taking whatever lies beyond. With w*p <= 1400 and at most 200/p digits beyond, all T_k lie
+between 2**-900 and 2**940, so that 2**40 of them can be added in float64, and scaling by a power of two is exact. The
+places are then added from the smallest: what lies two places below another is no more than 2**-300 of it, and is left
+out, as is what becomes subnormal beside a T_k above 2**-700. These are the accumulators of Blue (A portable Fortran
 program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
 
 The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It writes d_i * T_k, too, so that the
@@ -86,7 +87,7 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any
         return Norm(_extreme_of(xp, reduced[:2], order), None, reduced[2], 0.0)
     width, most = _places(order)
     count = 2 * most + 1
-    decay = 2.0 ** (-width * order.p)
+    decay = 2.0 ** (-width * order.p / 2)  # of which the square, from place to place, may be no float64
     whole, error = reduced[0], reduced[count]
     divisor = xp.full_like(whole, 2.0 ** (-most * width))
     for place in range(1 - most, most + 1):
@@ -94,8 +95,8 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any
         # A choice between two plain numbers would be float32 in PyTorch, where the decay is zero.
         below = xp.where(divisor == 2.0 ** ((place - 1) * width), xp.full_like(whole, decay), 0.0)
         whole, error = (
-            xp.where(total != 0, total + below * whole, whole),
-            xp.where(total != 0, of_total + below * error, error),
+            xp.where(total != 0, total + below * (below * whole), whole),
+            xp.where(total != 0, of_total + below * (below * error), error),
         )
         divisor = xp.where(total != 0, 2.0 ** (place * width), divisor)
     share = error / xp.where((whole > 0) & xp.isfinite(whole), whole, 1.0)
@@ -137,11 +138,11 @@ def _of_all_parts(backend: Backend, arrays: Arrays, order: Order) -> Norm:
 
 
 def _places(order: Order) -> tuple[int, int]:
-    """Return the width of a place in binary digits, and the number K of the last."""
+    """Return the width of a place in binary digits, an even number, and the number K of the last."""
     beyond = int(200 / order.p)
-    widest = int(800 / order.p)
+    widest = int(1400 / order.p)
     most = math.ceil((1074 - beyond - widest / 2) / widest)
-    return math.ceil((1074 - beyond) / (most + 0.5)), most
+    return 2 * math.ceil((1074 - beyond) / (2 * most + 1)), most
 
 
 def _extreme(xp: Any, value: Any, order: Order, empty: bool) -> list[Any]:
