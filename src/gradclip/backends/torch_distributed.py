@@ -5,8 +5,9 @@ different elements, so a norm has to be added up over them. `Replicate`: they ho
 `Partial`: they hold terms of a sum, which has to be formed before there is a norm.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -86,16 +87,23 @@ def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
 
 
 def _any_partial(tensors: Sequence[Any]) -> bool:
-    kinds = {type(placement) for x in tensors if isinstance(x, DTensor) for placement in x.placements}
-    return any(issubclass(kind, Partial) for kind in kinds)
+    placements = [x.placements for x in tensors if isinstance(x, DTensor)]
+    return any(issubclass(kind, Partial) for kind in set(map(type, chain.from_iterable(placements))))
 
 
-def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...] | None]:
+def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return for each tensor a key of what `split_over` looks at, so that it is looked at once for many tensors.
 
-    What is split follows from the kinds of the placements, which as keys are faster than the placements themselves.
+    What is split follows from the mesh and the kinds of the placements.
     """
-    return [(id(x.device_mesh), *map(type, x.placements)) if isinstance(x, DTensor) else None for x in tensors]
+    meshes = [id(x.device_mesh) if isinstance(x, DTensor) else None for x in tensors]
+    placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
+    kinds: Iterable[tuple[type, ...]] = (tuple(map(type, of_one)) for of_one in placements)
+    dimensions = set(map(len, placements))
+    if len(dimensions) == 1 and dimensions != {0}:
+        every_kind = map(type, chain.from_iterable(placements))
+        kinds = zip(*[every_kind] * dimensions.pop(), strict=True)  # the same without a call for each tensor
+    return list(zip(meshes, kinds, strict=True))
 
 
 def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
