@@ -1,9 +1,7 @@
 """From arrays and a threshold to a norm and a coefficient: the one path that every way of clipping takes."""
 
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from gradclip import exact, policy
@@ -79,7 +77,7 @@ def decide(
     if clipping.nonfinite == "raise" and not backend.xp.all(finite):
         (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
     threshold = backend.scalar(clipping.max_norm, arrays)
-    chosen = _chosen(backend, arrays, clipping, norm, threshold, shared=sharing is not None)
+    chosen = _chosen(backend, arrays, clipping, norm, threshold, sharing)
     clipped = exceeds(norm, threshold) & ~chosen.keep
     chosen = policy.apply(clipping.nonfinite, backend, finite, chosen)
     if mask is not None:
@@ -158,7 +156,7 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
 
 
 def _chosen(
-    backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, *, shared: bool
+    backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, sharing: Sharing | None
 ) -> Coefficient:
     if clipping.grid is not None and clipping.gamma is None:
         return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
@@ -170,19 +168,17 @@ def _chosen(
     if clipping.to_unit:
         return unit_coefficient(backend, norm, threshold)
     # Processes that share a norm must come to the same coefficient, whatever they hold of it.
-    chosen = coefficient(backend, norm, threshold, split=shared or needs_split(backend, arrays))
-    if shared or not backend.concrete or chosen.keep.ndim or not undecided(norm, threshold):
+    chosen = coefficient(backend, norm, threshold, split=sharing is not None or needs_split(backend, arrays))
+    looks = backend.concrete if sharing is None else sharing.on_host
+    if not looks or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
-    fits = _exactly_fits(backend, arrays, clipping.order, float(threshold))
+    fits = _exactly_fits(backend, arrays, clipping.order, float(threshold), sharing)
     return replace(chosen, keep=backend.xp.asarray(fits))
 
 
-def _exactly_fits(backend: Any, arrays: Arrays, order: Order, max_norm: float) -> bool:
+def _exactly_fits(backend: Backend, arrays: Arrays, order: Order, max_norm: float, sharing: Sharing | None) -> bool:
+    if sharing is not None:
+        return sharing.fits(backend, arrays, max_norm)
     if order.p != 2 and arrays.any_complex:
         return False
-    parts = [part for x in arrays for part in backend.parts(x)]
-
-    def chunks() -> Iterator[Any]:
-        return chain.from_iterable(map(backend.wide_chunks, parts))
-
-    return exact.at_most(chunks, sum(math.prod(x.shape) for x in parts), order.p, max_norm)
+    return exact.at_most(*exact.chunks_of(backend, arrays), order.p, max_norm)

@@ -7,9 +7,10 @@ halves (Dekker, "A floating-point technique for extending the available precisio
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,12 @@ _MOST_FRACTIONS = 100_000
 _LARGEST_POWER = 64
 _SMALLEST, _LARGEST = 2.0**-400, 2.0**400
 _CONDENSED_ERROR = 2.0**-70
+
+
+def chunks_of(backend: Any, arrays: Sequence[Any]) -> tuple[Callable[[], Iterator[np.ndarray]], int]:
+    """Return what yields the real numbers of arrays in host memory as float64 pieces, and how many there are."""
+    parts = [part for x in arrays for part in backend.parts(x)]
+    return lambda: chain.from_iterable(map(backend.wide_chunks, parts)), sum(math.prod(x.shape) for x in parts)
 
 
 def at_most(chunks: Callable[[], Iterable[np.ndarray]], count: int, p: float, max_norm: float) -> bool:
@@ -69,8 +76,18 @@ def _powers_at_most(magnitudes: list[float], p: float, max_norm: float) -> bool:
         return magnitudes[0] <= max_norm
     if not p.is_integer() or p > _LARGEST_POWER:
         return False
-    power = int(p)
-    return sum(Fraction(v) ** power for v in magnitudes) <= Fraction(max_norm) ** power
+    return _power_sum(magnitudes, int(p)) <= Fraction(max_norm) ** int(p)
+
+
+def power_sum(chunks: Callable[[], Iterable[np.ndarray]], count: int, p: float) -> Fraction | float:
+    """Return the exact sum of the powers |v|**p of the `count` numbers in `chunks()`; NaN where that cannot be told."""
+    if count > _MOST_FRACTIONS or not p.is_integer():
+        return math.nan
+    return _power_sum((abs(v) for chunk in chunks() for v in chunk.tolist()), int(p))
+
+
+def _power_sum(magnitudes: Iterable[float], power: int) -> Fraction:
+    return sum((Fraction(v) ** power for v in magnitudes), Fraction(0))
 
 
 class _UnsafeError(Exception):

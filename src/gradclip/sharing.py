@@ -10,13 +10,17 @@ Three numbers travel along: how many vectors are added up, which bounds the roun
 how many could not prepare their gradients, so that a mistake on one ends the call on all.
 """
 
-from collections.abc import Iterator, Sequence
+import math
+import operator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from gradclip import policy, shards
+from gradclip import exact, policy, shards
 from gradclip.backends import Backend, any_distributed, distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
@@ -80,13 +84,10 @@ class Sharing:
     def norm(self, backend: Backend, arrays: Arrays) -> Norm:
         """Return the norm of what all processes hold, of which this one has `arrays`."""
         shards.check_wide(backend)
-        indices: list[list[int]] = [[] for _ in self._splits]
-        for index, number in enumerate(self._of_gradients or [0] * len(arrays)):
-            indices[number].append(index)
-        vectors = [self._vector(backend, arrays, chosen) for chosen in indices]
+        vectors = [self._vector(backend, some) for some in self._by_split(backend, arrays)]
         numbers = [float(len(vectors)), float(FLOAT64 in arrays.formats), 0.0]
         flags = [backend.scalar(number, arrays) for number in numbers]
-        (holders, wide, failed), total = self._reduced(backend.xp, flags, vectors)
+        (holders, wide, failed), total = self._measures(backend.xp, flags, vectors)
         if self._looks:
             self._check_all_prepared(failed)
         self._holds_float64 = bool(wide > 0) if backend.concrete else FLOAT64 in arrays.formats
@@ -101,20 +102,58 @@ class Sharing:
         """Return a tensor without elements, for a process that has no gradient."""
         return self._module.nothing(self._device)
 
-    def _vector(self, backend: Backend, arrays: Arrays, chosen: Sequence[int]) -> list[Any]:
-        some = arrays if len(chosen) == len(arrays) else backend.chosen(arrays, chosen)
+    @property
+    def on_host(self) -> bool:
+        """Whether all processes reduce on the host, so that each may look at what comes of it."""
+        return bool(self._device.type == "cpu")
+
+    def fits(self, backend: Backend, arrays: Arrays, max_norm: float) -> bool:
+        """Say in exact arithmetic whether the norm of what all processes hold is at most `max_norm`.
+
+        False also where that cannot be told. All processes have to ask, as they do: what makes them is the norm.
+        """
+        vectors = [[self._power_sum(backend, some)] for some in self._by_split(backend, arrays)]
+        _, (total,) = self._over_groups([], vectors, operator.add, self._module.add_up)
+        return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(self._order.p)
+
+    def _power_sum(self, backend: Backend, some: Arrays) -> Fraction | float:
+        p = self._order.p
+        if not backend.concrete or (p != 2 and some.any_complex):
+            return math.nan
+        return exact.power_sum(*exact.chunks_of(backend, some), p)
+
+    def _by_split(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays of each split."""
+        if len(self._splits) == 1:
+            return [arrays]
+        indices: list[list[int]] = [[] for _ in self._splits]
+        for index, number in enumerate(self._of_gradients):
+            indices[number].append(index)
+        return [backend.chosen(arrays, chosen) for chosen in indices]
+
+    def _vector(self, backend: Backend, some: Arrays) -> list[Any]:
         norm = measure(backend, some, self._order)
         return shards.vector(backend.xp, norm, self._order, empty=not some.elements())
 
-    def _reduced(self, xp: Any, flags: list[Any], vectors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+    def _measures(self, xp: Any, flags: list[Any], vectors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+        """Reduce the vectors of all splits to one, and the flags with them, on the device of the processes."""
+        largest = self._order.extreme
+        reduce = partial(self._module.reduce, device=self._device, largest=largest)
+        return self._over_groups(flags, vectors, xp.maximum if largest else xp.add, reduce)
+
+    def _over_groups(
+        self,
+        flags: list[Any],
+        vectors: Sequence[list[Any]],
+        merge: Callable[[Any, Any], Any],
+        reduce: Callable[[list[Any], Any], list[Any]],
+    ) -> tuple[list[Any], list[Any]]:
         """Reduce the vectors of all splits to one, over one group after the other, and the flags with them."""
-        merge = xp.maximum if self._order.extreme else xp.add
         waiting = dict(zip(self._splits, vectors, strict=True))
         length = len(vectors[0])
         for group in self._groups:
             first = [split for split in waiting if split[:1] == (group,)]
-            flat = [*flags, *(number for split in first for number in waiting.pop(split))]
-            flat = self._module.reduce(flat, group, self._device, largest=self._order.extreme)
+            flat = reduce([*flags, *(number for split in first for number in waiting.pop(split))], group)
             flags, flat = flat[: len(flags)], flat[len(flags) :]
             for position, split in enumerate(first):
                 vector = flat[position * length : (position + 1) * length]
@@ -134,12 +173,10 @@ class Sharing:
             raise
 
     def _tell(self, error: Exception) -> None:
-        nothing = HOST.enter([])
-        xp = HOST.xp
-        vectors = [self._vector(HOST, nothing, []) for _ in self._splits]
+        vectors = [self._vector(HOST, HOST.enter([])) for _ in self._splits]
         again = self._nonfinite == "zero" and not self._looks
         for _ in range(1 + again):
-            self._reduced(xp, [np.float64(0), np.float64(0), np.float64(1)], vectors)
+            self._measures(HOST.xp, [np.float64(0), np.float64(0), np.float64(1)], vectors)
         if self._looks:
             self._exchange([f"{type(error).__name__}: {error}"])
 

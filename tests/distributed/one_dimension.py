@@ -80,6 +80,34 @@ def not_clipped_means_not_written():
     assert grad.to_local()._version == version
 
 
+def exactly_at_the_threshold():
+    """3, 4 and 12 have the norm 13, which no computed error leaves in doubt: over processes, and beside plain ones."""
+    sides = [torch.tensor([3.0]), torch.tensor([4.0]), torch.zeros(0)]
+    for ord, length in ((2, 13.0), (1, 19.0)):
+        p = parameter(sides[min(dist.get_rank(), 2)])
+        other = parameter(torch.tensor([12.0]))
+        groups = [{"params": [p], "process_group": dist.group.WORLD}, {"params": [other]}]
+        for max_norm, kept in ((length, True), (math.nextafter(length, 0), False)):
+            before = [one.grad.clone() for one in (p, other)]
+            assert gradclip.clip_grad_norm_(groups, max_norm, ord).item() == length
+            same = [torch.equal(one.grad, x) for one, x in zip((p, other), before, strict=True)]
+            assert same == [kept or not p.grad.numel(), kept]
+
+
+def what_cannot_be_told_clips():
+    """Orders that are no integers, magnitudes of complex numbers, more elements than exact arithmetic is for."""
+    p = parameter(torch.ones(120_000))
+    length = math.sqrt(120_000 * WORLD)
+    assert gradclip.clip_grad_norm_([p], length, process_group=dist.group.WORLD).item() == pytest.approx(length)
+    assert p.grad.max() < 1.0
+    q = parameter(torch.ones(1))
+    assert gradclip.clip_grad_norm_([q], WORLD ** (1 / 1.5), 1.5, process_group=dist.group.WORLD).item() > 1.0
+    assert q.grad.item() < 1.0
+    r = parameter(torch.tensor([3 + 4j]))
+    assert gradclip.clip_grad_norm_([r], 5.0, math.inf, process_group=dist.group.WORLD).item() == 5.0
+    assert r.grad.abs().item() < 5.0
+
+
 def no_gradients():
     parameters = [parameter(numbers(4, seed=1), mesh(), [Shard(0)]) for _ in range(2)]
     full = [numbers(4, seed=1)]

@@ -180,11 +180,21 @@ def rank() -> int:
     return dist.get_rank()
 
 
+def add_up(values: Sequence[Any], group: Group) -> list[Any]:
+    """Return the sums of what all members of a group pass: as many numbers of any kind each."""
+    return [sum(of_all) for of_all in zip(*_gathered(values, group), strict=True)]
+
+
 def exchange(messages: Sequence[str], groups: Sequence[Group]) -> list[str]:
     """Return the messages of all processes that are reached through the groups, one after the other."""
     known = list(messages)
     for group in groups:
-        received: list[Any] = [None] * len(group.ranks)
-        dist.all_gather_object(received, known, group=group.handle)
-        known = sorted({message for of_one in received for message in of_one})
+        known = sorted(set(chain.from_iterable(_gathered(known, group))))
     return known
+
+
+def _gathered(sent: Any, group: Group) -> list[Any]:
+    """Return what all members of a group send."""
+    received: list[Any] = [None] * len(group.ranks)
+    dist.all_gather_object(received, sent, group=group.handle)
+    return received
