@@ -15,6 +15,7 @@ LAYERS = [
     {"norms", "exact", "grid", "hostile"},
     {"coefficient", "shards"},
     {"policy", "derivative", "sensitivity", "members"},
+    {"splits"},
     {"sharing"},
     {"decision"},
     {"clip", "streamed"},

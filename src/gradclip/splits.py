@@ -1,0 +1,101 @@
+"""Over which groups of processes gradients are split, and how what each holds is reduced over them.
+
+Group after group, all vectors that have to be reduced over it are reduced in one call; those that then have the same
+groups before them are added up and go on as one. What has no group before it is held by everyone, and counts once.
+Which vectors there are follows from the layout of the parameters and from the groups that were named, never from the
+gradients at hand. So every process makes the same calls, whether it holds all, some or none of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradclip.backends import Backend, distributed
+from gradclip.backends.arrays import Arrays
+from gradclip.members import UNNAMED, Members
+
+Split = tuple[Any, ...]
+"""The groups over which a gradient is split, in the order in which its norm is reduced."""
+
+
+class Splits:
+    """Every split that there is, on every process the same, and the number of that of each gradient here."""
+
+    def __init__(self, members: Members, named: Sequence[Any]) -> None:
+        self._all, self._of_gradients = _all_splits(members, distributed().groups(named))
+        self.groups = _sequence(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays of each split."""
+        if len(self._all) == 1:
+            return [arrays]
+        indices: list[list[int]] = [[] for _ in self._all]
+        for index, number in enumerate(self._of_gradients):
+            indices[number].append(index)
+        return [backend.chosen(arrays, chosen) for chosen in indices]
+
+    def reduced(
+        self,
+        flags: list[Any],
+        vectors: Sequence[list[Any]],
+        merge: Callable[[Any, Any], Any],
+        reduce: Callable[[list[Any], Any], list[Any]],
+    ) -> tuple[list[Any], list[Any]]:
+        """Reduce the vectors of all splits to one, over one group after the other, and the flags with them.
+
+        `reduce` takes as many numbers of every member of a group, `merge` two vectors in this process.
+        """
+        waiting = dict(zip(self._all, vectors, strict=True))
+        length = len(vectors[0])
+        for group in self.groups:
+            first = [split for split in waiting if split[:1] == (group,)]
+            flat = reduce([*flags, *(number for split in first for number in waiting.pop(split))], group)
+            flags, flat = flat[: len(flags)], flat[len(flags) :]
+            for position, split in enumerate(first):
+                vector = flat[position * length : (position + 1) * length]
+                other = waiting.get(split[1:])
+                waiting[split[1:]] = vector if other is None else list(map(merge, other, vector))
+        return flags, waiting[()]
+
+
+def _all_splits(members: Members, default: Split) -> tuple[list[Split], list[int]]:
+    module, parameters, gradients = distributed(), members.parameters, members.gradients
+    beside = {id(one): default if one is UNNAMED else module.groups(one) for one in members.beside}
+    named = [beside.get(id(one), default) for one in members.beside_each()]
+    layouts = list(zip(module.layouts(parameters), module.layouts(gradients), map(id, named), strict=True))
+    found = dict.fromkeys(split for split in (default, *beside.values()) if split)
+    of_layout: dict[Any, Split] = {}
+    for layout in dict.fromkeys(layouts):
+        at = layouts.index(layout)
+        splits = module.split_over(parameters[at], gradients[at], named[at])
+        found.update(dict.fromkeys(splits))
+        of_layout[layout] = splits[-1]
+    if len(found) < 2:
+        return list(found) or [()], []
+    number_of = {split: number for number, split in enumerate(found)}
+    of_gradients: dict[int, int] = {}
+    for layout, gradient in zip(layouts, gradients, strict=True):
+        of_gradients.setdefault(id(gradient), number_of[of_layout[layout]])
+    of_gradients.pop(id(None), None)
+    return list(found), list(of_gradients.values())
+
+
+def _sequence(splits: Sequence[Split]) -> list[Any]:
+    """Return all groups, each after those that stand before it in any split.
+
+    Raises ValueError where two stand in one order here and in the other there.
+    """
+    waiting, order = list(splits), []
+    while any(waiting):
+        seen = dict.fromkeys(group for split in waiting for group in split)
+        ready = [group for group in seen if not any(group in split[1:] for split in waiting)]
+        if not ready:
+            raise ValueError(
+                "two process groups are named in one order for some parameters and in the other order for others; "
+                "name them in the same order everywhere."
+            )
+        order.append(ready[0])
+        waiting = [split[1:] if split[:1] == (ready[0],) else split for split in waiting]
+    return order
