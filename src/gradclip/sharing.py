@@ -36,7 +36,6 @@ class Sharing:
         self._nonfinite = nonfinite
         self._splits = Splits(members, named)
         self._device = self._module.device_for(self._splits.groups, members.parameters)
-        self._looks = self._device.type == "cpu" or nonfinite == "raise"
         self._holds_float64 = False
 
     @classmethod
@@ -77,6 +76,10 @@ class Sharing:
     def on_host(self) -> bool:
         """Whether all processes reduce on the host, so that each may look at what comes of it."""
         return bool(self._device.type == "cpu")
+
+    @property
+    def _looks(self) -> bool:
+        return self.on_host or self._nonfinite == "raise"
 
     def fits(self, backend: Backend, arrays: Arrays, max_norm: float) -> bool:
         """Say in exact arithmetic whether the norm of what all processes hold is at most `max_norm`.

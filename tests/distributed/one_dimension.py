@@ -2,6 +2,8 @@
 
 import math
 import os
+from contextlib import contextmanager
+from unittest import mock
 
 import pytest
 import torch
@@ -10,13 +12,14 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
+import gradclip.backends.torch as torch_backend
+from gradclip.sharing import Sharing
 from gradients import (
     ORDERS,
     check,
     check_all,
     close,
     holder,
-    laid_out,
     numbers,
     on_one_process,
     parameter,
@@ -206,70 +209,47 @@ def a_group_within_the_mesh_says_nothing_new():
     check_all(parameters, full, process_group=dist.group.WORLD)
 
 
-def torch_signatures():
-    from gradclip.integrations import torch as ours
-
-    full = numbers(8, seed=1)
-    p = parameter(full, mesh(), [Shard(0)])
-    norm = ours.clip_grad_norm_([p], 1.0)
-    assert type(norm) is torch.Tensor
-    close(norm, torch.linalg.vector_norm(full))
-    total = ours.get_total_norm([distribute_tensor(full, mesh(), [Shard(0)])])
-    assert type(total) is torch.Tensor
-    close(total, torch.linalg.vector_norm(full))
+@contextmanager
+def unseen():
+    """Take the path of accelerators, on which no value is looked at."""
+    hidden = mock.patch.object(torch_backend, "in_host_memory", return_value=False)
+    with hidden as asked, mock.patch.object(Sharing, "on_host", False):
+        yield
+    assert asked.called
 
 
-def other_functions_work_on_each_part():
-    from gradclip.inplace import clip_grads_with_norm_
-
-    full = numbers(8, seed=1)
-    for laid in ([Shard(0)], [Replicate()], [Partial()]):
-        p = parameter(full, mesh(), laid, like=[Shard(0)])
-        gradclip.clip_grad_value_([p], 1.25)
-        assert torch.equal(p.grad.full_tensor(), full.clamp(-1.25, 1.25))
-        q = parameter(full, mesh(), laid, like=[Shard(0)])
-        clip_grads_with_norm_([q], 1.0, 4.0)
-        # A given norm is trusted to float32 precision only, which the coefficient makes up for.
-        torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
+def where_nothing_is_looked_at():
+    full = [numbers(5, 3, seed=1), numbers(4, seed=2, dtype=torch.float64), numbers(6, seed=3, dtype=torch.bfloat16)]
+    laid = [[Shard(0)], [Replicate()], [Shard(0)]]
+    for ord in ORDERS:
+        for bad, nonfinite in ((1.0, "propagate"), (math.nan, "propagate"), (math.inf, "zero"), (math.nan, "skip")):
+            full[0][3, 1] = bad
+            with unseen():
+                check_all(
+                    [parameter(x, mesh(), p) for x, p in zip(full, laid, strict=True)], full, ord, nonfinite=nonfinite
+                )
 
 
-def functional_calls():
-    """These go through PyTorch's own operations on distributed tensors, and return such."""
-    full = {"w": numbers(5, 3, seed=1), "b": numbers(4, seed=2), "scale": numbers(3, seed=3)}
-    laid = {"w": [Shard(0)], "b": [Replicate()], "scale": [Partial()]}
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        alone = {name: x.to(dtype) for name, x in full.items()}
-        parts = {name: laid_out(x, mesh(), laid[name]) for name, x in alone.items()}
-        for ord in ORDERS:
-            clipped, norm = gradclip.clip_by_global_norm(parts, 1.0, ord=ord)
-            expected, wanted = gradclip.clip_by_global_norm(alone, 1.0, ord=ord)
-            for found in (norm, gradclip.global_norm(parts, ord)):
-                same_everywhere(found.to_local())
-                close(found.full_tensor(), wanted, ord)
-            for name, x in clipped.items():
-                close(x.full_tensor(), expected[name], ord)
+def raise_where_nothing_else_is_looked_at():
+    x = numbers(8, seed=1)
+    x[7] = math.nan
+    p = parameter(x, mesh(), [Shard(0)])
+    with unseen(), pytest.raises(FloatingPointError, match=rf"in 1 leaves: rank {WORLD - 1}: .* 1 NaN"):
+        gradclip.clip_grad_norm_([p], 1.0, nonfinite="raise")
 
 
-def derivatives_of_functional_calls():
-    full = numbers(8, seed=1)
-    for laid in (Shard(0), Replicate()):
-        for ord in (1, 2, 3, math.inf):
-            alone, parts = full.clone().requires_grad_(), laid_out(full, mesh(), [laid]).requires_grad_()
-            for x in (alone, parts):
-                clipped, norm = gradclip.clip_by_global_norm([x], 1.0, ord=ord)
-                (clipped[0].square().sum() + 3 * norm).backward()
-            torch.testing.assert_close(parts.grad.full_tensor(), alone.grad, rtol=1e-6, atol=1e-6)
-
-
-def per_example_calls():
-    full = {"w": numbers(6, 3, seed=1), "b": numbers(6, seed=2)}
-    summed, info = gradclip.per_example_clip({name: laid_out(x, mesh(), [Shard(0)]) for name, x in full.items()}, 2.0)
-    expected, wanted = gradclip.per_example_clip(full, 2.0)
-    same_everywhere(info.num_clipped.to_local())
-    assert info.num_clipped.item() == wanted.num_clipped.item() > 0
-    close(info.norms.full_tensor(), wanted.norms)
-    for name, x in summed.items():
-        torch.testing.assert_close(x.full_tensor(), expected[name], rtol=1e-6, atol=1e-7)
+def a_mistake_that_nobody_looks_at():
+    """The process whose gradient is wrong raises; for the others all is NaN."""
+    for nonfinite, others in (("propagate", math.nan), ("zero", math.nan), ("skip", 0.0)):
+        p = parameter(numbers(WORLD, seed=1), mesh(), [Shard(0)])
+        wrong = holder(torch.ones(2, dtype=torch.int64 if dist.get_rank() == 0 else torch.float32))
+        with unseen():
+            if dist.get_rank() == 0:
+                with pytest.raises(TypeError, match="int64"):
+                    gradclip.clip_grad_norm_([p, wrong], 1.0, nonfinite=nonfinite)
+            else:
+                assert math.isnan(gradclip.clip_grad_norm_([p, wrong], 1.0, nonfinite=nonfinite))
+                assert p.grad.to_local().isnan().all() if math.isnan(others) else not p.grad.to_local().any()
 
 
 def high_orders_are_refused():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-HELPERS = ("mesh", "line", "network")
+HELPERS = ("mesh", "line", "network", "unseen")
 """Functions of the scripts that take nothing and are no cases."""
 
 

@@ -25,7 +25,13 @@ def cases(script):
     return [node.name for node in functions if not node.args.args and node.name not in processes.HELPERS]
 
 
-SCRIPTS = [(2, "one_dimension.py"), (3, "one_dimension.py"), (4, "two_dimensions.py"), (4, "drawn.py")]
+SCRIPTS = [
+    (2, "functions.py"),
+    (2, "one_dimension.py"),
+    (3, "one_dimension.py"),
+    (4, "two_dimensions.py"),
+    (4, "drawn.py"),
+]
 CASES = [
     pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")
     for world, script in SCRIPTS

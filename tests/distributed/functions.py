@@ -1,0 +1,88 @@
+"""Functions beside clip_grad_norm_ that take distributed tensors."""
+
+import math
+import os
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+
+import gradclip
+from gradients import ORDERS, close, laid_out, numbers, parameter, same_everywhere
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def mesh():
+    return init_device_mesh("cpu", (WORLD,))
+
+
+def torch_signatures():
+    from gradclip.integrations import torch as ours
+
+    full = numbers(8, seed=1)
+    p = parameter(full, mesh(), [Shard(0)])
+    norm = ours.clip_grad_norm_([p], 1.0)
+    assert type(norm) is torch.Tensor
+    close(norm, torch.linalg.vector_norm(full))
+    total = ours.get_total_norm([distribute_tensor(full, mesh(), [Shard(0)])])
+    assert type(total) is torch.Tensor
+    close(total, torch.linalg.vector_norm(full))
+
+
+def other_functions_work_on_each_part():
+    from gradclip.inplace import clip_grads_with_norm_
+
+    full = numbers(8, seed=1)
+    for laid in ([Shard(0)], [Replicate()], [Partial()]):
+        p = parameter(full, mesh(), laid, like=[Shard(0)])
+        gradclip.clip_grad_value_([p], 1.25)
+        assert torch.equal(p.grad.full_tensor(), full.clamp(-1.25, 1.25))
+        q = parameter(full, mesh(), laid, like=[Shard(0)])
+        clip_grads_with_norm_([q], 1.0, 4.0)
+        # A given norm is trusted to float32 precision only, which the coefficient makes up for.
+        torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
+
+
+def functional_calls():
+    """These go through PyTorch's own operations on distributed tensors, and return such."""
+    full = {"w": numbers(5, 3, seed=1), "b": numbers(4, seed=2), "scale": numbers(3, seed=3)}
+    laid = {"w": [Shard(0)], "b": [Replicate()], "scale": [Partial()]}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        alone = {name: x.to(dtype) for name, x in full.items()}
+        parts = {name: laid_out(x, mesh(), laid[name]) for name, x in alone.items()}
+        for ord in ORDERS:
+            clipped, norm = gradclip.clip_by_global_norm(parts, 1.0, ord=ord)
+            expected, wanted = gradclip.clip_by_global_norm(alone, 1.0, ord=ord)
+            for found in (norm, gradclip.global_norm(parts, ord)):
+                same_everywhere(found.to_local())
+                close(found.full_tensor(), wanted, ord)
+            for name, x in clipped.items():
+                close(x.full_tensor(), expected[name], ord)
+
+
+def derivatives_of_functional_calls():
+    full = numbers(8, seed=1)
+    for laid in (Shard(0), Replicate()):
+        for ord in (1, 2, 3, math.inf):
+            alone, parts = full.clone().requires_grad_(), laid_out(full, mesh(), [laid]).requires_grad_()
+            for x in (alone, parts):
+                clipped, norm = gradclip.clip_by_global_norm([x], 1.0, ord=ord)
+                (clipped[0].square().sum() + 3 * norm).backward()
+            torch.testing.assert_close(parts.grad.full_tensor(), alone.grad, rtol=1e-6, atol=1e-6)
+
+
+def per_example_calls():
+    full = {"w": numbers(6, 3, seed=1), "b": numbers(6, seed=2)}
+    summed, info = gradclip.per_example_clip({name: laid_out(x, mesh(), [Shard(0)]) for name, x in full.items()}, 2.0)
+    expected, wanted = gradclip.per_example_clip(full, 2.0)
+    same_everywhere(info.num_clipped.to_local())
+    assert info.num_clipped.item() == wanted.num_clipped.item() > 0
+    close(info.norms.full_tensor(), wanted.norms)
+    for name, x in summed.items():
+        torch.testing.assert_close(x.full_tensor(), expected[name], rtol=1e-6, atol=1e-7)
+
+
+if __name__ == "__main__":
+    run_all(globals())
