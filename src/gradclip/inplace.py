@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from gradclip.backends import Backend
+from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
 from gradclip.coefficient import check_threshold, from_norm, known_threshold
@@ -97,7 +97,7 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    clipping = Clipping(check_threshold(max_norm), Order.parse(ord), check_policy(nonfinite))
+    clipping = Clipping(check_threshold(whole_scalar(max_norm)), Order.parse(ord), check_policy(nonfinite))
     members = Members.of(parameters)
     sharing = Sharing.of(members, process_group, mesh, clipping.order, nonfinite)
     gradients, backend, arrays = _entered(members, sharing, clipping.max_norm, to_write=True)
@@ -122,7 +122,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
         TypeError, ValueError: as `clip_grad_norm_`; the gradients are as they were.
 
     """
-    threshold = check_threshold(max_norm)
+    threshold, total_norm = check_threshold(whole_scalar(max_norm)), whole_scalar(total_norm)
     gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
     threshold = known_threshold(backend, threshold)
     with backend.precision():
@@ -150,7 +150,7 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     [-1.0, 0.5]
 
     """
-    bound = check_threshold(clip_value, "clip_value")
+    bound = check_threshold(whole_scalar(clip_value), "clip_value")
     gradients, backend, arrays = _entered(Members.of(parameters), None, bound, to_write=True)
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():

@@ -45,6 +45,25 @@ def other_functions_work_on_each_part():
         torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
 
 
+def norms_and_thresholds_of_torch():
+    """PyTorch's norm of distributed tensors is one, too, in which each process has its part of the sum."""
+    from gradclip.integrations import torch as ours
+
+    full = numbers(8, seed=1)
+    for ord in (2, math.inf):
+        p, q = (parameter(full, mesh(), [Shard(0)]) for _ in range(2))
+        norm = torch.nn.utils.get_total_norm([p.grad], ord)
+        ours.clip_grads_with_norm_([p], 1.0, norm)
+        torch.nn.utils.clip_grads_with_norm_([q], 1.0, norm)
+        torch.testing.assert_close(p.grad.full_tensor(), q.grad.full_tensor(), rtol=1e-5, atol=0)
+    p, q = (parameter(full, mesh(), [Shard(0)]) for _ in range(2))
+    gradclip.clip_grad_norm_([p], laid_out(torch.tensor(2.0), mesh(), [Replicate()]))
+    gradclip.clip_grad_norm_([q], 2.0)
+    assert torch.equal(p.grad.to_local(), q.grad.to_local())
+    gradclip.clip_grad_value_([p], laid_out(torch.tensor(0.5), mesh(), [Replicate()]))
+    assert p.grad.to_local().abs().max() == 0.5
+
+
 def functional_calls():
     """These go through PyTorch's own operations on distributed tensors, and return such."""
     full = {"w": numbers(5, 3, seed=1), "b": numbers(4, seed=2), "scale": numbers(3, seed=3)}

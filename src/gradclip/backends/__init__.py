@@ -83,6 +83,11 @@ def any_distributed(leaves: Sequence[Any]) -> bool:
     return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, leaves)))
 
 
+def whole_scalar(value: Any) -> Any:
+    """Return a number or scalar array; of a distributed tensor, as PyTorch's norms are, the plain one it stands for."""
+    return value.full_tensor() if any_distributed([value]) else value
+
+
 def distributed() -> Any:
     """Return the module for what several processes hold."""
     from gradclip.backends import torch_distributed
