@@ -52,7 +52,7 @@ EXPECTED = {
     ],
     "sharded_checkpoint.py": [
         "4 files, norm 723.8",
-        ", known from 10 numbers a file\nclipped file by file: norm 0.99",
+        ", known from 6 numbers a file\nclipped file by file: norm 0.99",
         ", at most 1.0; of all in memory 0.99",
     ],
     "fsdp2.py": [
