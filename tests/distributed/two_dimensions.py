@@ -14,6 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
+from gradclip.backends import torch_distributed
 from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
 from worker import run_all
 
@@ -161,6 +162,14 @@ def a_partial_gradient_stays_when_an_error_is_raised():
     with pytest.raises(FloatingPointError):
         gradclip.clip_grad_norm_([p], 1.0, nonfinite="raise")
     assert p.grad is grad
+
+
+def equal_meshes_are_looked_at_once():
+    """FSDP2 makes a mesh for each parameter that tensor parallelism has split before."""
+    model = parallelize_module(network(), mesh()["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    parameters = list(fully_shard(model, mesh=mesh()["dp"]).parameters())
+    assert len({id(p.device_mesh) for p in parameters}) > 2
+    assert len({numbered for numbered, _ in torch_distributed.layouts(parameters)}) == 1
 
 
 def groups_in_different_orders_are_refused():

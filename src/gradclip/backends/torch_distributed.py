@@ -96,14 +96,25 @@ def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
     What is split follows from the mesh and the kinds of the placements.
     """
-    meshes = [id(x.device_mesh) if isinstance(x, DTensor) else None for x in tensors]
+    meshes = [x.device_mesh if isinstance(x, DTensor) else None for x in tensors]
     placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
-    kinds: Iterable[tuple[type, ...]] = (tuple(map(type, of_one)) for of_one in placements)
+    return list(zip(_numbered(meshes), _kinds(placements), strict=True))
+
+
+def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
+    """Return a number for each mesh. FSDP2 beside tensor parallelism has one for each parameter, all of them equal."""
+    different = dict(zip(map(id, meshes), meshes, strict=True))
+    first: dict[Any, int] = {}
+    number_of = {key: first.setdefault(mesh, key) for key, mesh in different.items()}
+    return map(number_of.__getitem__, map(id, meshes))
+
+
+def _kinds(placements: Sequence[Sequence[Any]]) -> Iterable[tuple[type, ...]]:
     dimensions = set(map(len, placements))
-    if len(dimensions) == 1 and dimensions != {0}:
-        every_kind = map(type, chain.from_iterable(placements))
-        kinds = zip(*[every_kind] * dimensions.pop(), strict=True)  # the same without a call for each tensor
-    return list(zip(meshes, kinds, strict=True))
+    if len(dimensions) != 1 or dimensions == {0}:
+        return (tuple(map(type, of_one)) for of_one in placements)
+    every = map(type, chain.from_iterable(placements))
+    return zip(*[every] * dimensions.pop(), strict=True)  # the same, without a call for each tensor
 
 
 def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
