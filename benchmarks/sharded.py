@@ -180,7 +180,7 @@ def lengths():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=100, help="the number of calls of each contender")
+    parser.add_argument("--repeats", type=int, default=300, help="the number of calls of each contender")
     parser.add_argument("--out", type=Path, default=SHARDED, help="the file to write")
     options = parser.parse_args()
     rows = list(times(options.repeats, PROCESSES))
