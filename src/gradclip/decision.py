@@ -169,8 +169,8 @@ def _chosen(
         return unit_coefficient(backend, norm, threshold)
     # Processes that share a norm must come to the same coefficient, whatever they hold of it.
     chosen = coefficient(backend, norm, threshold, split=sharing is not None or needs_split(backend, arrays))
-    looks = backend.concrete if sharing is None else sharing.on_host
-    if not looks or chosen.keep.ndim or not undecided(norm, threshold):
+    decides = backend.concrete if sharing is None else sharing.decides
+    if not decides or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
     fits = _exactly_fits(backend, arrays, clipping.order, float(threshold), sharing)
     return replace(chosen, keep=backend.xp.asarray(fits))

@@ -81,20 +81,29 @@ class Sharing:
     def _looks(self) -> bool:
         return self.on_host or self._nonfinite == "raise"
 
+    @property
+    def decides(self) -> bool:
+        """Whether the processes may ask `fits`, which takes all of them, because of the norm.
+
+        They may where the norm is sure to be the same for all: where every gradient is split over the same groups. A
+        gradient that each should hold may lack on one of them, which then finds another norm.
+        """
+        return self.on_host and len(self._splits) == 1
+
     def fits(self, backend: Backend, arrays: Arrays, max_norm: float) -> bool:
         """Say in exact arithmetic whether the norm of what all processes hold is at most `max_norm`.
 
-        False also where that cannot be told. All processes have to ask, as they do: what makes them is the norm.
+        False also where that cannot be told.
         """
-        vectors = [[self._power_sum(backend, some)] for some in self._splits.divided(backend, arrays)]
-        _, (total,) = self._splits.reduced([], vectors, operator.add, self._module.add_up)
+        powers = [[self._power_sum(backend, arrays)]]
+        _, (total,) = self._splits.reduced([], powers, operator.add, self._module.add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(self._order.p)
 
-    def _power_sum(self, backend: Backend, some: Arrays) -> Fraction | float:
+    def _power_sum(self, backend: Backend, arrays: Arrays) -> Fraction | float:
         p = self._order.p
-        if not backend.concrete or (p != 2 and some.any_complex):
+        if not backend.concrete or (p != 2 and arrays.any_complex):
             return math.nan
-        return exact.power_sum(*exact.chunks_of(backend, some), p)
+        return exact.power_sum(*exact.chunks_of(backend, arrays), p)
 
     def _vector(self, backend: Backend, some: Arrays) -> list[Any]:
         norm = measure(backend, some, self._order)

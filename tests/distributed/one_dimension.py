@@ -84,17 +84,36 @@ def not_clipped_means_not_written():
 
 
 def exactly_at_the_threshold():
-    """3, 4 and 12 have the norm 13, which no computed error leaves in doubt: over processes, and beside plain ones."""
-    sides = [torch.tensor([3.0]), torch.tensor([4.0]), torch.zeros(0)]
+    """3, 4 and 12 have the norm 13, which no computed error leaves in doubt, whoever holds them."""
+    sides = [torch.tensor([3.0, 12.0]), torch.tensor([4.0]), torch.zeros(0)]
     for ord, length in ((2, 13.0), (1, 19.0)):
         p = parameter(sides[min(dist.get_rank(), 2)])
-        other = parameter(torch.tensor([12.0]))
-        groups = [{"params": [p], "process_group": dist.group.WORLD}, {"params": [other]}]
         for max_norm, kept in ((length, True), (math.nextafter(length, 0), False)):
-            before = [one.grad.clone() for one in (p, other)]
-            assert gradclip.clip_grad_norm_(groups, max_norm, ord).item() == length
-            same = [torch.equal(one.grad, x) for one, x in zip((p, other), before, strict=True)]
-            assert same == [kept or not p.grad.numel(), kept]
+            before = p.grad.clone()
+            assert gradclip.clip_grad_norm_([p], max_norm, ord, process_group=dist.group.WORLD).item() == length
+            assert torch.equal(p.grad, before) == (kept or not p.grad.numel())
+
+
+def at_the_threshold_beside_plain_ones():
+    """Whether all see the same norm is not known then; so all are clipped, by less than a step of float32."""
+    values = torch.tensor([3.0] + [0.0] * (WORLD - 2) + [4.0])
+    p, plain = parameter(values, mesh(), [Shard(0)]), parameter(torch.tensor([12.0]))
+    assert gradclip.clip_grad_norm_([p, plain], 13.0).item() == 13.0
+    for found, exact in ((p.grad.full_tensor(), values), (plain.grad, torch.tensor([12.0]))):
+        torch.testing.assert_close(found, exact, rtol=2.0**-23, atol=0)
+        assert (found <= exact).all()
+
+
+def a_tie_that_only_some_see():
+    """A plain gradient lacks on the last process, which alone finds the norm at the threshold: it waits for nobody."""
+    p, plain = (
+        parameter(torch.tensor([3.0] + [0.0] * (WORLD - 2) + [4.0]), mesh(), [Shard(0)]),
+        parameter(torch.tensor([12.0])),
+    )
+    last = dist.get_rank() == WORLD - 1
+    if last:
+        plain.grad = None
+    assert gradclip.clip_grad_norm_([p, plain], 5.0).item() == (5.0 if last else 13.0)
 
 
 def what_cannot_be_told_clips():
