@@ -3,8 +3,9 @@
 The gradients that are split over the same groups of processes share one vector (`shards`), and the vectors are reduced
 over one group after the other (`splits`).
 
-Three numbers travel along: how many vectors are added up, which bounds the rounding; how many processes hold float64;
-how many could not prepare their gradients, so that a mistake on one ends the call on all.
+Three numbers travel along: how many vectors are added up, which bounds the rounding, and inf where a process holds what
+is not finite, be it in a replica that no other counts; how many processes hold float64; how many could not prepare
+their gradients, so that a mistake on one ends the call on all.
 """
 
 import math
@@ -54,15 +55,18 @@ class Sharing:
     def norm(self, backend: Backend, arrays: Arrays) -> Norm:
         """Return the norm of what all processes hold, of which this one has `arrays`."""
         shards.check_wide(backend)
-        vectors = [self._vector(backend, some) for some in self._splits.divided(backend, arrays)]
-        numbers = [float(len(vectors)), float(FLOAT64 in arrays.formats), 0.0]
-        flags = [backend.scalar(number, arrays) for number in numbers]
-        (holders, wide, failed), total = self._reduced(backend.xp, flags, vectors)
+        xp = backend.xp
+        divided = self._splits.divided(backend, arrays)
+        norms = [measure(backend, some, self._order) for some in divided]
+        vectors = [self._vector(xp, norm, some) for norm, some in zip(norms, divided, strict=True)]
+        (holders, wide, failed), total = self._reduced(xp, _flags(backend, arrays, norms), vectors)
         if self._looks:
             self._check_all_prepared(failed)
         self._holds_float64 = bool(wide > 0) if backend.concrete else FLOAT64 in arrays.formats
-        norm = shards.norm_of(backend, total, self._order, holders)
-        return Norm(backend.xp.where(failed > 0, np.nan, norm.value), norm.divisor, norm.error, norm.floor)
+        finite = xp.isfinite(holders)
+        norm = shards.norm_of(backend, total, self._order, xp.where(finite, holders, 1.0))
+        known = (failed == 0) & (finite | ~xp.isfinite(norm.value))
+        return Norm(xp.where(known, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
     def norm_dtype(self) -> str:
         """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
@@ -105,9 +109,8 @@ class Sharing:
             return math.nan
         return exact.power_sum(*exact.chunks_of(backend, arrays), p)
 
-    def _vector(self, backend: Backend, some: Arrays) -> list[Any]:
-        norm = measure(backend, some, self._order)
-        return shards.vector(backend.xp, norm, self._order, empty=not some.elements())
+    def _vector(self, xp: Any, norm: Norm, some: Arrays) -> list[Any]:
+        return shards.vector(xp, norm, self._order, empty=not some.elements())
 
     def _reduced(self, xp: Any, flags: list[Any], vectors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
         """Reduce the vectors of all splits to one, and the flags with them, on the device of the processes."""
@@ -127,7 +130,9 @@ class Sharing:
             raise
 
     def _tell(self, error: Exception) -> None:
-        vectors = [self._vector(HOST, HOST.enter([])) for _ in range(len(self._splits))]
+        nothing = HOST.enter([])
+        vector = self._vector(HOST.xp, measure(HOST, nothing, self._order), nothing)
+        vectors = [vector] * len(self._splits)
         again = self._nonfinite == "zero" and not self._looks
         for _ in range(1 + again):
             self._reduced(HOST.xp, [np.float64(0), np.float64(0), np.float64(1)], vectors)
@@ -149,3 +154,11 @@ class Sharing:
     def _exchange(self, messages: Sequence[str]) -> list[str]:
         own = [f"rank {self._module.rank()}: {message}" for message in messages]
         return list(self._module.exchange(own, self._splits.groups))
+
+
+def _flags(backend: Backend, arrays: Arrays, norms: Sequence[Norm]) -> list[Any]:
+    """Return the three numbers of this process, which has measured these norms."""
+    numbers = [float(len(norms)), float(FLOAT64 in arrays.formats), 0.0]
+    holders, wide, failed = (backend.scalar(number, arrays) for number in numbers)
+    finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
+    return [backend.xp.where(finite, holders, math.inf), wide, failed]
