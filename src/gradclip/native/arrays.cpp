@@ -7,14 +7,26 @@
 #include <limits>
 #include <stdexcept>
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
 #include "sum_in_order.hpp"
 
 namespace {
 
+#if defined(__x86_64__)
+// Clang before 19 does not know "f16c" in __builtin_cpu_supports. That of AVX2 says that the system keeps the registers, too.
+bool has_avx2_variant() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool half_conversions = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+  return half_conversions && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
 const KernelTable* table_of(const std::string& variant) {
 #if defined(__x86_64__)
-  const bool able = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
-  if (variant == "avx2" && able) return &kAvx2Kernels;
+  if (variant == "avx2" && has_avx2_variant()) return &kAvx2Kernels;
 #endif
   return variant == "baseline" ? &kBaselineKernels : nullptr;
 }
