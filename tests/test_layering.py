@@ -21,7 +21,7 @@ LAYERS = [
     {"clip", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},
-    {"check_sensitivity", "clipped"},
+    {"sensitivity_check", "clipped"},
     {"transforms"},
     {"integrations"},
     {"cli"},
@@ -80,3 +80,27 @@ def test_using_numpy_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_gradclip_imports_nothing_that_most_programs_do_without():
+    others = (
+        "array_api_compat.numpy",
+        "numpy.f2py",
+        "numpy.random",
+        "numpy.testing",
+        "gradclip.sensitivity_check",
+        "gradclip.cli",
+    )
+    code = "import sys, numpy, optree; before = set(sys.modules); import gradclip; "
+    code += f"print(sorted(set({others}) & sys.modules.keys() - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_is_imported_when_used_is_there():
+    code = (
+        "import gradclip; report = gradclip.SensitivityReport; from gradclip import check_sensitivity;"
+        "print(callable(gradclip.check_sensitivity), {*gradclip.__all__} <= {*dir(gradclip)}, hasattr(gradclip, 'x'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True True False"

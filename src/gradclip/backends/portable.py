@@ -32,7 +32,11 @@ class Portable(HeldByOne):
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
         self.xp = xp
         self.wide = wide
-        self.wide_dtype = getattr(xp, wide.name)
+
+    @property
+    def wide_dtype(self) -> Any:
+        """The dtype of `wide` in this framework."""
+        return getattr(self.xp, self.wide.name)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return the context in which `wide` may be used."""
