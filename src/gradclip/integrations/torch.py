@@ -12,12 +12,16 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from gradclip import inplace
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
+from gradclip.integrations import needed_for
 from gradclip.norms import Order
+
+with needed_for("torch"):
+    import torch
+
+__all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
 
 def clip_grad_norm_(
