@@ -1,7 +1,7 @@
 """The arrays that share a norm, and what is known of them together."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
@@ -28,6 +28,10 @@ class Arrays(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
+
+    # Compilers that follow Python code do not all know that `Sequence` ends at an IndexError.
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
     @property
     def any_complex(self) -> bool:
