@@ -18,7 +18,17 @@ from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
 from gradclip.backends.torch_autograd import call_differentiably
-from gradclip.backends.torch_tensors import described, prepared, restored, stored, unviewed, viewed, writable
+from gradclip.backends.torch_tensors import (
+    dense,
+    described,
+    promoted,
+    restored,
+    stored,
+    unviewed,
+    viewed,
+    with_memory,
+    writable,
+)
 
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
@@ -35,7 +45,7 @@ class TorchHost(Host):
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return prepared(leaf)
+        return promoted(with_memory(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -49,7 +59,7 @@ class TorchHost(Host):
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
-            sources[index] = stored(leaves[index])
+            sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
 
@@ -91,7 +101,7 @@ class Torch(Portable):
         self.visible = visible
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return _summed(prepared(leaf))
+        return _summed(promoted(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -188,6 +198,10 @@ class Torch(Portable):
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
+
+
+def _name(names: Callable[[], Sequence[str]], index: int) -> str:
+    return names()[index]
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:
