@@ -12,7 +12,7 @@ from typing import Any
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
-from gradclip.coefficient import check_threshold, from_norm, known_threshold
+from gradclip.coefficient import check_norm, check_threshold, from_norm, known_norm, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
@@ -115,16 +115,19 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
     Args:
         parameters: as in `clip_grad_norm_`.
         max_norm: the threshold, >= 0.
-        total_norm: the norm the gradients count as having: a number or a scalar array, trusted to float32 precision.
-            The bound holds if the gradients' norm is no larger.
+        total_norm: the norm the gradients count as having, >= 0: a number or a scalar array, trusted to float32
+            precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all NaN, an infinite
+            one makes finite gradients zero.
 
     Raises:
-        TypeError, ValueError: as `clip_grad_norm_`; the gradients are as they were.
+        TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.
+
+    On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
 
     """
-    threshold, total_norm = check_threshold(whole_scalar(max_norm)), whole_scalar(total_norm)
+    threshold, total_norm = check_threshold(whole_scalar(max_norm)), check_norm(whole_scalar(total_norm))
     gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
-    threshold = known_threshold(backend, threshold)
+    threshold, total_norm = known_threshold(backend, threshold), known_norm(backend, total_norm)
     with backend.precision():
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
