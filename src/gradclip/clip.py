@@ -23,7 +23,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
 
     Args:
         tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
-            integers are promoted to the default float.
+            integers are promoted to the framework's default float, to float32 where that is narrower.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
             norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis

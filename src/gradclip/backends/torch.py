@@ -24,6 +24,7 @@ from gradclip.backends.torch_tensors import (
     promoted,
     restored,
     stored,
+    tensor_of,
     unviewed,
     viewed,
     with_memory,
@@ -73,10 +74,10 @@ class TorchHost(Host):
         return restored(unviewed(array), leaf)
 
     def leave_count(self, flags: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(super().leave_count(flags))
+        return torch.from_numpy(np.asarray(super().leave_count(flags)))
 
     def booleans(self, mask: Any) -> np.ndarray:
-        return torch.as_tensor(mask, dtype=torch.bool).numpy()
+        return tensor_of(mask).to(torch.bool).numpy()
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_sum(wide, x, dtype)))

@@ -49,6 +49,11 @@ def writable(tensor: torch.Tensor) -> bool:
     return not (expanded or tensor.is_conj() or tensor.is_neg())
 
 
+def tensor_of(values: Any) -> torch.Tensor:
+    """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
+
+
 def dense(leaf: Any) -> torch.Tensor:
     """Return the dense tensor that holds a leaf's values. That of a number is on the CPU."""
     if not isinstance(leaf, torch.Tensor):
@@ -81,12 +86,14 @@ def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:
         return values
     if leaf.layout is torch.sparse_coo:
         indices = leaf.coalesce().indices()
-        return torch.sparse_coo_tensor(indices, values, leaf.shape, is_coalesced=True, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            indices, values, leaf.shape, device=values.device, is_coalesced=True, check_invariants=False
+        )
     rows = leaf.layout in (torch.sparse_csr, torch.sparse_bsr)
     compressed = leaf.crow_indices() if rows else leaf.ccol_indices()
     plain = leaf.col_indices() if rows else leaf.row_indices()
     return torch.sparse_compressed_tensor(
-        compressed, plain, values, leaf.shape, layout=leaf.layout, check_invariants=False
+        compressed, plain, values, leaf.shape, layout=leaf.layout, device=values.device, check_invariants=False
     )
 
 
