@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
@@ -21,6 +22,7 @@ from gradclip.policy import check_policy
 from gradclip.sharing import Sharing
 
 
+@ordinary_arithmetic
 def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
@@ -53,6 +55,7 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
         return _scalar(backend, norm.product(), arrays, gradients, sharing)
 
 
+@ordinary_arithmetic
 def clip_grad_norm_(
     parameters: Any,
     max_norm: Any,
@@ -109,6 +112,7 @@ def clip_grad_norm_(
     return norm
 
 
+@ordinary_arithmetic
 def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
 
@@ -134,6 +138,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
             gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
 
 
+@ordinary_arithmetic
 def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
 

@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed, distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import FLOAT32, FLOAT64
+from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
@@ -100,6 +101,14 @@ class Torch(Portable):
         super().__init__(namespace, FLOAT32 if device.type in _WITHOUT_FLOAT64 else FLOAT64)
         self.device = device
         self.visible = visible
+        # Compiled code meets whatever its caller has set later, and PyTorch's threads what was set when they started.
+        self._may_flush = device.type == "cpu" and (torch.compiler.is_compiling() or caller_flushes())
+        if self._may_flush:
+            self.divisors_above = self.wide.tiny
+
+    def flushed_below(self, element: Format) -> float:
+        """Return the format's smallest normal number where its subnormals may be read as zeros, 0.0 where never."""
+        return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
     def prepare(self, leaf: Any) -> torch.Tensor:
         return _summed(promoted(dense(leaf)))
