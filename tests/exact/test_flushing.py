@@ -177,6 +177,14 @@ def test_gradients_are_those_of_ordinary_arithmetic():
         assert torch.equal(gradient(), expected)
 
 
+@pytest.mark.parametrize("max_norm", [1e-310, 5e-324, 2e-308])
+def test_what_is_promised_of_sums_is_no_less(max_norm):
+    expected = gradclip.clipped_sum_sensitivity(max_norm, normalize_by=7.0).bound
+    with flushing():
+        found = gradclip.clipped_sum_sensitivity(max_norm, normalize_by=7.0).bound
+    assert found == expected > 0
+
+
 def test_without_kernels_and_with_threads_that_inherit_the_setting():
     """The values are those of the exact norm: of 1e6 times 1e-40, and of 100 times 1e-310."""
     code = """if True:
