@@ -9,7 +9,7 @@ import gradclip
 
 ROOT = Path(gradclip.__file__).parent
 LAYERS = [
-    {"tree"},
+    {"tree", "arithmetic"},
     {"native"},
     {"backends"},
     {"norms", "exact", "grid", "hostile"},

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find, framework_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, is_complex
@@ -18,12 +19,13 @@ from gradclip.shards import measure_all
 from gradclip.tree import FlatTree, flatten
 
 
+@ordinary_arithmetic
 def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
         tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
-            integers are promoted to the default float.
+            integers are promoted to the framework's default float, to float32 where that is narrower.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
             norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
@@ -47,6 +49,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
 
 
+@ordinary_arithmetic
 def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of each leaf, in a tree of the same structure.
 
@@ -136,6 +139,7 @@ def clip_by_layer_norm(
     return flat.rebuild(leaves), prefix.rebuild(norms)
 
 
+@ordinary_arithmetic
 def clip_by_value(tree: Any, max_value: float) -> Any:
     """Clamp each element of `tree` to [-max_value, max_value]; NaN stays NaN.
 
@@ -193,6 +197,7 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
 
 
+@ordinary_arithmetic
 def clip_groups(
     flat: FlatTree,
     groups: Sequence[Sequence[int]],

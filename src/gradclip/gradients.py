@@ -38,7 +38,7 @@ class Gradients:
             return cls(held, members, held)
         holders = members.parameters
         if len(held) < len(holders):
-            first = {id(p.grad): p for p in reversed(holders)}
+            first = {id(grad): p for p, grad in reversed(list(zip(holders, members.gradients, strict=True)))}
             holders = [first[id(grad)] for grad in held]
         parts = distributed().parts(held, holders)
         return cls(parts.locals, members, held, (), parts)
@@ -62,7 +62,7 @@ class Gradients:
         """Return what each gradient is called in an error."""
         if self.paths:
             return list(self.paths)
-        places = {id(p.grad): index for index, p in reversed(list(enumerate(self.members.parameters)))}
+        places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
         return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
 
     def backend(self, *scalars: Any, otherwise: Sequence[Any] = ()) -> Backend:
@@ -91,8 +91,8 @@ class Gradients:
             return
         changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
         if changed:
-            for parameter in self.members.parameters:
-                old = parameter.grad
+            # As read at the start: a property may hand out another object each time.
+            for parameter, old in zip(self.members.parameters, self.members.gradients, strict=True):
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
 

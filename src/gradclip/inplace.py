@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
-from gradclip.coefficient import check_threshold, from_norm, known_threshold
+from gradclip.coefficient import check_norm, check_threshold, from_norm, known_norm, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
@@ -21,6 +22,7 @@ from gradclip.policy import check_policy
 from gradclip.sharing import Sharing
 
 
+@ordinary_arithmetic
 def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
@@ -53,6 +55,7 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
         return _scalar(backend, norm.product(), arrays, gradients, sharing)
 
 
+@ordinary_arithmetic
 def clip_grad_norm_(
     parameters: Any,
     max_norm: Any,
@@ -109,28 +112,33 @@ def clip_grad_norm_(
     return norm
 
 
+@ordinary_arithmetic
 def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
 
     Args:
         parameters: as in `clip_grad_norm_`.
         max_norm: the threshold, >= 0.
-        total_norm: the norm the gradients count as having: a number or a scalar array, trusted to float32 precision.
-            The bound holds if the gradients' norm is no larger.
+        total_norm: the norm the gradients count as having, >= 0: a number or a scalar array, trusted to float32
+            precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all NaN, an infinite
+            one makes finite gradients zero.
 
     Raises:
-        TypeError, ValueError: as `clip_grad_norm_`; the gradients are as they were.
+        TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.
+
+    On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
 
     """
-    threshold, total_norm = check_threshold(whole_scalar(max_norm)), whole_scalar(total_norm)
+    threshold, total_norm = check_threshold(whole_scalar(max_norm)), check_norm(whole_scalar(total_norm))
     gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
-    threshold = known_threshold(backend, threshold)
+    threshold, total_norm = known_threshold(backend, threshold), known_norm(backend, total_norm)
     with backend.precision():
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
             gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
 
 
+@ordinary_arithmetic
 def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
 

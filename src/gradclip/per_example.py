@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
@@ -31,6 +32,7 @@ class PerExampleInfo(NamedTuple):
     norms: Any
 
 
+@ordinary_arithmetic
 def per_example_clip(
     grads: Any,
     max_norm: Any,

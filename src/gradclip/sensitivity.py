@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.formats import FLOAT32, FLOAT64, Format, bare_name
 from gradclip.coefficient import check_threshold
 from gradclip.tree import flatten
@@ -126,6 +127,7 @@ class Sensitivity:
         return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}"
 
 
+@ordinary_arithmetic
 def clipped_sum_sensitivity(
     max_norm: Any,
     relation: str = "add_or_remove_one",

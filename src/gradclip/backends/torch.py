@@ -11,14 +11,26 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed, distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import FLOAT32, FLOAT64
+from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
 from gradclip.backends.torch_autograd import call_differentiably
-from gradclip.backends.torch_tensors import described, prepared, restored, stored, unviewed, viewed, writable
+from gradclip.backends.torch_tensors import (
+    dense,
+    described,
+    promoted,
+    restored,
+    stored,
+    tensor_of,
+    unviewed,
+    viewed,
+    with_memory,
+    writable,
+)
 
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
@@ -35,7 +47,7 @@ class TorchHost(Host):
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return prepared(leaf)
+        return promoted(with_memory(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -49,7 +61,7 @@ class TorchHost(Host):
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
-            sources[index] = stored(leaves[index])
+            sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
 
@@ -63,10 +75,10 @@ class TorchHost(Host):
         return restored(unviewed(array), leaf)
 
     def leave_count(self, flags: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(super().leave_count(flags))
+        return torch.from_numpy(np.asarray(super().leave_count(flags)))
 
     def booleans(self, mask: Any) -> np.ndarray:
-        return torch.as_tensor(mask, dtype=torch.bool).numpy()
+        return tensor_of(mask).to(torch.bool).numpy()
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_sum(wide, x, dtype)))
@@ -89,9 +101,17 @@ class Torch(Portable):
         super().__init__(namespace, FLOAT32 if device.type in _WITHOUT_FLOAT64 else FLOAT64)
         self.device = device
         self.visible = visible
+        # Compiled code meets whatever its caller has set later, and PyTorch's threads what was set when they started.
+        self._may_flush = device.type == "cpu" and (torch.compiler.is_compiling() or caller_flushes())
+        if self._may_flush:
+            self.divisors_above = self.wide.tiny
+
+    def flushed_below(self, element: Format) -> float:
+        """Return the format's smallest normal number where its subnormals may be read as zeros, 0.0 where never."""
+        return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return _summed(prepared(leaf))
+        return _summed(promoted(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -188,6 +208,10 @@ class Torch(Portable):
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
+
+
+def _name(names: Callable[[], Sequence[str]], index: int) -> str:
+    return names()[index]
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:

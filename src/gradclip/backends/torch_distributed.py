@@ -167,7 +167,7 @@ def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device
 
 def nothing(device: torch.device) -> torch.Tensor:
     """Return a tensor without elements, for a process that holds no gradient."""
-    return torch.empty(0, device=device)
+    return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest: bool) -> list[Any]:

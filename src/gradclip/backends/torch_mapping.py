@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gradclip.backends.mapping import Step, mapped
+from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import flatten
 
 
@@ -45,7 +46,7 @@ class TorchMapping:
         )
 
     def flags(self, mask: Any) -> torch.Tensor:
-        return torch.as_tensor(mask, dtype=torch.bool)
+        return tensor_of(mask).to(torch.bool)
 
     def blanked(self, tree: Any, mask: torch.Tensor) -> Any:
         def rows(x: torch.Tensor) -> torch.Tensor:
@@ -65,7 +66,7 @@ class TorchMapping:
             padding = [
                 arg if axis is None else mapped(_row_of_zeros, arg) for arg, axis in zip(args, axes, strict=True)
             ]
-            summed, outputs = step(padding, torch.zeros(1, dtype=torch.bool))
+            summed, outputs = step(padding, torch.zeros(1, dtype=torch.bool, device="cpu"))
             return summed, mapped(lambda x: x[:0], outputs)
         end = _end_of(mask, count)
         sums, pieces = None, []
@@ -79,11 +80,11 @@ class TorchMapping:
 
 
 def _rows(tree: Any, rows: slice) -> Any:
-    return mapped(lambda x: torch.as_tensor(x)[rows], tree)
+    return mapped(lambda x: tensor_of(x)[rows], tree)
 
 
 def _row_of_zeros(x: Any) -> torch.Tensor:
-    return torch.as_tensor(x).new_zeros((1, *x.shape[1:]))
+    return tensor_of(x).new_zeros((1, *x.shape[1:]))
 
 
 def _end_of(mask: Any, count: int) -> int:
