@@ -35,7 +35,7 @@ def decidable(p: float, *, any_complex: bool) -> bool:
     return math.isinf(p) or p == 2 or (not any_complex and p.is_integer() and p <= LARGEST_POWER)
 
 
-def at_most(backend: Any, arrays: Arrays, p: float, max_norm: float, *, patient: bool = False) -> bool:
+def at_most(backend: Any, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False) -> bool:
     """Say whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
     False also where that cannot be told, which clips: a `p` that is not `decidable`, or, unless `patient`, too many
@@ -133,7 +133,7 @@ def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
 # Higher powers
 
 
-def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float) -> Fraction | None:
+def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction) -> Fraction | None:
     """Return the sum of the powers less that of `max_norm`, in some unit, or None where the error could be larger."""
     if power > _LARGEST_IN_PAIRS:
         return None
@@ -226,7 +226,7 @@ def _counted(magnitudes: np.ndarray) -> dict[float, int]:
 # The largest and the smallest magnitude, and what has no power sum
 
 
-def _extreme_at_most(backend: Any, arrays: Arrays, p: float, max_norm: float) -> bool:
+def _extreme_at_most(backend: Any, arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
     """Compare the largest magnitude (or the smallest, for -inf), by squares where there are complex numbers."""
     found = [_extreme_square(backend, x, p) for x in arrays if math.prod(x.shape)]
     return not found or (max if p > 0 else min)(found) <= Fraction(max_norm) ** 2
@@ -244,7 +244,7 @@ def _extreme_square(backend: Any, x: Any, p: float) -> Fraction:
     return (max if p > 0 else min)(Fraction(a) ** 2 + Fraction(b) ** 2 for a, b in near)
 
 
-def _alone_at_most(backend: Any, arrays: Arrays, max_norm: float) -> bool:
+def _alone_at_most(backend: Any, arrays: Arrays, max_norm: float | Fraction) -> bool:
     """Say whether there is but one element that is not zero, whose magnitude is any norm, and that is <= `max_norm`."""
     found: list[float] = []
     for chunk in _wide_chunks(backend, arrays)():
