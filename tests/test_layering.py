@@ -18,7 +18,7 @@ LAYERS = [
     {"splits"},
     {"sharing"},
     {"decision"},
-    {"clip", "streamed"},
+    {"clip", "norm_at_most", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},
     {"sensitivity_check", "clipped"},

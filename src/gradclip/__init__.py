@@ -13,6 +13,7 @@ from gradclip.clip import (
 from gradclip.clipped import ClippedFunction, ExampleOutputs
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.native import NativeStatus, native_status
+from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example import PerExampleInfo, per_example_clip
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.streamed import PartialNorm, partial_norm
@@ -44,6 +45,7 @@ __all__ = [
     "grad_norm",
     "layer_norms",
     "native_status",
+    "norm_at_most",
     "partial_norm",
     "per_example_clip",
 ]

@@ -104,10 +104,7 @@ class Sharing:
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(self._order.p)
 
     def _power_sum(self, backend: Backend, arrays: Arrays) -> Fraction | float:
-        p = self._order.p
-        if not backend.concrete or (p != 2 and arrays.any_complex):
-            return math.nan
-        return exact.power_sum(*exact.chunks_of(backend, arrays), p)
+        return exact.power_sum(backend, arrays, self._order.p) if backend.concrete else math.nan
 
     def _vector(self, xp: Any, norm: Norm, some: Arrays) -> list[Any]:
         return shards.vector(xp, norm, self._order, empty=not some.elements())

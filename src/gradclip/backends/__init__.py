@@ -11,8 +11,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import Format
+from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.formats import BFLOAT16, FLOAT64, Format
+from gradclip.backends.host import HostArray
 
 Array = Any
 
@@ -121,6 +122,31 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
             "Convert them, or clip them separately."
         )
     return _module_of(frameworks.pop() if frameworks else "numpy").backend(leaves, scalars)
+
+
+def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> list[HostArray]:
+    """Return leaves as arrays in host memory, copied there only from devices; integers become float64, exactly.
+
+    Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
+    """
+    arrays = list(map(_host_array, leaves))
+    for index, x in enumerate(arrays):
+        if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
+            if x.size and max(int(x.data.max()), -int(x.data.min())) > 2**FLOAT64.precision:
+                raise ValueError(
+                    f"{names()[index] or 'the tree'} holds integers beyond 2**53; convert them to float64."
+                )
+            arrays[index] = HostArray.of(x.data.astype(np.float64))
+    check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
+    return arrays
+
+
+def _host_array(leaf: Any) -> HostArray:
+    if framework_of(leaf) == "torch":
+        from gradclip.backends.torch_tensors import on_host
+
+        return on_host(leaf)
+    return HostArray.of(np.asarray(leaf))
 
 
 def _module_of(framework: str | None) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
-from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
 from gradclip.backends.jax_axes import Axes
 from gradclip.backends.jax_ffi import usable
 from gradclip.backends.jax_kernels import JaxKernels
@@ -49,7 +49,8 @@ class JaxHost(Host):
         return HostArray(aligned.reshape(x.shape), x.dtype)
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
-        return list(arrays) if coefficient.keep else super().shrink(arrays, coefficient)
+        kept = coefficient.keep and not isinstance(arrays, OnlyFinite)
+        return list(arrays) if kept else super().shrink(arrays, coefficient)
 
     def leave(self, array: HostArray, leaf: Any) -> jax.Array:
         if array.origin is not None:

@@ -18,7 +18,7 @@ from gradclip.backends import examples
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
-from gradclip.backends.host import HostArray, HostArrays, widened
+from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
 from gradclip.backends.portable import ENOUGH
 
 
@@ -164,12 +164,11 @@ class Host(Chunkwise):
     # Results
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        copies = [x.copy() for x in arrays]
-        for x in copies:
-            x.data[~np.isfinite(widened(x.data, x.dtype))] = 0
-        return viewed_arrays(copies)
+        return OnlyFinite(list(arrays))
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
+        if isinstance(arrays, OnlyFinite):
+            return self._shrunk_finite(arrays, coefficient)
         if coefficient.keep:
             return [x.copy() for x in arrays]
         results = [self.empty_like(x) for x in arrays]
@@ -184,14 +183,22 @@ class Host(Chunkwise):
         self.shrink_(targets, coefficient)
         return results
 
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any) -> list[HostArray]:
+        results = [self.empty_like(x) for x in arrays]
+        for x, y in zip(arrays, results, strict=True):
+            y.data[...] = x.data
+            y.put_zeros()
+        self.shrink_(viewed_arrays(results), coefficient)
+        return results
+
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]:
         """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
         if new is arrays and coefficient.keep:
             return leaves
         if (new is arrays and self._all_known(arrays)) or all(map(self.writable, leaves)):
             if new is not arrays:
-                for x, y in zip(arrays, new, strict=True):
-                    x.data[...] = y.data
+                for x in arrays:
+                    x.put_zeros()
             self.shrink_(arrays, coefficient)
             self.wrote(leaves)
             return leaves
@@ -263,6 +270,8 @@ def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArra
 
 def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
     """Return the arrays, described to the kernels."""
+    if any(x.counted is not None for x in arrays):
+        return OnlyFinite(arrays)
     return HostArrays(arrays, lambda x: x, native.describe_buffers([x.data for x in arrays]))
 
 

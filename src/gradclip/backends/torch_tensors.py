@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from gradclip import native
+from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host import HostArray
@@ -107,6 +108,12 @@ def viewed(tensor: torch.Tensor) -> HostArray:
     if name == BFLOAT16.name:
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)
+
+
+def on_host(leaf: Any) -> HostArray:
+    """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
+    tensor = whole_scalar(leaf).detach()
+    return viewed((tensor if tensor.layout is torch.strided else stored_values(tensor)).cpu())
 
 
 def unviewed(array: HostArray) -> torch.Tensor:

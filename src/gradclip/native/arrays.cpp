@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <stdexcept>
 
 #if defined(__x86_64__)
@@ -91,6 +92,22 @@ Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
 }
 
 Extremes Arrays::extremes(int threads) const { return row_extremes(1, threads)[0]; }
+
+ExactSum Arrays::exact_sum(int p, int threads) const {
+  if (p != 1 && p != 2) throw std::invalid_argument("exact sums are of order 1 or 2");
+  const std::vector<Span> spans = as_real(spans_);
+  const std::vector<Piece> pieces = cut(spans);
+  ExactSum whole;
+  std::mutex writing;
+  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+    const Span& span = spans[pieces[i].array];
+    ExactSum part;
+    kernels_of(span.dtype).add_exactly(start_of(span, pieces[i]), pieces[i].count, p, part);
+    const std::lock_guard lock(writing);
+    whole.add(part);
+  });
+  return whole;
+}
 
 std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
                                   int threads) const {

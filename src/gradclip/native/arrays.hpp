@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "exact_sum.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 
@@ -26,6 +27,9 @@ class Arrays {
   // `in_float`: squares of half types may be added four at a time in float.
   Sum sum(double p, double divisor, bool in_float, int threads) const;
   Extremes extremes(int threads) const;
+
+  // The exact sum of the magnitudes (`p` 1) of real numbers, or of squares (`p` 2), all of them finite.
+  ExactSum exact_sum(int p, int threads) const;
 
   // The same of each of `rows` rows: the arrays are those of the first row, then those of the second, and so on. Each
   // row has a divisor; one of 0 leaves the row out.

@@ -48,6 +48,17 @@ NB_MODULE(_kernels, m) {
           },
           "p"_a, "divisor"_a, "in_float"_a, "threads"_a, unlocked)
       .def(
+          "exact_sum",
+          [](const Arrays& self, int p, int threads) {
+            std::vector<std::uint8_t> bytes;
+            {
+              const nb::gil_scoped_release unlocked;
+              bytes = self.exact_sum(p, threads).bytes();
+            }
+            return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), ExactSum::kLowest);
+          },
+          "p"_a, "threads"_a)
+      .def(
           "extremes",
           [](const Arrays& self, int threads) {
             const Extremes found = self.extremes(threads);
