@@ -9,6 +9,8 @@ from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
 from gradclip.per_example import per_example_clip
+from gradclip.quantities import as_count
+from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten
 
@@ -62,15 +64,33 @@ class ClippedFunction:
     unit: str = "example"
     options: Mapping[str, Any] = field(default_factory=dict)
     manner: Manner = Manner()
+    seen: Seen = field(default_factory=Seen, init=False, repr=False)
 
-    def sensitivity(self, relation: str = "add_or_remove_one", *, batch_size: int | None = None) -> Sensitivity:
+    def sensitivity(
+        self,
+        relation: str = "add_or_remove_one",
+        *,
+        batch_size: int | None = None,
+        partial_sums: int = 1,
+        partial_sums_in: Any = None,
+        summed_in: Any = "float64",
+        elements: Any = None,
+    ) -> Sensitivity:
         """Return how far one unit can move the result: what the noise of private training is scaled to.
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
-            batch_size: the largest number of examples in a batch, for the rounding of their sum.
+            batch_size: the largest number of examples in the whole sum, padding included, for its rounding.
+            partial_sums: how many results of this function are added up afterwards: by `psum` over devices, an
+                all-reduce over processes, over virtual batches. The sensitivity is that of their sum.
+            partial_sums_in: the dtype that they are added up in, where that is not the dtype of the results.
+            summed_in: what a device adds examples up in: "float64", or "float32" where it has no other.
+            elements: how many elements the gradient of one example has, or the parameters, which are counted; None
+                takes the most that calls so far had, and 2**26 before the first. A later call that has more warns.
         """
-        microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
+        count = None if batch_size is None else as_count("batch_size", batch_size)
+        if partial_sums_in is None and self.manner.dtype is not None:
+            partial_sums_in = self.seen.narrowest() if self.manner.dtype == "input" else self.manner.dtype
         known = ("rule", "per_layer", "sum_dtype", "grid")
         return clipped_sum_sensitivity(
             self.max_norm,
@@ -78,8 +98,12 @@ class ClippedFunction:
             unit=self.unit,
             normalize_by=self.normalize_by,
             to_unit=self.manner.to_unit,
-            batch_size=batch_size,
-            partial_sums=microbatches,
+            batch_size=count,
+            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
+            partial_sums=partial_sums,
+            partial_sums_in=partial_sums_in,
+            summed_in=summed_in,
+            elements=self.seen.elements(elements),
             **{name: self.options[name] for name in known if name in self.options},
         )
 
@@ -129,8 +153,10 @@ class ClippedFunction:
 
         def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
             tree, (values, aux) = of_batch(*args)
-            dtypes[:] = [leaf.dtype for leaf in flatten(tree).leaves]
+            leaves = flatten(tree).leaves
+            dtypes[:] = [leaf.dtype for leaf in leaves]
             summed, info = per_example_clip(tree, self.max_norm, mask=mask, **options)
+            self.seen.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else verbs.blanked(kept, mask)
             return summed, ExampleOutputs(values, info.norms if self.return_norms else None, aux)

@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
 from gradclip.clipped import ClippedFunction, check_number
 from gradclip.coefficient import check_threshold
 from gradclip.policy import check_policy
+from gradclip.quantities import as_divisor
 from gradclip.tree import flatten
 
 # What `per_example_clip` is told, in the order of `_options`, and its own defaults.
@@ -63,7 +65,8 @@ def clipped_grad(
         return_norms: also return the norm of each example before clipping.
         microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch.
             Several devices share a batch better than they share its microbatches.
-        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too.
+        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too. It and its inverse are normal
+            numbers of float32, or of float64 where `sum_dtype` says so.
         sum_dtype: of the sum, as in `gradclip.per_example_clip`.
         nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
         rule: "clip", or another way to bound an example, as there.
@@ -181,7 +184,8 @@ def _checked(
         raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={batch_argnums}: pass one key.")
     for threshold in flatten(max_norm).leaves:
         check_threshold(threshold)
-    check_number("normalize_by", settings["normalize_by"])
+    sums = FLOAT64 if "float64" in bare_name(str(options.get("sum_dtype"))) else FLOAT32
+    settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
     if settings["microbatch_size"] is not None:
         check_number("microbatch_size", settings["microbatch_size"], integer=True)
     if "grid" in options and settings["normalize_by"] != 1:
