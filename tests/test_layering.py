@@ -15,7 +15,7 @@ LAYERS = [
     {"norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "derivative", "sensitivity", "members"},
-    {"splits", "seen"},
+    {"splits", "seen", "call_arguments"},
     {"sharing"},
     {"decision"},
     {"clip", "streamed"},

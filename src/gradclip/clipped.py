@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
+from gradclip.call_arguments import check_parameters, closed, has_mappings, opened
 from gradclip.per_example import per_example_clip
 from gradclip.quantities import as_count
 from gradclip.seen import Seen
@@ -62,6 +63,7 @@ class ClippedFunction:
     normalize_by: float = 1.0
     prng_argnum: int | None = None
     unit: str = "example"
+    method: str = "vmap"
     options: Mapping[str, Any] = field(default_factory=dict)
     manner: Manner = Manner()
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
@@ -114,31 +116,39 @@ class ClippedFunction:
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
         self._check_positions(args)
-        verbs = mappings.mapping_of(self.manner.framework or self._framework(args))
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
+        kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
+        args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
+        verbs = mappings.mapping_of(self.manner.framework or self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.prng_argnum is not None:
             args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
             axes[self.prng_argnum] = 0
         mask = None if mask is None else verbs.flags(mask)
-        of_batch = verbs.over_batch(self._of_example(verbs), axes, self.manner.spmd_axis_name)
+        of_example = self._of_example(verbs, kinds)
+        of_batch = verbs.over_batch(of_example, axes, self.manner.spmd_axis_name)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
         summed, outputs = verbs.accumulated(step, args, axes, mask, count, self.microbatch_size or max(1, count))
+        if self.argnums is not None and count:
+            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
         result = self._finished(verbs, summed, dtypes)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _is_mapped(self, position: int, count: int) -> bool:
         return position in self.batch_argnums or (position == count - 1 and self.manner.maps_keywords)
 
-    def _of_example(self, verbs: mappings.Mapping) -> Callable[..., Any]:
-        """Return the function of one example: `(what is clipped, (value, aux))`."""
+    def _of_example(self, verbs: mappings.Mapping, kinds: Mapping[int, Any]) -> Callable[..., Any]:
+        """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
 
         def fun(*args: Any) -> Any:
-            *given, kwargs = args
+            given = list(args)
             for i in self.batch_argnums if self.keep_batch_dim else ():
                 given[i] = mapped(lambda x: x[None], given[i])
+            for i, kind in kinds.items():
+                given[i] = closed(kind, given[i])
+            *given, kwargs = given
             result = self.fun(*given, **kwargs)
             value, aux = result if self.has_aux else (result, ())
             return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
@@ -185,6 +195,8 @@ class ClippedFunction:
         if self.argnums is None:
             found = {framework_of(leaf) for arg in args for leaf in flatten(arg).leaves}
             return "torch" if "torch" in found else "jax"
+        for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
+            check_parameters(position, args[position])
         first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
         found = {framework_of(leaf) for leaf in flatten(args[first]).leaves}
         if "numpy" in found:

@@ -3,13 +3,15 @@
 import math
 import numbers
 import warnings
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from gradclip.backends.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip.quantities import as_count
 from gradclip.sensitivity import ASSUMED_ELEMENTS
 from gradclip.tree import flatten
+
+_MOST_NAMES = 10
 
 
 class Seen:
@@ -20,6 +22,23 @@ class Seen:
         self._narrowest: str | None = None
         self._assumed_elements: int | None = None
         self._assumed_dtype = False
+        self._checked_use = False
+
+    def check_used(self, unused: Callable[[], Sequence[str]]) -> None:
+        """Warn, in the first call, of parameters that the function does not use: their gradients are zero."""
+        if self._checked_use:
+            return
+        self._checked_use = True
+        names = unused()
+        if names:
+            listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
+            warnings.warn(
+                f"the function does not use {listed}: these gradients are zero, and nothing is learned. It has to "
+                "compute with the parameters that it is given, as torch.func.functional_call(model, parameters, (x,)) "
+                "does under the names of model.named_parameters(), not with those of a module around it.",
+                UserWarning,
+                stacklevel=3,
+            )
 
     def note(self, leaves: Iterable[Any]) -> None:
         """Take note of the leaves of a call, batch on axis 0; warn where a promise was made for smaller ones."""

@@ -43,6 +43,7 @@ def clipped_grad(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
@@ -75,6 +76,10 @@ def clipped_grad(
         prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
             example draws random numbers of its own.
         unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
+        method: "vmap", or "loop", which takes the examples one after the other: in PyTorch by ordinary autograd, for
+            what `torch.func.vmap` cannot do (recurrent layers, checkpointing, `.item()`, buffers written in place,
+            sparse gradients), in JAX by `jax.lax.map`. What a loop writes in place the next example sees: no
+            sensitivity covers that.
 
     Returns:
         A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
@@ -83,7 +88,10 @@ def clipped_grad(
 
     Raises:
         ValueError: a setting out of range. When called: batches without a common length.
-        TypeError: when called: parameters in NumPy arrays.
+        TypeError: when called: parameters in NumPy arrays, a module or a generator of parameters in place of a tree.
+        RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
+
+    Where PyTorch's `fun` does not use a parameter, the first call warns: its gradient is zero.
 
     The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
 
@@ -118,6 +126,7 @@ def clipped_grad(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -140,6 +149,7 @@ def clipped_fun(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 
@@ -166,6 +176,7 @@ def clipped_fun(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -192,6 +203,8 @@ def _checked(
         raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
         raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
+    if settings["method"] not in ("vmap", "loop"):
+        raise ValueError(f"method must be 'vmap' or 'loop', got {settings['method']!r}.")
     return ClippedFunction(fun, max_norm, argnums, numbers, options=options, **settings)
 
 
