@@ -3,9 +3,11 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
 from gradclip.clipped import ClippedFunction, check_number
 from gradclip.coefficient import check_threshold
 from gradclip.policy import check_policy
+from gradclip.quantities import as_divisor
 from gradclip.tree import flatten
 
 # What `per_example_clip` is told, in the order of `_options`, and its own defaults.
@@ -41,6 +43,7 @@ def clipped_grad(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
@@ -63,7 +66,8 @@ def clipped_grad(
         return_norms: also return the norm of each example before clipping.
         microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch.
             Several devices share a batch better than they share its microbatches.
-        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too.
+        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too. It and its inverse are normal
+            numbers of float32, or of float64 where `sum_dtype` says so.
         sum_dtype: of the sum, as in `gradclip.per_example_clip`.
         nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
         rule: "clip", or another way to bound an example, as there.
@@ -72,6 +76,10 @@ def clipped_grad(
         prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
             example draws random numbers of its own.
         unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
+        method: "vmap", or "loop", which takes the examples one after the other: in PyTorch by ordinary autograd, for
+            what `torch.func.vmap` cannot do (recurrent layers, checkpointing, `.item()`, buffers written in place,
+            sparse gradients), in JAX by `jax.lax.map`. What a loop writes in place the next example sees: no
+            sensitivity covers that.
 
     Returns:
         A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
@@ -80,7 +88,10 @@ def clipped_grad(
 
     Raises:
         ValueError: a setting out of range. When called: batches without a common length.
-        TypeError: when called: parameters in NumPy arrays.
+        TypeError: when called: parameters in NumPy arrays, a module or a generator of parameters in place of a tree.
+        RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
+
+    Where PyTorch's `fun` does not use a parameter, the first call warns: its gradient is zero.
 
     The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
 
@@ -115,6 +126,7 @@ def clipped_grad(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -137,6 +149,7 @@ def clipped_fun(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 
@@ -163,6 +176,7 @@ def clipped_fun(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -181,13 +195,16 @@ def _checked(
         raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={batch_argnums}: pass one key.")
     for threshold in flatten(max_norm).leaves:
         check_threshold(threshold)
-    check_number("normalize_by", settings["normalize_by"])
+    sums = FLOAT64 if "float64" in bare_name(str(options.get("sum_dtype"))) else FLOAT32
+    settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
     if settings["microbatch_size"] is not None:
         check_number("microbatch_size", settings["microbatch_size"], integer=True)
     if "grid" in options and settings["normalize_by"] != 1:
         raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
         raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
+    if settings["method"] not in ("vmap", "loop"):
+        raise ValueError(f"method must be 'vmap' or 'loop', got {settings['method']!r}.")
     return ClippedFunction(fun, max_norm, argnums, numbers, options=options, **settings)
 
 

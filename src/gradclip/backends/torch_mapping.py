@@ -3,6 +3,7 @@
 What is random in a function, as dropout is, is drawn for each example on its own.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from itertools import islice
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import torch
 
 from gradclip.backends.mapping import Step, mapped
+from gradclip.backends.torch import visible
+from gradclip.backends.torch_example import Gradient, batch_norm_named, example, explained
 from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import flatten
 
@@ -18,7 +21,9 @@ class TorchMapping:
     """The verbs of `Mapping`."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
-        return torch.func.grad_and_value(fun, argnums, has_aux=True)
+        if torch.compiler.is_compiling():
+            return torch.func.grad_and_value(fun, argnums, has_aux=True)
+        return Gradient(fun, argnums)
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
@@ -37,7 +42,34 @@ class TorchMapping:
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
                 return torch.func.vmap(of_leaves, randomness="different")(leaves)
 
-        return call
+        def watched(*args: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(*args)
+            with batch_norm_named():
+                try:
+                    return call(*args)
+                except Exception as error:
+                    better = explained(error, fun, args, axes)
+                    if better is error:
+                        raise
+                    raise better from error
+
+        return watched
+
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+    ) -> list[str]:
+        leaves = flatten(summed).leaves
+        if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
+            return []
+        if all(leaf.any() for leaf in leaves):
+            return []
+        try:
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return fun.unused(example(args, axes, 0))
+        except Exception:  # what autograd cannot do says nothing about what is used
+            return []
 
     def split_key(self, key: Any, count: int) -> Any:
         raise ValueError(
