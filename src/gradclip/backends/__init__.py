@@ -13,6 +13,7 @@ import numpy as np
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import Format
+from gradclip.backends.when_imported import when_imported
 
 Array = Any
 
@@ -156,3 +157,13 @@ def _classify(leaf: Any) -> str | None:
         if module is not None and isinstance(leaf, getattr(module, array)):
             return framework
     return None
+
+
+def _make_kernels_known_to_jax() -> None:
+    from gradclip.backends import jax_ffi
+
+    jax_ffi.registered()
+
+
+# Compiled programs can be read from files, and then nothing is traced before the kernels are called.
+when_imported("jax", _make_kernels_known_to_jax)
