@@ -164,7 +164,7 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     bound = known_threshold(backend, bound, "max_value")
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
-    return flat.rebuild([backend.clamped(x, leaf, bound) for x, leaf in zip(prepared, flat.leaves, strict=True)])
+    return flat.rebuild(backend.clamped_all(prepared, flat.leaves, bound))
 
 
 def is_single_threshold(max_norm: Any) -> bool:
@@ -242,7 +242,7 @@ def _clip_together(
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return list(map(backend.leave, shrunk, leaves)), norm
+            return backend.leave_all(shrunk, leaves), norm
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)

@@ -199,9 +199,9 @@ class _Batch:
             lambda: [self.flat.paths()[i] for i in indices],
             self.mask,
         )
-        sums = [backend.leave_sum(wide, x, self.asked.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
+        sums = backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-        return sums, backend.leave_count(made.clipped), norms
+        return sums, backend.leave_count(made.clipped, leaves), norms
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -84,7 +84,7 @@ class PartialNorm:
         with backend.precision():
             arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
             if not arrays:
-                return tree
+                return flat.rebuild([])
             value = backend.scalar(float(known.value), arrays)
             divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
             norm = Norm(value, divisor, float(known.error), self.floor)
@@ -92,7 +92,7 @@ class PartialNorm:
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.apply(nonfinite, backend, backend.xp.isfinite(value), chosen)
             shrunk = backend.shrink(arrays, chosen)
-            return flat.rebuild(list(map(backend.leave, shrunk, flat.leaves)))
+            return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
 
     def _norm(self) -> Norm:
         return shards.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)

@@ -88,8 +88,8 @@ class Host(Chunkwise):
         """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
         return wide.astype(sum_dtype(x, wide, dtype))
 
-    def leave_count(self, flags: np.ndarray) -> Any:
-        """Return how many flags are set, as an integer scalar."""
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> Any:
+        """Return how many flags, one for each example of the leaves, are set, as an integer scalar."""
         return np.sum(flags)
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:

@@ -74,8 +74,8 @@ class TorchHost(Host):
     def leave(self, array: HostArray, leaf: Any) -> torch.Tensor:
         return restored(unviewed(array), leaf)
 
-    def leave_count(self, flags: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(np.asarray(super().leave_count(flags)))
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
 
     def booleans(self, mask: Any) -> np.ndarray:
         return tensor_of(mask).to(torch.bool).numpy()
@@ -122,7 +122,7 @@ class Torch(Portable):
     def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array, leaf)
 
-    def leave_count(self, flags: torch.Tensor) -> torch.Tensor:
+    def leave_count(self, flags: torch.Tensor, leaves: Sequence[Any]) -> torch.Tensor:
         return _summed(flags.sum())
 
     def booleans(self, mask: Any) -> torch.Tensor:
