@@ -12,7 +12,7 @@ LAYERS = [
     {"tree", "arithmetic"},
     {"native"},
     {"backends"},
-    {"norms", "exact", "grid", "hostile", "rounding"},
+    {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "derivative", "sensitivity", "members"},
     {"splits", "seen", "call_arguments"},

@@ -6,11 +6,11 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradclip.arguments import check_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find, framework_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, is_complex
-from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
 from gradclip.norms import Order

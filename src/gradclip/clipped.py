@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from gradclip.arguments import check_mask
 from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
@@ -116,6 +117,7 @@ class ClippedFunction:
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
         self._check_positions(args)
+        mask = check_mask(mask)
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}

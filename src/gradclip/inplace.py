@@ -9,11 +9,12 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from gradclip.arguments import check_norm, check_threshold, known_norm, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
-from gradclip.coefficient import check_norm, check_threshold, from_norm, known_norm, known_threshold
+from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members

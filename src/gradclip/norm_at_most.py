@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from gradclip import exact
+from gradclip.arguments import check_threshold
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.numpy import HOST, viewed_arrays
-from gradclip.coefficient import check_threshold, exceeds, undecided
+from gradclip.coefficient import exceeds, undecided
 from gradclip.norms import Order, measure
 from gradclip.tree import flatten
 

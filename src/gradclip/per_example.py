@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gradclip.arguments import check_mask, check_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
 from gradclip.clip import check_real, is_single_threshold, norm_dtype
-from gradclip.coefficient import check_threshold, known_threshold
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order
@@ -101,6 +101,7 @@ def per_example_clip(
     """
     if to_unit and (per_layer or grid is not None):
         raise ValueError("to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm.")
+    mask = check_mask(mask)
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
     clipping = Clipping(None, Order(2.0), check_policy(nonfinite), to_unit, _gamma(rule, gamma))

@@ -39,9 +39,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
-from gradclip.coefficient import check_threshold
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.quantities import as_count, as_divisor, as_number, shown
 from gradclip.rounding import Summation, root_up, rounded_up

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 
 from gradclip import policy, shards
+from gradclip.arguments import check_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find
 from gradclip.backends.numpy import HOST
-from gradclip.coefficient import check_threshold, coefficient, known_threshold, needs_split
+from gradclip.coefficient import coefficient, needs_split
 from gradclip.norms import Norm, Order, measure
 from gradclip.policy import check_policy
 from gradclip.tree import flatten

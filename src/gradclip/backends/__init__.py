@@ -111,6 +111,11 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
         frameworks.add("jax")
     if None in frameworks:
         at = [framework_of(leaf) for leaf in leaves].index(None)
+        if is_masked(leaves[at]):
+            raise TypeError(
+                f"{names()[at] or 'the gradient'} is a masked array, of which the mask would be lost. Pass "
+                "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
+            )
         raise TypeError(
             f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {leaves[at]!r:.80} "
             f"of type {type(leaves[at]).__name__} at {names()[at] or 'the root'}."
@@ -173,7 +178,14 @@ def framework_of(leaf: Any) -> str | None:
     return _FRAMEWORK_BY_TYPE[kind]
 
 
+def is_masked(value: Any) -> bool:
+    """Say whether a value is one of NumPy's masked arrays."""
+    return isinstance(value, np.ndarray) and hasattr(value, "mask")
+
+
 def _classify(leaf: Any) -> str | None:
+    if is_masked(leaf):
+        return None
     if isinstance(leaf, (np.ndarray, np.generic)):
         return "numpy"
     if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):
