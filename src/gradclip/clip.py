@@ -24,7 +24,8 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
+        tree: arrays of one framework in nested containers, or one array; any shapes. Every leaf counts, also one that
+            occurs twice (`gradclip.grad_norm` counts what lies in one place once). `None` leaves are skipped,
             integers are promoted to the framework's default float, to float32 where that is narrower.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
@@ -71,7 +72,8 @@ def clip_by_global_norm(
     """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will.
+        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will. Every leaf
+            counts, and comes back clipped, also one that occurs twice.
         max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing.
             A negative one is a ValueError where its value is known, and counts as 0 where it is traced.
         ord: which norm, as in `global_norm`.

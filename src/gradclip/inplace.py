@@ -1,7 +1,7 @@
 """Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
 
-Everything is checked and decided before the first element is written. A gradient that several parameters share
-counts, and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
+Everything is checked and decided before the first element is written. Memory that several gradients share counts,
+and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
 get the same norm.
 """
 
@@ -29,7 +29,7 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
 
     Args:
         parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
-            themselves. A `.grad` of None is skipped, and a gradient that occurs twice counts once.
+            themselves. A `.grad` of None is skipped. Views of the same elements, as W and W.T, count once.
         ord: which norm, as in `gradclip.global_norm`.
         process_group: the processes of which each holds other gradients, as in `clip_grad_norm_`.
         mesh: the same as a mesh.
@@ -38,7 +38,8 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
         A scalar of the gradients' framework on the first one's device: float64 if one is float64, else float32.
 
     Raises:
-        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator.
+        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator,
+        gradients that share only some of their elements.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -71,7 +72,7 @@ def clip_grad_norm_(
     Args:
         parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
             array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
-            writable.
+            writable. Memory that is listed twice is scaled once.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
@@ -86,7 +87,8 @@ def clip_grad_norm_(
     Raises:
         TypeError: something without `.grad`, a gradient of integers. ValueError: a negative or NaN `max_norm`, an
         unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a read-only array that
-        nothing holds. FloatingPointError: under "raise". In every case the gradients are as they were.
+        nothing holds, gradients that share only some of their elements. FloatingPointError: under "raise". In every
+        case the gradients are as they were.
 
     Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
     `nonfinite="raise"`, and so always writes.
@@ -109,7 +111,7 @@ def clip_grad_norm_(
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
-        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
+        gradients.scale(backend, arrays, made.arrays, made.coefficient)
     return norm
 
 
@@ -136,7 +138,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
     with backend.precision():
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
-            gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
+            gradients.scale(backend, arrays, arrays, chosen)
 
 
 @ordinary_arithmetic
@@ -164,7 +166,7 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():
         check_real(arrays, gradients.names)
-        gradients.replace(backend.update_clamped(gradients.grads, arrays, bound))
+        gradients.clamp(backend, arrays, bound)
 
 
 def _entered(
@@ -176,6 +178,14 @@ def _entered(
         if to_write:
             gradients.check_writable()
         backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+        arrays = gradients.enter(backend)
+        if not backend.collide(gradients.grads, arrays):
+            return gradients, backend, arrays
+        gradients, kept = gradients.each_memory_once(backend)
+        if len(kept) == len(arrays):
+            return gradients, backend, arrays
+        if sharing is not None:
+            sharing.keep(kept)
         return gradients, backend, gradients.enter(backend)
 
 

@@ -68,6 +68,10 @@ class Sharing:
         known = (failed == 0) & (finite | ~xp.isfinite(norm.value))
         return Norm(xp.where(known, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the gradients of this process of which the index is none of these."""
+        self._splits.keep(indices)
+
     def norm_dtype(self) -> str:
         """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
         return "float64" if self._holds_float64 else "float32"

@@ -19,6 +19,7 @@ from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
 from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import ENOUGH
 
 
@@ -67,6 +68,15 @@ class Host(Chunkwise):
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
         return viewed_arrays([arrays[index] for index in indices])
+
+    def region(self, leaf: Any) -> Region | None:
+        return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return super().collide(leaves, arrays)
+        others = [self.region(leaves[index]) for index in arrays.left_out]
+        return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
 
     def writable(self, leaf: Any) -> bool:
         """Say whether a gradient can be written where it lies."""

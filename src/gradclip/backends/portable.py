@@ -13,6 +13,7 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.held import HeldByOne
+from gradclip.backends.memory import InMemory
 
 Array = Any
 
@@ -21,7 +22,7 @@ Array = Any
 ENOUGH = 2.0**-900
 
 
-class Portable(HeldByOne):
+class Portable(HeldByOne, InMemory):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False  # values lie in host memory: a look at them costs nothing

@@ -16,6 +16,7 @@ from gradclip.backends import any_distributed, distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
 from gradclip.backends.torch_autograd import call_differentiably
@@ -23,8 +24,10 @@ from gradclip.backends.torch_tensors import (
     dense,
     described,
     promoted,
+    region,
     restored,
     stored,
+    stretch,
     tensor_of,
     unviewed,
     viewed,
@@ -64,6 +67,15 @@ class TorchHost(Host):
             sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
+
+    def region(self, leaf: Any) -> Region | None:
+        return region(leaf)
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        # By storages: to ask a tensor for its shape and strides takes longer than to clip it.
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return any_overlap(map(stretch, leaves))
+        return bool(arrays.kernels.overlap([stretch(leaves[index]) for index in arrays.left_out]))
 
     def writable(self, leaf: torch.Tensor) -> bool:
         return writable(leaf)
@@ -191,6 +203,18 @@ class Torch(Portable):
 
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
         return restored(self.clamp(prepared, bound), leaf)
+
+    def region(self, leaf: Any) -> Region | None:
+        return region(leaf) if type(leaf) in _PLAIN else None
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        if not self.visible or not set(map(type, leaves)) <= _PLAIN:
+            return False
+        dense = [leaf for leaf in leaves if leaf.layout is torch.strided]
+        return len({leaf.untyped_storage()._cdata for leaf in dense}) < len(leaves)
+
+    def writable(self, leaf: torch.Tensor) -> bool:
+        return writable(leaf)
 
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[torch.Tensor]:
         results = self.shrink(new, coefficient)

@@ -41,6 +41,10 @@ class TorchParts:
     locals: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
 
+    def chosen(self, indices: Sequence[int]) -> "TorchParts":
+        """Return those of the gradients at `indices`."""
+        return TorchParts([self.locals[i] for i in indices], [self.tensors[i] for i in indices])
+
     def whole(self, updated: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return what stands in `.grad` when this process's parts are `updated`."""
         if updated is self.locals:

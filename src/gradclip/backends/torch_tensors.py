@@ -11,6 +11,7 @@ from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host import HostArray
+from gradclip.backends.memory import Region
 
 
 def described(tensors: Sequence[Any]) -> native.Described:
@@ -36,6 +37,23 @@ def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradi
         f"{name()}, of shape {tuple(tensor.shape)}, has no memory behind it: its storage has been freed (it holds 0 "
         "bytes), as sharded training does between steps. Pass the tensors that hold the values."
     )
+
+
+def region(tensor: torch.Tensor) -> Region | None:
+    """Return where a gradient lies, None where it has no memory of its own."""
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return None
+    lying = stored(tensor)
+    size = lying.element_size()
+    return Region.of(lying.data_ptr(), size, dtype_name(lying), lying.shape, [size * step for step in lying.stride()])
+
+
+def stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the storage of a gradient begins and ends, zeros where it has none of its own."""
+    if tensor._is_zerotensor() or (tensor.layout is torch.sparse_coo and not tensor.is_coalesced()):
+        return 0, 0
+    storage = stored(tensor).untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
 
 
 def writable(tensor: torch.Tensor) -> bool:

@@ -87,6 +87,18 @@ std::vector<std::string> Arrays::dtypes() const {
   return names;
 }
 
+bool Arrays::overlap(std::vector<Stretch> others) const {
+  std::vector<Stretch> stretches = std::move(others);
+  stretches.reserve(stretches.size() + spans_.size());
+  for (const Span& span : spans_) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(span.data);
+    if (span.count) stretches.emplace_back(begin, begin + static_cast<std::uintptr_t>(span.count * item_size(span.dtype)));
+  }
+  std::sort(stretches.begin(), stretches.end());
+  const auto meet = [](const Stretch& first, const Stretch& second) { return first.second > second.first; };
+  return std::adjacent_find(stretches.begin(), stretches.end(), meet) != stretches.end();
+}
+
 Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
   return row_sums(1, p, {divisor}, in_float, threads)[0];
 }

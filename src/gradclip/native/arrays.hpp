@@ -1,7 +1,9 @@
 // A list of arrays in host memory, and what can be asked of them together.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "exact_sum.hpp"
@@ -23,6 +25,10 @@ class Arrays {
   std::size_t size() const { return spans_.size(); }
   int64_t count() const;
   std::vector<std::string> dtypes() const;
+
+  // Whether two of the arrays, or of the other stretches of memory (begin, end), have bytes in common.
+  using Stretch = std::pair<std::uintptr_t, std::uintptr_t>;
+  bool overlap(std::vector<Stretch> others) const;
 
   // `in_float`: squares of half types may be added four at a time in float.
   Sum sum(double p, double divisor, bool in_float, int threads) const;

@@ -40,6 +40,7 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("count", &Arrays::count)
       .def_prop_ro("dtypes", &Arrays::dtypes)
       .def("__len__", &Arrays::size)
+      .def("overlap", &Arrays::overlap, "others"_a)
       .def(
           "sum",
           [](const Arrays& self, double p, double divisor, bool in_float, int threads) {
