@@ -14,7 +14,7 @@ LAYERS = [
     {"backends"},
     {"norms", "exact", "grid", "hostile"},
     {"coefficient", "shards"},
-    {"policy", "derivative", "sensitivity", "members"},
+    {"policy", "derivative", "sensitivity", "members", "layers"},
     {"splits"},
     {"sharing"},
     {"decision"},

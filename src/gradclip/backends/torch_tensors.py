@@ -40,7 +40,7 @@ def writable(tensor: torch.Tensor) -> bool:
 
 def prepared(leaf: Any) -> torch.Tensor:
     """Return the dense tensor that holds a leaf's values, integers promoted to the default dtype."""
-    tensor = torch.as_tensor(leaf)
+    tensor = leaf if isinstance(leaf, torch.Tensor) else torch.as_tensor(leaf)
     if tensor.layout is not torch.strided:
         tensor = stored_values(tensor)
     if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
@@ -71,7 +71,9 @@ def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:
 def viewed(tensor: torch.Tensor) -> HostArray:
     """Return a view of a CPU tensor's memory."""
     name = dtype_name(tensor)
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     if name == BFLOAT16.name:
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)
