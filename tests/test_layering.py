@@ -14,7 +14,7 @@ LAYERS = [
     {"backends"},
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
-    {"policy", "derivative", "sensitivity", "members"},
+    {"policy", "derivative", "sensitivity", "members", "layers"},
     {"splits", "seen", "call_arguments"},
     {"sharing"},
     {"decision"},

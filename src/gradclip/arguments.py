@@ -15,6 +15,8 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
 
     Raises TypeError for what is no real number, and ValueError for a negative one, NaN, or one beyond float64's range.
     """
+    if type(value) is float and value >= 0:
+        return value
     number = _real(value, name, f"For a float threshold write {name}=1.0.")
     if isinstance(number, float) and not number >= 0:
         raise ValueError(

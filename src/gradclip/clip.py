@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradclip import layers
 from gradclip.arguments import check_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find, framework_of
@@ -63,7 +64,13 @@ def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """
     flat, order = flatten(tree), Order.parse(ord)
     backend = _backend_of(flat, axis_name)
-    return flat.rebuild([norm_of(backend, [leaf], order) for leaf in flat.leaves])
+    groups = [[i] for i in range(len(flat.leaves))]
+    with backend.precision():
+        known = _measured_at_once(backend, flat, groups, order)
+        norms = known.norms(backend, flat.leaves) if known else {}
+    return flat.rebuild(
+        [norms[i] if i in norms else norm_of(backend, [leaf], order) for i, leaf in enumerate(flat.leaves)]
+    )
 
 
 def clip_by_global_norm(
@@ -211,15 +218,49 @@ def clip_groups(
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
-    norms = []
-    for group, threshold in zip(groups, thresholds, strict=True):
+    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
+        if number in norms:
+            continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        results, norm = _clip_together(backend, leaves, mine, partial(_names, flat, group))
-        norms.append(norm)
+        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, flat, group))
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
-    return clipped, norms
+    return clipped, [norms[number] for number in range(len(groups))]
+
+
+def _clip_at_once(
+    backend: Any,
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+    clipped: list[Any],
+) -> dict[int, Any]:
+    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
+    if clipping.to_unit or not all(isinstance(threshold, float) for threshold in thresholds):
+        return {}
+    with backend.precision():
+        known = _measured_at_once(backend, flat, groups, clipping.order)
+        made = known and known.clipped(backend, thresholds)
+        if not made:
+            return {}
+        known, results = made
+        norms = known.norms(backend, flat.leaves)
+        for index, group, result in zip(known.members, known.group_of, results, strict=True):
+            if known.numbers[group] in norms:
+                clipped[index] = backend.leave(result, flat.leaves[index])
+        return norms
+
+
+def _measured_at_once(
+    backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
+) -> layers.Layers | None:
+    """Measure many groups of leaves with one call, where that can be done."""
+    if len(groups) < 2 or not backend.plain(flat.leaves):
+        return None
+    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 
 
 def _backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:

@@ -216,8 +216,13 @@ def _upper(norm: Norm) -> Any:
 
 def undecided(norm: Norm, max_norm: float) -> bool:
     """Say whether a known norm is too close to the threshold for its error bound to tell which is larger."""
-    lower = norm.value * (1.0 - 2.0 * norm.error)
-    return bool(lower <= _in_units_of(norm, max_norm) < _upper(norm))
+    return bool(open_between(norm, max_norm))
+
+
+def open_between(norm: Norm, max_norm: Any) -> Any:
+    """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
+    threshold = _in_units_of(norm, max_norm)
+    return (norm.value * (1.0 - 2.0 * norm.error) <= threshold) & (threshold < _upper(norm))
 
 
 def exceeds(norm: Norm, max_norm: Any) -> Any:

@@ -19,12 +19,20 @@ class Arrays(Sequence[Any]):
         self.formats = frozenset(map(format_named, self.dtypes))
 
     @property
+    def sources(self) -> Sequence[Any]:
+        """The arrays as they were given."""
+        return self._given
+
+    @property
     def items(self) -> Sequence[Any]:
         """The arrays one by one."""
         return self._given
 
     def __len__(self) -> int:
         return len(self._given)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
@@ -50,7 +58,8 @@ class Arrays(Sequence[Any]):
 
 def checked_dtype(array: Any) -> Any:
     """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
-    check_dtypes([array], lambda: ["a gradient"])
+    if bare_name(array.dtype) not in SUPPORTED:
+        check_dtypes([array], lambda: ["a gradient"])
     return array
 
 

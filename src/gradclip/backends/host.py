@@ -26,7 +26,7 @@ _CHUNK = 1 << 15
 _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: that would take three times as long to make
 class HostArray:
     """An array in host memory. A bfloat16 one, which NumPy does not know, is held as its 16 bits.
 

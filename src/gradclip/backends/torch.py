@@ -55,6 +55,11 @@ class TorchHost(Host):
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
 
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        forward = torch.autograd.forward_ad._current_level >= 0
+        asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+        return super().plain(leaves) and not (forward or asked)
+
     def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
             return viewed_arrays(list(map(viewed, prepared)))
@@ -83,8 +88,23 @@ class TorchHost(Host):
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(leaves)
 
-    def leave(self, array: HostArray, leaf: Any) -> torch.Tensor:
-        return restored(unviewed(array), leaf)
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[Any]:
+        if coefficient.keep and self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
+            return [tensor.clone() for tensor in arrays.sources]
+        return super().shrink(arrays, coefficient)
+
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        # Without a view of each as a NumPy array, which takes as long as all the rest.
+        if self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
+            results = list(map(torch.empty_like, arrays.sources))
+            targets = described(results)
+            same_order = all(x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True))
+            if same_order and not targets.left_out:
+                return results, targets.kernels
+        return super().places_for(arrays)
+
+    def leave(self, array: HostArray | torch.Tensor, leaf: Any) -> torch.Tensor:
+        return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
 
     def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
@@ -97,6 +117,9 @@ class TorchHost(Host):
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
 
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: float) -> torch.Tensor:
         """Clamp with PyTorch's own operation, which has a derivative."""

@@ -122,7 +122,9 @@ def viewed(tensor: torch.Tensor) -> HostArray:
     with_memory(tensor)
     if tensor._is_zerotensor():
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     if name == BFLOAT16.name:
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)

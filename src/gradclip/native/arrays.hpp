@@ -43,12 +43,28 @@ class Arrays {
                             int threads) const;
   std::vector<Extremes> row_extremes(std::size_t rows, int threads) const;
 
+  // The sum of each group of arrays: `group_of` has the number of the group of each array.
+  std::vector<Sum> group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
+                              int threads) const;
+
+  // Writes each array, scaled by the factors of its group, wide and narrow, or as it is where they are kept.
+  struct Scaling {
+    bool keep;
+    Factors wide, narrow;
+  };
+  void scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of, const std::vector<Scaling>& scalings,
+                    int threads) const;
+
   // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;
   void clamp(double bound, int threads) const;
 
  private:
+  template <class GroupOf>
+  std::vector<Sum> grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
+                                const std::vector<double>& divisors, bool in_float, int threads) const;
+
   std::vector<Span> spans_;
 };
 

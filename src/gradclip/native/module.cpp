@@ -72,6 +72,27 @@ NB_MODULE(_kernels, m) {
             self.scale(to, {wide.first, wide.second}, {narrow.first, narrow.second}, threads);
           },
           "to"_a, "wide"_a, "narrow"_a, "threads"_a, unlocked)
+      .def(
+          "group_sums",
+          [](const Arrays& self, const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
+             int threads) {
+            std::vector<double> values;
+            for (const Sum& sum : self.group_sums(group_of, groups, p, in_float, threads)) values.push_back(sum.value);
+            return values;
+          },
+          "group_of"_a, "groups"_a, "p"_a, "in_float"_a, "threads"_a, unlocked)
+      .def(
+          "scale_groups",
+          [](const Arrays& self, const Arrays& to, const std::vector<std::size_t>& group_of,
+             const std::vector<bool>& keep, const std::array<std::vector<double>, 4>& factors, int threads) {
+            std::vector<Arrays::Scaling> scalings;
+            for (std::size_t i = 0; i < keep.size(); ++i) {
+              const Factors wide = {factors[0].at(i), factors[1].at(i)}, narrow = {factors[2].at(i), factors[3].at(i)};
+              scalings.push_back({keep[i], wide, narrow});
+            }
+            self.scale_groups(to, group_of, scalings, threads);
+          },
+          "to"_a, "group_of"_a, "keep"_a, "factors"_a, "threads"_a, unlocked)
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 
