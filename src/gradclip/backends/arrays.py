@@ -31,9 +31,6 @@ class Arrays(Sequence[Any]):
     def __len__(self) -> int:
         return len(self._given)
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.items)
-
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
 
