@@ -2,12 +2,16 @@
 
 import math
 import numbers
+import sys
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, is_masked
-from gradclip.backends.formats import dtype_name
+from gradclip.backends import Backend, framework_of, is_masked
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import dtype_name, is_complex
 
 
 def check_threshold(value: Any, name: str = "max_norm") -> Any:
@@ -61,6 +65,38 @@ def check_mask(mask: Any) -> Any:
         return mask
     kind = f"an array of {dtype_name(mask)}" if is_array(mask) else f"{mask!r:.80} of type {type(mask).__name__}"
     raise TypeError(f"mask must hold booleans, one for each example, got {kind}. From numbers make one by mask > 0.")
+
+
+def is_single_threshold(max_norm: Any) -> bool:
+    """Say whether a threshold is one number or array, rather than a tree of them."""
+    return framework_of(max_norm) is not None or isinstance(max_norm, str | bytes | bool | None)
+
+
+def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise a TypeError that names the first complex array."""
+    if isinstance(arrays, Arrays) and not arrays.any_complex:
+        return
+    for index, x in enumerate(arrays):
+        if is_complex(x):
+            raise TypeError(
+                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
+                "value. Clip it by norm, or its real and imaginary parts one by one."
+            )
+
+
+def warn_of_parameters(leaves: Sequence[Any]) -> None:
+    """Warn where leaves are parameters of PyTorch that have gradients: what is measured is then no gradient."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.nn.Parameter not in set(map(type, leaves)) or torch.compiler.is_compiling():
+        return
+    if any(type(leaf) is torch.nn.Parameter and leaf.grad is not None for leaf in leaves):
+        warnings.warn(
+            "the tree holds parameters, and they have gradients: the norm is that of the weights. For the gradients "
+            "call gradclip.grad_norm or gradclip.clip_grad_norm_ with the parameters; for the weights pass "
+            "parameter.detach().",
+            UserWarning,
+            stacklevel=4,
+        )
 
 
 def is_array(value: Any) -> bool:

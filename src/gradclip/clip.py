@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from gradclip import layers
-from gradclip.arguments import check_threshold, known_threshold
+from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find, framework_of
+from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, is_complex
+from gradclip.backends.formats import FLOAT64
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
 from gradclip.norms import Order
@@ -48,29 +48,41 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
 
     """
     flat, order = flatten(tree), Order.parse(ord)
+    warn_of_parameters(flat.leaves)
     return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
 
 
 @ordinary_arithmetic
-def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
-    """Return the norm of each leaf, in a tree of the same structure.
+def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any = None) -> Any:
+    """Return the norm of each layer of `tree`: of each leaf, or of what lies below each leaf of a prefix.
 
-    Arguments, dtypes and errors are those of `global_norm`.
+    Args:
+        tree: as in `global_norm`.
+        ord: as there.
+        prefix: what says which leaves are a layer, as the thresholds of `clip_by_layer_norm` do: a prefix of `tree`, of
+            which the leaves may be anything. None makes each leaf of `tree` a layer.
+        axis_name: as in `global_norm`.
+
+    Returns:
+        A tree of norms, shaped as `prefix`, or as `tree`. Dtypes and errors are those of `global_norm`.
 
     >>> import numpy as np
     >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
     >>> float(norms["w"]), float(norms["b"])
     (5.0, 2.0)
+
     """
     flat, order = flatten(tree), Order.parse(ord)
+    warn_of_parameters(flat.leaves)
     backend = _backend_of(flat, axis_name)
-    groups = [[i] for i in range(len(flat.leaves))]
+    shape, groups = (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix)
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
-    return flat.rebuild(
-        [norms[i] if i in norms else norm_of(backend, [leaf], order) for i, leaf in enumerate(flat.leaves)]
-    )
+    for number, group in enumerate(groups):
+        if number not in norms:
+            norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
+    return shape.rebuild([norms[number] for number in range(len(groups))])
 
 
 def clip_by_global_norm(
@@ -176,23 +188,6 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     return flat.rebuild(backend.clamped_all(prepared, flat.leaves, bound))
 
 
-def is_single_threshold(max_norm: Any) -> bool:
-    """Say whether a threshold is one number or array, rather than a tree of them."""
-    return framework_of(max_norm) is not None or isinstance(max_norm, str | bool | None)
-
-
-def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a TypeError that names the first complex array."""
-    if isinstance(arrays, Arrays) and not arrays.any_complex:
-        return
-    for index, x in enumerate(arrays):
-        if is_complex(x):
-            raise TypeError(
-                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
-                "value. Clip it by norm, or its real and imaginary parts one by one."
-            )
-
-
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, "propagate")
@@ -215,6 +210,7 @@ def clip_groups(
     axis_name: Any = None,
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    warn_of_parameters(flat.leaves)
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)

@@ -9,11 +9,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
-from gradclip.arguments import check_norm, check_threshold, known_norm, known_threshold
+from gradclip.arguments import check_norm, check_real, check_threshold, known_norm, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.clip import check_real, norm_dtype
+from gradclip.clip import norm_dtype
 from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients

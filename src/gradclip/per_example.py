@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gradclip.arguments import check_mask, check_threshold, known_threshold
+from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
-from gradclip.clip import check_real, is_single_threshold, norm_dtype
+from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order

@@ -6,7 +6,7 @@ working. `None` is an empty container: it has no leaves and comes back as it was
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,12 +46,38 @@ class FlatTree:
         try:
             subtrees = structure.flatten_up_to(numbered)
         except ValueError as mismatch:
+            groups = _matched_by_keys(_keys(structure, self._flatten), _keys(self.structure, self._flatten))
+            if groups:
+                return FlatTree(leaves, structure, self._flatten), groups
             raise ValueError(
                 "the thresholds must be one number or a prefix of the tree of gradients "
                 f"(the same containers, cut off at any depth): {mismatch}"
             ) from None
         groups = [self._flatten(subtree)[0] for subtree in subtrees]
         return FlatTree(leaves, structure, self._flatten), groups
+
+
+def _keys(structure: Any, flattened_by: Any) -> list[tuple[Any, ...]]:
+    """Return what leads to each leaf: keys, indices and names of attributes."""
+    if flattened_by is _optree_flatten:
+        return list(optree.treespec_paths(structure))
+    util = sys.modules["jax"].tree_util
+    numbered = structure.unflatten(range(structure.num_leaves))
+    return [tuple(map(_key, path)) for path, _ in util.tree_flatten_with_path(numbered)[0]]
+
+
+def _key(entry: Any) -> Any:
+    return next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name))
+
+
+def _matched_by_keys(prefixes: Sequence[tuple[Any, ...]], paths: Sequence[tuple[Any, ...]]) -> list[list[int]]:
+    """Return the indices of the paths that begin with each prefix; nothing unless each has one, and one alone.
+
+    So plain dicts are prefixes of other containers with the same keys, such as a State of Flax.
+    """
+    groups = [[i for i, path in enumerate(paths) if path[: len(prefix)] == prefix] for prefix in prefixes]
+    once = sorted(i for group in groups for i in group) == list(range(len(paths)))
+    return groups if once and all(groups) and all(prefixes) else []
 
 
 def flatten(tree: Any) -> FlatTree:
