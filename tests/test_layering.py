@@ -20,6 +20,7 @@ LAYERS = [
     {"decision"},
     {"clip", "norm_at_most", "streamed"},
     {"gradients"},
+    {"layerwise"},
     {"inplace", "per_example"},
     {"sensitivity_check", "clipped"},
     {"transforms"},

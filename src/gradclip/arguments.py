@@ -69,7 +69,7 @@ def check_mask(mask: Any) -> Any:
 
 def is_single_threshold(max_norm: Any) -> bool:
     """Say whether a threshold is one number or array, rather than a tree of them."""
-    return framework_of(max_norm) is not None or isinstance(max_norm, str | bytes | bool | None)
+    return framework_of(max_norm) is not None or isinstance(max_norm, numbers.Number | str | bytes | None)
 
 
 def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:

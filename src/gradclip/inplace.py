@@ -11,12 +11,13 @@ from typing import Any
 
 from gradclip.arguments import check_norm, check_real, check_threshold, known_norm, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, whole_scalar
+from gradclip.backends import Backend, any_distributed, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import norm_dtype
 from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.layerwise import Layerwise
 from gradclip.members import Members
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
@@ -169,6 +170,54 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
         gradients.clamp(backend, arrays, bound)
 
 
+@ordinary_arithmetic
+def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
+    """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
+
+    Args:
+        parameters: as in `clip_grad_norm_`, but for distributed tensors.
+        max_norm: the threshold of each gradient, >= 0: a number, or a list with one for each parameter. Of a tree of
+            NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: what to do with NaN and infinities in a gradient, as in `gradclip.clip_by_global_norm`.
+
+    Returns:
+        The norms before clipping: a list with one for each parameter, None where it has no gradient. Of a tree of NumPy
+        arrays, a tree of norms, shaped as it, or as `max_norm`.
+
+    Raises:
+        ValueError: distributed tensors, thresholds that are not one for each parameter. Others as in `clip_grad_norm_`;
+        in every case the gradients are as they were.
+
+    >>> import numpy as np
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    >>> norms = clip_grad_layer_norm_(update, max_norm=1.0)
+    >>> float(norms["w"]), update["w"].round(6).tolist(), update["b"].tolist()
+    (5.0, [0.6, 0.8], [0.5])
+
+    """
+    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    members = Members.of(parameters)
+    if any_distributed(members.parameters) or any_distributed(members.gradients):
+        raise ValueError(
+            "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
+            "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
+        )
+    layers = Layerwise.of(members, max_norm)
+    gradients, backend, arrays = _entered(members, None, *layers.thresholds, to_write=True)
+    thresholds = [known_threshold(backend, threshold) for threshold in layers.thresholds]
+    made, norms = [], []
+    with backend.precision():
+        for group, threshold in zip(layers.among(gradients), thresholds, strict=True):
+            mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
+            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names)
+            made.append((mine, of_group, decision))
+            norms.append(backend.leave_scalar(decision.norm.product(), norm_dtype(of_group), mine.grads))
+        for mine, of_group, decision in made:
+            mine.scale(backend, of_group, decision.arrays, decision.coefficient)
+    return layers.arranged(norms)
+
+
 def _entered(
     members: Members, sharing: Sharing | None, *scalars: Any, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
@@ -179,6 +228,8 @@ def _entered(
             gradients.check_writable()
         backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
         arrays = gradients.enter(backend)
+        if to_write:
+            gradients.check_replaceable(backend)
         if not backend.collide(gradients.grads, arrays):
             return gradients, backend, arrays
         gradients, kept = gradients.each_memory_once(backend)

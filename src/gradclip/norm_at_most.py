@@ -68,6 +68,7 @@ def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
 def _known(max_norm: Any) -> tuple[float, Fraction | None]:
     """Return a checked threshold as a float, and exactly; None for infinity."""
     value = whole_scalar(max_norm)
+    check_threshold(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     threshold = check_threshold(value)

@@ -18,6 +18,7 @@ magnitude of real numbers are exact.
 
 import math
 import numbers
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,11 +54,11 @@ class Order:
         if isinstance(ord, str) and ord in ("inf", "-inf"):
             return cls(float(ord))
         if isinstance(ord, numbers.Real) and not isinstance(ord, bool):
-            p = float(ord)
+            p = float(ord) if abs(ord) <= sys.float_info.max or abs(ord) == math.inf else math.nan
             if p >= 1 or p == -math.inf:
                 return cls(p)
         raise ValueError(
-            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r}. "
+            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r:.80}. "
             "For the Euclidean norm leave it out."
         )
 
