@@ -15,7 +15,7 @@ LAYERS = [
     {"norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "derivative", "sensitivity", "members", "layers"},
-    {"splits", "seen", "call_arguments"},
+    {"splits", "seen", "call_arguments", "check_arguments"},
     {"sharing"},
     {"decision"},
     {"clip", "norm_at_most", "streamed"},
