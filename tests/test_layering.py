@@ -15,7 +15,7 @@ LAYERS = [
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "derivative", "sensitivity", "members", "layers"},
-    {"splits", "seen", "call_arguments"},
+    {"splits", "seen", "call_arguments", "check_arguments"},
     {"sharing"},
     {"decision"},
     {"clip", "norm_at_most", "streamed"},
