@@ -217,6 +217,7 @@ def test_tensors_that_cannot_be_clipped_say_what_can(kind, tensor, instead):
 
 
 def test_what_numpy_is_told_to_do_about_errors_is_no_matter():
+    tiny = gradclip.partial_norm(np.array([1e-320, 1e-320]), 1)
     tree = {"w": np.array([1e-320, 1e300, 0.0]), "h": np.array([1e-7, 6e4], np.float16)}
     with np.errstate(all="raise"):
         for ord in (1, 2, 3, math.inf):
@@ -227,8 +228,9 @@ def test_what_numpy_is_told_to_do_about_errors_is_no_matter():
             gradclip.clip_by_layer_norm(tree, 1e-300, ord=ord)
             gradclip.layer_norms(tree, ord)
             gradclip.clip_grad_norm_({k: v.copy() for k, v in tree.items()}, 1e-300, ord)
+        assert (tiny + tiny).norm == tiny.norm * 2 == tiny.clip(np.array([1e-320]), 1.0)[0] * 4
         gradclip.clip_by_value(tree, 1e-320)
-        gradclip.per_example_clip(np.outer(tree["w"], [1.0, 1e-300]), 1e-300)
+        gradclip.per_example_clip(np.stack([tree["w"], tree["w"][::-1]]), 1e-300)
         gradclip.norm_at_most(tree, 1e300)
         gradclip.clipped_sum_sensitivity(1e-300)
 

@@ -54,7 +54,7 @@ class PartialNorm:
     @ordinary_arithmetic
     def norm(self) -> float:
         """The norm of all parts so far: NaN or inf where an element is, inf where it lies beyond float64."""
-        with np.errstate(over="ignore"):
+        with HOST.precision():
             return float(self._norm().product())
 
     @ordinary_arithmetic
@@ -96,7 +96,8 @@ class PartialNorm:
             return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
 
     def _norm(self) -> Norm:
-        return shards.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)
+        with HOST.precision():
+            return shards.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)
 
 
 @ordinary_arithmetic
