@@ -18,7 +18,6 @@ magnitude of real numbers are exact.
 
 import math
 import numbers
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -54,7 +53,10 @@ class Order:
         if isinstance(ord, str) and ord in ("inf", "-inf"):
             return cls(float(ord))
         if isinstance(ord, numbers.Real) and not isinstance(ord, bool):
-            p = float(ord) if abs(ord) <= sys.float_info.max or abs(ord) == math.inf else math.nan
+            try:
+                p = float(ord)
+            except OverflowError:
+                p = math.nan
             if p >= 1 or p == -math.inf:
                 return cls(p)
         raise ValueError(
