@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradclip import exact
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.numpy import HOST, viewed_arrays
@@ -16,6 +17,7 @@ from gradclip.norms import Order, measure
 from gradclip.tree import flatten
 
 
+@ordinary_arithmetic
 def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
     """Say whether ||tree|| <= max_norm, for (sum |x|**p)**(1/p) of the leaves' values without any rounding.
 
