@@ -252,7 +252,7 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
     if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
         return value
     raise TypeError(
-        f"{name} must be a number or a scalar array, got {value!r} of type {type(value).__name__}. "
+        f"{name} must be a number or a scalar array, got {value!r:.200} of type {type(value).__name__}. "
         f"For a float threshold write {name}=1.0."
     )
 

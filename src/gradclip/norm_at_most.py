@@ -11,7 +11,8 @@ from gradclip import exact
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.numpy import HOST, viewed_arrays
+from gradclip.backends.host import viewed_arrays
+from gradclip.backends.numpy import HOST
 from gradclip.coefficient import check_threshold, exceeds, undecided
 from gradclip.norms import Order, measure
 from gradclip.tree import flatten
