@@ -14,7 +14,7 @@ from gradclip.per_example import per_example_clip
 from gradclip.quantities import as_count
 from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.tree import flatten
+from gradclip.tree import flatten, listed
 
 
 class ExampleOutputs(NamedTuple):
@@ -226,10 +226,13 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
         shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
     first = next(iter(shapes.values()), ())
     if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
-        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        # What differs from the first comes before what does not, for the list is cut.
+        one, *others = shapes.items() or [("", ())]
+        others.sort(key=lambda item: item[1][:1] == first[:1])
+        found = [f"{name} {shape}" for name, shape in (one, *others) if name]
         raise ValueError(
             "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
-            f"the shapes are {listed or 'missing: there are no arrays'}."
+            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
     return first[0]
 

@@ -15,7 +15,7 @@ from gradclip.decision import Clipping, clip_and_sum
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order
 from gradclip.policy import check_policy
-from gradclip.tree import FlatTree, flatten
+from gradclip.tree import FlatTree, flatten, listed
 
 RULES = ("clip", "normalize", "automatic")
 
@@ -243,9 +243,9 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
     if wrong:
         paths = flat.paths()
-        listed = ", ".join(f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong}))
+        found = [f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong})]
         raise ValueError(
-            f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed}. "
+            f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed(found)}. "
             "Compute per-example gradients first, with jax.vmap(jax.grad(...)) or torch.func.vmap."
         )
     if mask is not None and tuple(getattr(mask, "shape", (len(mask),))) != batch:

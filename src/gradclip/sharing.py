@@ -26,6 +26,7 @@ from gradclip.backends.numpy import HOST
 from gradclip.members import UNNAMED, Members, as_tuple
 from gradclip.norms import Norm, Order, measure
 from gradclip.splits import Splits
+from gradclip.tree import listed
 
 
 class Sharing:
@@ -144,7 +145,7 @@ class Sharing:
         if failed > 0:
             raise RuntimeError(
                 "another process could not prepare its gradients, so that there is no norm of all: "
-                f"{'; '.join(self._exchange([]))} Nothing has been changed."
+                f"{listed(self._exchange([]), '; ')} Nothing has been changed."
             )
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:

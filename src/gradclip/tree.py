@@ -5,6 +5,7 @@ a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so tha
 working. `None` is an empty container: it has no leaves and comes back as it was.
 """
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import optree
+
+_MOST_LISTED = 10
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class FlatTree:
                 return FlatTree(leaves, structure, self._flatten), groups
             raise ValueError(
                 "the thresholds must be one number or a prefix of the tree of gradients "
-                f"(the same containers, cut off at any depth): {mismatch}"
+                f"(the same containers, cut off at any depth): {_shortened(str(mismatch))}"
             ) from None
         groups = [self._flatten(subtree)[0] for subtree in subtrees]
         return FlatTree(leaves, structure, self._flatten), groups
@@ -78,6 +81,17 @@ def _matched_by_keys(prefixes: Sequence[tuple[Any, ...]], paths: Sequence[tuple[
     groups = [[i for i, path in enumerate(paths) if path[: len(prefix)] == prefix] for prefix in prefixes]
     once = sorted(i for group in groups for i in group) == list(range(len(paths)))
     return groups if once and all(groups) and all(prefixes) else []
+
+
+def listed(items: Sequence[str], separator: str = ", ") -> str:
+    """Return what an error says of many things: the first ten, and how many more there are."""
+    more = len(items) - _MOST_LISTED
+    return separator.join([*items[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _shortened(message: str) -> str:
+    """Return a message in which lists are not longer than that."""
+    return re.sub(r"(?<=[\[{])[^][{}]*(?=[\]}])", lambda found: listed(found[0].split(", ")), message)
 
 
 def flatten(tree: Any) -> FlatTree:

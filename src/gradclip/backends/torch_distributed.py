@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
+from gradclip.tree import listed
+
 
 @dataclass(frozen=True)
 class Group:
@@ -184,7 +186,7 @@ def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest
             dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
         except RuntimeError as error:
             raise RuntimeError(
-                f"the norm could not be reduced over the ranks {', '.join(map(str, group.ranks))}: one of them has "
+                f"the norm could not be reduced over the ranks {listed(list(map(str, group.ranks)))}: one of them has "
                 f"ended, or did not call. No gradient has been changed here. {error}"
             ) from error
     return list(reduced.cpu().numpy()) if on_host else list(reduced.to(vector.device).unbind())

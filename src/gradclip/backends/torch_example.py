@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip.backends.mapping import mapped
+from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import FlatTree, flatten
 
 
@@ -114,13 +115,13 @@ def alone(fun: Callable[..., Any], *args: Any) -> Any:
 def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
     """Return the arguments with one row of those that carry the batch."""
     return [
-        arg if axis is None else mapped(lambda x: torch.as_tensor(x)[index], arg)
+        arg if axis is None else mapped(lambda x: tensor_of(x)[index], arg)
         for arg, axis in zip(args, axes, strict=True)
     ]
 
 
 def _detached(x: Any) -> torch.Tensor:
-    return torch.as_tensor(x).detach()
+    return tensor_of(x).detach()
 
 
 def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None]) -> Exception:
