@@ -5,8 +5,7 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gradclip.arithmetic import ordinary_arithmetic
@@ -47,10 +46,13 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
     5.0
 
     """
-    order = Order.parse(ord)
-    members = Members.of(parameters)
-    sharing = Sharing.of(members, process_group, mesh, order)
-    gradients, backend, arrays = _entered(members, sharing)
+    members = _members(parameters, process_group, mesh)
+    sharing = Sharing.of(members, process_group, mesh)
+    with _preparing(sharing):
+        order = Order.parse(ord)
+        if sharing is not None:
+            sharing.ask(order, "propagate")
+        gradients, backend, arrays = _entered(members, sharing)
     with backend.precision():
         norm = measure(backend, arrays, order) if sharing is None else sharing.norm(backend, arrays)
         return _scalar(backend, norm.product(), arrays, gradients, sharing)
@@ -102,11 +104,15 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    clipping = Clipping(check_threshold(whole_scalar(max_norm)), Order.parse(ord), check_policy(nonfinite))
-    members = Members.of(parameters)
-    sharing = Sharing.of(members, process_group, mesh, clipping.order, nonfinite)
-    gradients, backend, arrays = _entered(members, sharing, clipping.max_norm, to_write=True)
-    clipping = replace(clipping, max_norm=known_threshold(backend, clipping.max_norm))
+    members = _members(parameters, process_group, mesh)
+    sharing = Sharing.of(members, process_group, mesh)
+    with _preparing(sharing):
+        order, policy, max_norm = Order.parse(ord), check_policy(nonfinite), whole_scalar(max_norm)
+        if sharing is not None:
+            sharing.ask(order, policy, max_norm)
+        max_norm = check_threshold(max_norm)
+        gradients, backend, arrays = _entered(members, sharing, max_norm, to_write=True)
+        clipping = Clipping(known_threshold(backend, max_norm), order, policy)
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
@@ -168,24 +174,39 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
         gradients.clamp(backend, arrays, bound)
 
 
+def _members(parameters: Any, process_group: Any, mesh: Any) -> Members:
+    """Return the parameters; where they cannot be told, an error, of which the processes that are named hear."""
+    try:
+        return Members.of(parameters)
+    except Exception:
+        if process_group is None and mesh is None:
+            raise
+        with _preparing(Sharing.of(Members(()), process_group, mesh)):
+            raise
+
+
 def _entered(
     members: Members, sharing: Sharing | None, *scalars: Any, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
-    with nullcontext() if sharing is None else sharing.preparing():
-        gradients = Gradients.of(members)
-        if to_write:
-            gradients.check_writable()
-        backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
-        arrays = gradients.enter(backend)
-        if not backend.collide(gradients.grads, arrays):
-            return gradients, backend, arrays
-        gradients, kept = gradients.each_memory_once(backend)
-        if len(kept) == len(arrays):
-            return gradients, backend, arrays
-        if sharing is not None:
-            sharing.keep(kept)
-        return gradients, backend, gradients.enter(backend)
+    gradients = Gradients.of(members)
+    if to_write:
+        gradients.check_writable()
+    backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+    arrays = gradients.enter(backend)
+    if not backend.collide(gradients.grads, arrays):
+        return gradients, backend, arrays
+    gradients, kept = gradients.each_memory_once(backend)
+    if len(kept) == len(arrays):
+        return gradients, backend, arrays
+    if sharing is not None:
+        sharing.keep(kept)
+    return gradients, backend, gradients.enter(backend)
+
+
+def _preparing(sharing: Sharing | None) -> AbstractContextManager[None]:
+    """Return a context in which an error ends the call on all processes that take part."""
+    return nullcontext() if sharing is None else sharing.preparing()
 
 
 def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients, sharing: Sharing | None) -> Any:

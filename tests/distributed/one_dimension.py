@@ -2,8 +2,6 @@
 
 import math
 import os
-from contextlib import contextmanager
-from unittest import mock
 
 import pytest
 import torch
@@ -12,8 +10,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
-import gradclip.backends.torch as torch_backend
-from gradclip.sharing import Sharing
 from gradients import (
     ORDERS,
     check,
@@ -24,6 +20,7 @@ from gradients import (
     on_one_process,
     parameter,
     same_everywhere,
+    unseen,
 )
 from worker import run_all
 
@@ -226,15 +223,6 @@ def a_group_within_the_mesh_says_nothing_new():
     laid = [[Shard(0)], [Replicate()]]
     parameters = [parameter(x, mesh(), p) for x, p in zip(full, laid, strict=True)]
     check_all(parameters, full, process_group=dist.group.WORLD)
-
-
-@contextmanager
-def unseen():
-    """Take the path of accelerators, on which no value is looked at."""
-    hidden = mock.patch.object(torch_backend, "in_host_memory", return_value=False)
-    with hidden as asked, mock.patch.object(Sharing, "on_host", False):
-        yield
-    assert asked.called
 
 
 def where_nothing_is_looked_at():
