@@ -11,8 +11,8 @@ import torch.distributed as dist
 
 from gradclip.backends.torch_groups import Group
 
-ROOM = 30
-"""How many numbers the vector of a reduction has beside its marks: four flags, and 26, as an order of 8 takes."""
+ROOM = 16
+"""How many numbers a reduction has at first beside its marks: four flags, and two norms of the order 2 or one of 3."""
 
 
 def reduce(
