@@ -6,8 +6,7 @@ over one group after the other (`splits`).
 Four numbers travel along: how many vectors are added up, which bounds the rounding, and inf where a process holds what
 is not finite, be it in a replica that no other counts; how many processes hold float64; how many could not prepare
 their gradients, so that a mistake on one ends the call on all; how often processes of a group did not ask for the same.
-Beside them stand marks of what each asks for
-(`agreement`), and of gradients that may be the same on all (`replicas`).
+Beside them stand marks of what each asks for (`agreement`), and of gradients that may be the same on all (`replicas`).
 """
 
 import math
@@ -53,13 +52,11 @@ class Sharing:
     def of(cls, members: Members, process_group: Any, mesh: Any) -> "Sharing | None":
         """Return it, or None where all gradients belong to this process alone."""
         named = (*as_tuple(process_group), *as_tuple(mesh))
-        said = process_group is not None or mesh is not None
+        if process_group is None and mesh is None and among_several():
+            check_unsaid(members)
         alone = not named and all(beside is UNNAMED for beside in members.beside)
         if alone and not any_distributed(members.parameters) and not any_distributed(members.gradients):
-            check_alone(members, said=said)
             return None
-        if not said:
-            check_alone(members, said=said)
         return cls(members, named)
 
     def ask(self, order: Order, nonfinite: str, max_norm: Any = None) -> None:
@@ -190,7 +187,7 @@ class Sharing:
                 "another process could not prepare its gradients, so that there is no norm of all: "
                 f"{'; '.join(problems)} Nothing has been changed."
             )
-        where = differences(one[:3] for one in told)
+        where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
         raise ValueError(
             f"the processes do not ask for the same: {where}. Call with the same arguments and the same process groups "
             "in all of them. Nothing has been changed."
@@ -209,14 +206,11 @@ class Sharing:
         raise FloatingPointError(policy.explained(f"in {len(found)} leaves", found))
 
 
-def check_alone(members: Members, *, said: bool) -> None:
-    """Look for parameters that stand for parts of others, or lack, though nothing says who holds the rest.
+def check_unsaid(members: Members) -> None:
+    """Look for parameters that are parts of others, or lack, though nothing says who holds the rest.
 
-    Raises ValueError for shards of FSDP1; warns of an empty list in one of several processes. An empty list of process
-    groups, or `said`, means that this process holds all.
+    Raises ValueError for shards of FSDP1; warns of an empty list in one of several processes.
     """
-    if said or not among_several():
-        return
     if not members.parameters and members.tree is None:
         warnings.warn(
             f"this process, rank {distributed().rank()}, passes no parameters: its norm is 0, and processes that hold "
