@@ -78,7 +78,8 @@ def clip_grad_norm_(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
         process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
-            group of PyTorch, or a list. Distributed tensors say themselves how they are split. A parameter group
+            group of PyTorch, or a list; an empty list says that this process is alone. Distributed tensors say
+            themselves how they are split, gradients of DistributedDataParallel are not split. A parameter group
             (`{"params": [...], "process_group": ...}`) may name its own.
         mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
 
@@ -86,10 +87,12 @@ def clip_grad_norm_(
         The norm before clipping, as `grad_norm` returns it.
 
     Raises:
-        TypeError: something without `.grad`, a gradient of integers. ValueError: a negative or NaN `max_norm`, an
-        unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a read-only array that
-        nothing holds, gradients that share only some of their elements. FloatingPointError: under "raise". In every
-        case the gradients are as they were.
+        TypeError: something without `.grad`, a gradient of integers, what is no process group. ValueError: a negative
+        or NaN `max_norm`, an unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a
+        read-only array that nothing holds, gradients that share only some of their elements; where several processes
+        call, other arguments on some of them, a group without this process, shards of FSDP1 with no group named,
+        gradients that all of a group hold alike. RuntimeError: an error on another process, or one that has ended.
+        FloatingPointError: under "raise". In every case the gradients are as they were.
 
     Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
     `nonfinite="raise"`, and so always writes.

@@ -2,6 +2,7 @@
 
 import math
 import os
+from fractions import Fraction
 
 import pytest
 import torch
@@ -113,12 +114,18 @@ def a_tie_that_only_some_see():
     assert gradclip.clip_grad_norm_([p, plain], 5.0).item() == (5.0 if last else 13.0)
 
 
+def many_elements_at_the_threshold():
+    """The root of so many ones is no float64, and the nearest lies above it or below."""
+    count = 120_000 * WORLD
+    length = math.sqrt(count)
+    for max_norm in (math.nextafter(length, 0), length, math.nextafter(length, math.inf)):
+        p = parameter(torch.ones(120_000))
+        assert gradclip.clip_grad_norm_([p], max_norm, process_group=dist.group.WORLD).item() == pytest.approx(length)
+        assert (p.grad == 1.0).all() == (Fraction(max_norm) ** 2 >= count)
+
+
 def what_cannot_be_told_clips():
-    """Orders that are no integers, magnitudes of complex numbers, more elements than exact arithmetic is for."""
-    p = parameter(torch.ones(120_000))
-    length = math.sqrt(120_000 * WORLD)
-    assert gradclip.clip_grad_norm_([p], length, process_group=dist.group.WORLD).item() == pytest.approx(length)
-    assert p.grad.max() < 1.0
+    """Orders that are no integers, and magnitudes of complex numbers."""
     q = parameter(torch.ones(1))
     assert gradclip.clip_grad_norm_([q], WORLD ** (1 / 1.5), 1.5, process_group=dist.group.WORLD).item() > 1.0
     assert q.grad.item() < 1.0
