@@ -11,7 +11,8 @@ from gradclip.clip import (
     layer_norms,
 )
 from gradclip.clipped import ClippedFunction, ExampleOutputs
-from gradclip.inplace import clip_grad_layer_norm_, clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.layerwise import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example import PerExampleInfo, per_example_clip

@@ -1,13 +1,68 @@
-"""Which gradients of an in-place call are a layer, to which threshold, and how the norms of layers are handed out."""
+"""Clipping each gradient of parameters, or each layer of a tree of NumPy arrays, by its own norm, in place."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.arguments import check_threshold, is_single_threshold
+from gradclip.arguments import check_threshold, is_single_threshold, known_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import any_distributed
+from gradclip.clip import norm_dtype
+from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.inplace import entered
 from gradclip.members import Members
+from gradclip.norms import Order
+from gradclip.policy import check_policy
 from gradclip.tree import flatten
+
+
+@ordinary_arithmetic
+def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
+    """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
+
+    Args:
+        parameters: as in `clip_grad_norm_`, but for distributed tensors.
+        max_norm: the threshold of each gradient, >= 0: a number, or a list with one for each parameter. Of a tree of
+            NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: what to do with NaN and infinities in a gradient, as in `gradclip.clip_by_global_norm`.
+
+    Returns:
+        The norms before clipping: a list with one for each parameter, None where it has no gradient. Of a tree of NumPy
+        arrays, a tree of norms, shaped as it, or as `max_norm`.
+
+    Raises:
+        ValueError: distributed tensors, thresholds that are not one for each parameter. Others as in `clip_grad_norm_`;
+        in every case the gradients are as they were.
+
+    >>> import numpy as np
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    >>> norms = clip_grad_layer_norm_(update, max_norm=1.0)
+    >>> float(norms["w"]), update["w"].round(6).tolist(), update["b"].tolist()
+    (5.0, [0.6, 0.8], [0.5])
+
+    """
+    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    members = Members.of(parameters)
+    if any_distributed(members.parameters) or any_distributed(members.gradients):
+        raise ValueError(
+            "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
+            "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
+        )
+    layers = Layerwise.of(members, max_norm)
+    gradients, backend, arrays = entered(members, None, *layers.thresholds, to_write=True)
+    thresholds = [known_threshold(backend, threshold) for threshold in layers.thresholds]
+    made, norms = [], []
+    with backend.precision():
+        for group, threshold in zip(layers.among(gradients), thresholds, strict=True):
+            mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
+            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names)
+            made.append((mine, of_group, decision))
+            norms.append(backend.leave_scalar(decision.norm.product(), norm_dtype(of_group), mine.grads))
+        for mine, of_group, decision in made:
+            mine.scale(backend, of_group, decision.arrays, decision.coefficient)
+    return layers.arranged(norms)
 
 
 @dataclass(frozen=True)

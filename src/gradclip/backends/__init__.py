@@ -99,6 +99,14 @@ def whole_scalar(value: Any) -> Any:
     return value.full_tensor() if any_distributed([value]) else value
 
 
+def among_several() -> bool:
+    """Say whether this process is one of several that PyTorch has made known to each other."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return False
+    return bool(module.get_world_size() > 1)
+
+
 def distributed() -> Any:
     """Return the module for what several processes hold."""
     from gradclip.backends import torch_distributed
