@@ -297,4 +297,4 @@ def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any
     """Return a checked threshold as a float where the backend may look at its value."""
     if isinstance(value, float) or not backend.concrete:
         return value
-    return check_threshold(float(value), name)
+    return check_threshold(float(backend.scalar(value, ())), name)
