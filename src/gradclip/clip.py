@@ -174,14 +174,12 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
 
-    def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
-        limit = known if isinstance(known, float) else traced
-        clamped = backend.clamped_all(prepared, flat.leaves, limit)
-        with backend.precision():
-            scalar = backend.scalar(limit, prepared)
-            return clamped, backend.leave_scalar(scalar, norm_dtype(Arrays(prepared)), flat.leaves), []
+    own = known if isinstance(known, float) else None
 
-    clip = backend.differentiable(primal, ValueRule())
+    def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        return backend.clamped_all(prepared, flat.leaves, traced if own is None else own), None, []
+
+    clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
 
 

@@ -22,7 +22,7 @@ norm, and can be differentiated themselves. `total` adds up what the leaves know
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gradclip.norms import Order
 
@@ -52,8 +52,10 @@ class ClipRule:
     """How the clipped leaves and the norm change with the leaves and the threshold.
 
     `max_norm`: the threshold, None where it is given with each call. Of a batch (`batched`) the results are sums over
-    examples, and the threshold is multiplied by `share`.
+    examples, and the threshold is multiplied by `share`. `measures`: a norm comes with the results.
     """
+
+    measures: ClassVar[bool] = True
 
     order: Order
     max_norm: Any
@@ -186,28 +188,36 @@ class ClipRule:
 class ValueRule:
     """How leaves clamped to [-C, C] change: as they do where |x| <= C, elsewhere as C, with their sign."""
 
-    def at(self, leaves: Sequence[Array], limit: Array, max_value: Any, mask: None) -> At:
-        """Return the place of a call, as that of a `ClipRule`; C stands in place of the norm."""
-        return At(leaves, limit, max_value)
+    measures: ClassVar[bool] = False
+
+    max_value: Any
+
+    def at(self, leaves: Sequence[Array], norm: None, max_value: Any, mask: None) -> At:
+        """Return the place of a call, as that of a `ClipRule`."""
+        return At(leaves, norm, self.max_value if max_value is None else max_value)
 
     def jvp(
         self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
-    ) -> tuple[list[Array], Array]:
-        """Return the changes of the clamped leaves and of C."""
-        dlimit = xp.where(at.norm < 0, xp.zeros_like(at.norm), xp.ones_like(at.norm)) * change
-        dlimit = xp.astype(dlimit, at.norm.dtype)
-        moved = [xp.astype(xp.where(x > 0, dlimit, -dlimit), x.dtype) for x in at.leaves]
-        inside = [xp.abs(x) <= at.norm for x in at.leaves]
-        return [xp.where(i, dx, m) for i, dx, m in zip(inside, changes, moved, strict=True)], dlimit
+    ) -> tuple[list[Array], None]:
+        """Return the changes of the clamped leaves; there is no norm."""
+        dys = []
+        for x, dx in zip(at.leaves, changes, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            dys.append(xp.where(inside, dx, xp.astype(held * change, dx.dtype)))
+        return dys, None
 
-    def vjp(self, xp: Any, at: At, gys: Sequence[Array], glimit: Array) -> tuple[list[Array], Array]:
+    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], Array]:
         """Return the gradients with respect to the leaves and to C."""
-        zeros = [xp.zeros_like(gy) for gy in gys]
-        inside = [xp.abs(x) <= at.norm for x in at.leaves]
-        gxs = [xp.where(i, gy, zero) for i, gy, zero in zip(inside, gys, zeros, strict=True)]
-        along = [xp.where(x > 0, gy, -gy) for x, gy in zip(at.leaves, gys, strict=True)]
-        moved = [
-            xp.where(i, zero, xp.astype(g, at.norm.dtype)) for i, zero, g in zip(inside, zeros, along, strict=True)
-        ]
-        total = sum(map(xp.sum, moved), glimit)
-        return gxs, xp.where(at.norm < 0, xp.zeros_like(total), total)
+        gxs, gmax = [], 0.0
+        for x, gy in zip(at.leaves, gys, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            gxs.append(xp.where(inside, gy, xp.zeros_like(gy)))
+            gmax = gmax + xp.sum(xp.astype(held * gy, xp.result_type(gy.dtype, xp.float32)))
+        return gxs, gmax
+
+    def _held(self, xp: Any, x: Array, max_value: Any) -> tuple[Array, Array]:
+        """Return which elements stay as they are, and how the others change with C: 1, -1, or 0 where C is below 0."""
+        limit = xp.zeros_like(x) + max_value
+        inside = xp.abs(x) <= limit
+        one = xp.ones_like(x)
+        return inside, xp.where(inside | (limit < 0), xp.zeros_like(x), xp.where(x > 0, one, -one))

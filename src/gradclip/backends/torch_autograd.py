@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 class _Reverse(torch.autograd.Function):
     """A function that returns results, a norm and counts, with the derivative of a `ClipRule`.
 
-    Its outputs are the norm, the results and the counts, which are integers.
+    Its outputs are the norm, if there is one, the results and the counts, which are integers.
     """
 
     generate_vmap_rule = True
@@ -20,19 +20,19 @@ class _Reverse(torch.autograd.Function):
     @staticmethod
     def forward(function: Callable[..., Any], rule: Any, max_norm: Any, mask: Any, *leaves: torch.Tensor) -> Any:
         results, norm, counts = function(leaves, max_norm, mask)
-        return (norm.clone() if norm is max_norm else norm, *results, *counts)
+        return (*([norm] if rule.measures else []), *results, *counts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.rule = inputs[1]
-        ctx.dtypes = [result.dtype for result in output[1:] if _has_derivative(result)]
-        ctx.counts = len(output) - 1 - len(ctx.dtypes)
-        ctx.save_for_backward(output[0], *inputs[2:])
+        norm, results, counts = _taken_apart(ctx.rule, output)
+        ctx.dtypes, ctx.counts = [result.dtype for result in results], len(counts)
+        ctx.save_for_backward(norm, *inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        gnorm, *gys = grads[: 1 + len(ctx.dtypes)]
-        gxs, gmax = ctx.rule.vjp(namespace, _place(ctx), gys, gnorm)
+        gnorm, *gys = _with_norm(ctx.rule, grads)
+        gxs, gmax = ctx.rule.vjp(namespace, _place(ctx), gys[: len(ctx.dtypes)], gnorm)
         max_norm = ctx.saved_tensors[1]
         return None, None, None if max_norm is None else gmax.to(max_norm), None, *gxs
 
@@ -43,7 +43,7 @@ class _Both(_Reverse):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         _Reverse.setup_context(ctx, inputs, output)
-        ctx.save_for_forward(output[0], *inputs[2:])
+        ctx.save_for_forward(_with_norm(inputs[1], output)[0], *inputs[2:])
 
     @staticmethod
     def jvp(ctx: Any, _function: None, _rule: None, change: Any, _mask: Any, *changes: torch.Tensor) -> Any:
@@ -52,7 +52,7 @@ class _Both(_Reverse):
         with forward_ad._set_fwd_grad_enabled(True):
             place = _place(ctx, _primal)
             dys, dnorm = ctx.rule.jvp(namespace, place, changes, change, ctx.dtypes)
-        return (dnorm, *dys, *[None] * ctx.counts)
+        return (*([dnorm] if ctx.rule.measures else []), *dys, *[None] * ctx.counts)
 
 
 def _place(ctx: Any, of: Callable[[Any], Any] = lambda x: x) -> Any:
@@ -71,8 +71,16 @@ def _primal(x: Any) -> Any:
     return forward_ad.unpack_dual(x).primal
 
 
-def _has_derivative(result: torch.Tensor) -> bool:
-    return result.is_floating_point() or result.is_complex()
+def _with_norm(rule: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+    """Return what there is one of for each output, None first where there is no norm."""
+    return outputs if rule.measures else (None, *outputs)
+
+
+def _taken_apart(rule: Any, outputs: Sequence[Any]) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    """Return the norm, the results and the counts."""
+    norm, *others = _with_norm(rule, outputs)
+    results = [other for other in others if other.is_floating_point() or other.is_complex()]
+    return norm, results, others[len(results) :]
 
 
 def call_differentiably(
@@ -87,9 +95,8 @@ def call_differentiably(
     if isinstance(mask, np.ndarray):
         known, mask = mask, torch.from_numpy(mask)
         call = lambda leaves, max_norm, _: function(leaves, max_norm, known)  # noqa: E731
-    norm, *others = rules.apply(call, rule, max_norm, mask, *leaves)
-    results = [other for other in others if _has_derivative(other)]
-    return results, norm, others[len(results) :]
+    norm, results, counts = _taken_apart(rule, rules.apply(call, rule, max_norm, mask, *leaves))
+    return results, norm, counts
 
 
 def _asked(tensors: Sequence[torch.Tensor]) -> bool:
