@@ -13,7 +13,7 @@ from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.decision import Clipping, decide
-from gradclip.derivative import ClipRule
+from gradclip.derivative import ClipRule, ValueRule
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.shards import measure_all
@@ -182,23 +182,30 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     flat = flatten(tree)
     bound = check_threshold(max_value, "max_value")
     backend = find(flat.leaves, flat.paths, bound)
-    bound = known_threshold(backend, bound, "max_value")
+    known = known_threshold(backend, bound, "max_value")
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
-    return flat.rebuild(backend.clamped_all(prepared, flat.leaves, bound))
+
+    own = known if isinstance(known, float) else None
+
+    def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        return backend.clamped_all(prepared, flat.leaves, traced if own is None else own), None, []
+
+    clip = backend.differentiable(primal, ValueRule(own))
+    return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
 
 
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, "propagate")
 
-    def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
+    def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
             norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves), []
 
-    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
+    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
 
 
 @ordinary_arithmetic
@@ -220,7 +227,8 @@ def clip_groups(
             continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, flat, group))
+        together = partial(_names, flat, group)
+        results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, [norms[number] for number in range(len(groups))]
@@ -270,22 +278,27 @@ def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
 
 
 def _clip_together(
-    backend: Backend, leaves: Sequence[Any], clipping: Clipping, names: Callable[[], Sequence[str]]
+    backend: Backend,
+    leaves: Sequence[Any],
+    threshold: Any,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
     known = isinstance(clipping.max_norm, float)
 
-    def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
+    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
-            asked = clipping if known else replace(clipping, max_norm=traced)
+            asked = clipping if known else replace(clipping, max_norm=max_norm)
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return backend.leave_all(shrunk, leaves), norm
+            return backend.leave_all(shrunk, leaves), norm, []
 
-    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
+    rule = ClipRule(clipping.order, clipping.max_norm if known else None, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
-    return clip(list(map(backend.prepare, leaves)), None if known else clipping.max_norm)
+    given = None if isinstance(threshold, float) else threshold
+    return clip(list(map(backend.prepare, leaves)), given, None)[:2]
 
 
 def norm_dtype(arrays: Arrays) -> str:

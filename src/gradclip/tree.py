@@ -112,8 +112,10 @@ def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def _belongs_to_jax(leaf: Any) -> bool:
-    if isinstance(leaf, sys.modules["jax"].Array):
-        return True
+    """Say whether a leaf is JAX's, or none that is known: what only JAX can take apart.
+
+    JAX's own types are not asked: `torch.compile` cannot trace that.
+    """
     torch = sys.modules.get("torch")
     known = (np.ndarray, np.generic, int, float, complex)
     return not (isinstance(leaf, known) or (torch is not None and isinstance(leaf, torch.Tensor)))
