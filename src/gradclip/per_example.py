@@ -187,7 +187,7 @@ class _Batch:
         backend = self.backend
         arrays = Arrays([self.arrays[i] for i in indices])
         leaves = [self.flat.leaves[i] for i in indices]
-        clipping = replace(self.asked.clipping, max_norm=backend.scalar(max_norm, arrays) * share)
+        clipping = replace(self.asked.clipping, max_norm=self._shared(backend.scalar(max_norm, arrays), share))
         if self.asked.grid is not None:
             check_real(arrays, lambda: [self.flat.paths()[i] for i in indices])
             grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
@@ -202,6 +202,11 @@ class _Batch:
         sums = backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
         return sums, backend.leave_count(made.clipped, leaves), norms
+
+    def _shared(self, threshold: Any, share: float) -> Any:
+        """Return a share of a threshold, 0 where numbers are too coarse for it to be one."""
+        shared = threshold * share
+        return shared if share == 1 else self.backend.xp.where(shared < self.backend.wide.tiny, 0.0, shared)
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -43,6 +43,7 @@ class Jax(SumsByRows):
     def __init__(self, *, visible: bool, holders: Axes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
+        self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
         self.visible = visible
         self.holders = holders
         self.on_cpu = jax.default_backend() == "cpu"
