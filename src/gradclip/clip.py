@@ -196,12 +196,13 @@ def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> Non
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, "propagate")
+    patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
         with backend.precision():
             arrays = backend.enter(prepared)
             norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), patterns)
 
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
 
@@ -218,13 +219,14 @@ def clip_groups(
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
+    outline = FlatTree(list(backend.patterns(flat.leaves)), flat.structure, flat._flatten)
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         if number in norms:
             continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, flat, group))
+        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, outline, group))
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, [norms[number] for number in range(len(groups))]
@@ -277,6 +279,9 @@ def _clip_together(
     backend: Backend, leaves: Sequence[Any], clipping: Clipping, names: Callable[[], Sequence[str]]
 ) -> tuple[list[Any], Any]:
     known = isinstance(clipping.max_norm, float)
+    # JAX keeps what the functions here hold on to, so no traced array may be among it.
+    threshold, clipping = clipping.max_norm, clipping if known else replace(clipping, max_norm=None)
+    patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
         with backend.precision():
@@ -289,7 +294,7 @@ def _clip_together(
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
-    return clip(list(map(backend.prepare, leaves)), None if known else clipping.max_norm)
+    return clip(list(map(backend.prepare, leaves)), None if known else threshold)
 
 
 def norm_dtype(arrays: Arrays) -> str:

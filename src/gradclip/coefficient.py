@@ -295,7 +295,7 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
                 f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
             )
         return number
-    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
+    if getattr(value, "shape", None) == () and _is_real(value):
         return value
     raise TypeError(
         f"{name} must be a number or a scalar array, got {value!r} of type {type(value).__name__}. "

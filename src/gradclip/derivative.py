@@ -83,11 +83,25 @@ class ClipRule:
         magnitudes = [xp.abs(x) for x in xs]
         signs = [x / xp.where(m > 0, m, xp.ones_like(m)) for x, m in zip(xs, magnitudes, strict=True)]
         if self.order.extreme:
-            hits = [xp.astype(m == norm, norm.dtype) for m in magnitudes]
+            hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
             ties = self.total([xp.sum(hit) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
             return [sign * (hit * share) for sign, hit in zip(signs, hits, strict=True)]
         return [s * (m / safe) ** (p - 1) for s, m in zip(signs, magnitudes, strict=True)]
+
+    def _extremes(self, xp: Any, magnitudes: Sequence[Array], norm: Array) -> list[Array]:
+        """Say which magnitudes are the norm.
+
+        The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
+        """
+        reduce = xp.max if self.order.p > 0 else xp.min
+        found = [reduce(m) for m in magnitudes if 0 not in m.shape]
+        if not found:
+            return [m == norm for m in magnitudes]
+        extreme = reduce(xp.stack(found))
+        if self.total is not sum:  # Others may hold it.
+            extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
+        return [m == extreme for m in magnitudes]
 
 
 def _inner(xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:

@@ -86,6 +86,9 @@ class Jax(SumsByRows):
                 return prepared(leaf)
         return prepared(leaf)
 
+    def patterns(self, leaves: Sequence[Any]) -> list[None]:
+        return [None] * len(leaves)
+
     def prepare_in_place(self, leaf: Any) -> jax.Array:
         return jnp.asarray(leaf)
 
@@ -196,7 +199,8 @@ class Jax(SumsByRows):
             clipped, norm = call(leaves, max_norm)
             mine = rule if max_norm is None else replace(rule, max_norm=max_norm)
             mine = mine if self.holders is None else replace(mine, total=self.holders.total)
-            change = 0.0 if max_norm is None else tangents[1]
+            constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
+            change = 0.0 if constant else tangents[1]
             dys, dnorm = mine.jvp(jnp, leaves, tangents[0], norm, change)
             return (clipped, norm), (dys[: len(clipped)], dnorm)
 

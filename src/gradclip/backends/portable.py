@@ -59,6 +59,10 @@ class Portable(HeldByOne, InMemory):
         """Return a gradient as an array that shares its memory."""
         return leaf
 
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return what `leave` and `leave_scalar` have to know of the leaves."""
+        return leaves
+
     def flushed_below(self, element: Format) -> float:
         """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""
         return 0.0
