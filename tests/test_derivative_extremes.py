@@ -38,7 +38,7 @@ def test_complex_gradients_in_jax(ord, split):
 @pytest.mark.parametrize("ord", EXTREMES)
 @pytest.mark.parametrize("dtype", [np.complex64, np.complex128])
 def test_complex_gradients_in_torch(ord, dtype):
-    for row in complex_rows(dtype):
+    for row in complex_rows(dtype, 20):
         x = torch.tensor(row, requires_grad=True)
         norm = gradclip.global_norm([x[:2], x[2:]], ord)
         np.testing.assert_allclose(torch.autograd.grad(norm, x)[0], direction(row, ord), atol=1e-6)
@@ -60,5 +60,6 @@ def test_a_complex_extreme_that_another_device_may_hold(ord):
     split = jax.sharding.PartitionSpec("d")
     local = lambda x: gradclip.global_norm(x, ord, axis_name="d")
     norm = jax.shard_map(local, mesh=mesh, in_specs=split, out_specs=jax.sharding.PartitionSpec())
+    slopes = jax.jit(jax.grad(norm))
     for x in complex_rows(np.complex64, 12):
-        np.testing.assert_allclose(np.conj(jax.grad(norm)(x)), direction(x, ord), atol=1e-6)
+        np.testing.assert_allclose(np.conj(slopes(x)), direction(x, ord), atol=1e-6)
