@@ -289,8 +289,8 @@ def _clip_together(
             asked = clipping if known else replace(clipping, max_norm=traced)
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
-            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return backend.leave_all(shrunk, leaves), norm
+            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
+            return backend.leave_all(shrunk, patterns), norm
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
