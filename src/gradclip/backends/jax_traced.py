@@ -86,8 +86,8 @@ class Jax(SumsByRows):
                 return prepared(leaf)
         return prepared(leaf)
 
-    def patterns(self, leaves: Sequence[Any]) -> list[None]:
-        return [None] * len(leaves)
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
     def prepare_in_place(self, leaf: Any) -> jax.Array:
         return jnp.asarray(leaf)
