@@ -198,12 +198,13 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, "propagate")
+    patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
             norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves), []
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), patterns), []
 
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
 
@@ -221,13 +222,14 @@ def clip_groups(
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
+    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)))
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         if number in norms:
             continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        together = partial(_names, flat, group)
+        together = partial(_names, outline, group)
         results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
@@ -285,6 +287,9 @@ def _clip_together(
     names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
     known = isinstance(clipping.max_norm, float)
+    # JAX keeps what the functions here hold on to, so no traced array may be among it.
+    clipping = clipping if known else replace(clipping, max_norm=None)
+    patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
@@ -292,10 +297,10 @@ def _clip_together(
             asked = clipping if known else replace(clipping, max_norm=max_norm)
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
-            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return backend.leave_all(shrunk, leaves), norm, []
+            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
+            return backend.leave_all(shrunk, patterns), norm, []
 
-    rule = ClipRule(clipping.order, clipping.max_norm if known else None, clipping.nonfinite, clipping.to_unit)
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
     given = None if isinstance(threshold, float) else threshold
     return clip(list(map(backend.prepare, leaves)), given, None)[:2]

@@ -17,9 +17,12 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
    half a step, is moved one step toward zero, or to zero. So |y_i| <= (C / N) * |x_i| for every element i.
 5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
-A coefficient can lie below the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
-steps 3 and 4 would not hold. Then it is two factors, the second a power of two that multiplies exactly or leads below
-the normal range. A coefficient below 2**-1600 (float64) or 2**-252 (float32) is 0.
+A coefficient can lie beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
+steps 3 and 4 would not hold. Then it is two factors, one a power of two that multiplies exactly or leads below the
+normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
+
+Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
+here (`settled`), and no number is near the ends of the range that the result does not need.
 
 Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced
 clipping by the norm.
@@ -34,7 +37,8 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.norms import Norm
 
-_WIDE_SECOND = 2.0**-600
+_WIDE_SECOND = 2.0**-1020
+_WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
 
 
@@ -82,18 +86,12 @@ def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> 
     if backend.concrete and keep.all():
         unused = Factors(upper)
         return Coefficient(keep, ~keep, unused, unused)
-    divisor = xp.where(upper == 0, 1.0, upper)
-    lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
-    plain = _in_units_of(norm, threshold) / divisor * lowered
+    plain = _quotient(backend, norm, threshold, xp.where(keep, 1.0, upper))
     never = xp.zeros_like(keep)
     narrow = _narrow(backend, plain)
     if not (split and backend.wide is FLOAT64):
         return Coefficient(keep, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
-    boosted = _in_units_of(norm, threshold / _WIDE_SECOND) / divisor * lowered
-    one = xp.ones_like(plain)
-    tiny = plain < 2.0**-900
-    first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1000)
-    return Coefficient(keep, never, Factors(first, xp.where(tiny & ~keep, one * _WIDE_SECOND, one)), narrow)
+    return Coefficient(keep, never, _tiny_too(backend, norm, threshold, upper, plain, ~keep), narrow)
 
 
 def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient:
@@ -103,18 +101,16 @@ def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient
     docstring hold with 1 for C and max(upper, max_norm) for upper. It may exceed 1.
     """
     xp = backend.xp
-    largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
-    inverse = 1.0 / xp.where(largest == 0, 1.0, largest)
-    return _never_kept(backend, norm, xp.where(max_norm < 0, 0.0, inverse))
+    one = xp.where(max_norm < 0, 0.0, xp.ones_like(max_norm))
+    return _never_kept(backend, norm, one, xp.maximum(_upper(norm), _in_units_of(norm, max_norm)))
 
 
 def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) -> Coefficient:
     """Return steps * min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most `steps`."""
     xp = backend.xp
-    largest = xp.maximum(_upper(norm), _in_units_of(norm, max_norm))
     # A choice between two plain numbers would be float32 in PyTorch, which may round the steps up.
     numerator = xp.where(max_norm > 0, xp.full_like(max_norm, steps), 0.0)
-    return _never_kept(backend, norm, numerator / xp.where(largest == 0, 1.0, largest))
+    return _never_kept(backend, norm, numerator, xp.maximum(_upper(norm), _in_units_of(norm, max_norm)))
 
 
 class Weighing(NamedTuple):
@@ -138,7 +134,8 @@ class Weighing(NamedTuple):
 
 def weighing(xp: Any, error: float, max_norm: Any, gamma: float | None, *, to_unit: bool) -> Weighing:
     """Return what `coefficient`, `unit_coefficient` and `normalized_coefficient` make of norms with such an error."""
-    threshold = xp.where(max_norm < 0, 0.0, max_norm)
+    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
+    threshold = xp.where(max_norm < 2.0**-1000, 0.0, max_norm)
     lowered = 1.0 - 16.0 * FLOAT64.roundoff
     inverse = xp.where(threshold > 0, 1.0 / xp.where(threshold > 0, threshold, 1.0), 0.0)
     kept, numerator = (inverse * lowered, lowered) if to_unit else (1.0, threshold * lowered)
@@ -151,21 +148,56 @@ def normalized_coefficient(backend: Backend, norm: Norm, max_norm: Any, gamma: f
 
     Steps 3 to 5 of the module's docstring hold with upper + gamma for upper. It may exceed 1.
     """
-    xp = backend.xp
-    larger = _upper(norm) + _in_units_of(norm, gamma)
-    threshold = xp.where(max_norm < 0, 0.0, max_norm)
-    return _never_kept(backend, norm, threshold / xp.where(larger == 0, 1.0, larger))
+    threshold = backend.xp.where(max_norm < 0, 0.0, max_norm)
+    return _never_kept(backend, norm, threshold, _upper(norm) + (_in_units_of(norm, gamma) if gamma else 0.0))
 
 
-def _never_kept(backend: Backend, norm: Norm, factor: Any) -> Coefficient:
-    """Return the coefficient of a factor in units of the norm's divisor, which may be large, lowered."""
+def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any) -> Coefficient:
+    """Return numerator / larger, lowered, `larger` in units of the norm's divisor, for elements that are never kept."""
     xp = backend.xp
-    lowered = 1.0 - 16.0 * 2.0**-backend.wide.precision
-    highest = 2.0 ** (backend.wide.max_exponent - 2)
-    factor = factor if norm.divisor is None else factor / norm.divisor
-    factor = _flushed(xp, xp.where(factor > highest, highest, factor) * lowered, backend.wide.tiny)
+    larger = xp.where(larger == 0, 1.0, larger)
+    plain = _quotient(backend, norm, numerator, larger)
     never = xp.zeros_like(norm.value, dtype=bool)
-    return Coefficient(never, never, Factors(factor), _narrow(backend, factor))
+    if norm.divisor is None or backend.wide is not FLOAT64:
+        highest = 2.0 ** (backend.wide.max_exponent - 2)
+        plain = _flushed(xp, xp.where(plain > highest, highest, plain), backend.wide.tiny)
+        return Coefficient(never, never, Factors(plain), _narrow(backend, plain))
+    wide = _tiny_too(backend, norm, numerator, larger, plain, ~never)
+    huge = plain > 2.0**1010
+    # The norm is below 2**14 then, and its divisor at most 1.
+    reduced = xp.where(huge, larger, 1.0) * (xp.where(huge, norm.divisor, 1.0) * _WIDE_FIRST)
+    rest = xp.clip(numerator / reduced * _lowered(backend), 0.0, 2.0**1022)
+    first = xp.where(huge, xp.full_like(plain, _WIDE_FIRST), wide.first)
+    wide = Factors(first, xp.where(huge, rest, wide.second))
+    return Coefficient(never, never, wide, _narrow(backend, plain))
+
+
+def _quotient(backend: Backend, norm: Norm, numerator: Any, larger: Any) -> Any:
+    """Return numerator / larger, lowered, `larger` in units of the norm's divisor; 0 where it is tiny."""
+    above = _in_units_of(norm, numerator)
+    above = above if norm.divisor is None else _flushed(backend.xp, above, backend.wide.tiny)
+    return above / larger * _lowered(backend)
+
+
+def _tiny_too(backend: Backend, norm: Norm, numerator: Any, larger: Any, plain: Any, scaled: Any) -> Factors:
+    """Return the factors of a float64 quotient, which is `plain` but where it is tiny, and used where `scaled`."""
+    xp = backend.xp
+    one = xp.ones_like(plain)
+    tiny = scaled & (plain < _WIDE_SECOND)
+    # Divided by _WIDE_SECOND, in two steps: 2**900 and this.
+    boost = one * 2.0**120
+    if norm.divisor is not None:
+        boost = xp.where(norm.divisor > 1, one * 2.0**-392, xp.where(norm.divisor < 1, 0.0, boost))
+    # Only of 0, or of what is read as 0, is the quotient by less so tiny.
+    boosted = (xp.where(tiny, numerator, 0.0) * 2.0**900) * (
+        boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend)
+    )
+    first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1021)
+    return Factors(first, xp.where(tiny, one * _WIDE_SECOND, one))
+
+
+def _lowered(backend: Backend) -> float:
+    return 1.0 - 16.0 * 2.0**-backend.wide.precision
 
 
 def _narrow(backend: Backend, factor: Any) -> Factors:
@@ -200,7 +232,21 @@ def needs_split(backend: Backend, arrays: Arrays) -> bool:
     return backend.wide in arrays.formats
 
 
+def settled(backend: Backend, norm: Norm) -> Norm:
+    """Return the norm with a power of two for a divisor, 1 for ordinary norms, and a value well inside the range."""
+    if norm.divisor is None:
+        return norm
+    xp, digits = backend.xp, backend.wide.max_exponent  # 1024, or 128
+    one = xp.ones_like(norm.divisor)
+    big, small = norm.divisor > 2.0 ** (digits * 3 // 8), norm.divisor < 2.0 ** -(digits * 3 // 8)
+    large, little = 2.0 ** (digits // 2), 2.0 ** -(digits // 8)
+    unit = xp.where(big, one * large, xp.where(small, one * little, one))
+    inverse = xp.where(big, one / large, xp.where(small, one / little, one))
+    return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)
+
+
 def _in_units_of(norm: Norm, threshold: Any) -> Any:
+    """Return a threshold in units of the divisor of a settled norm."""
     return threshold if norm.divisor is None else threshold / norm.divisor
 
 

@@ -16,6 +16,7 @@ from gradclip.coefficient import (
     grid_coefficient,
     needs_split,
     normalized_coefficient,
+    settled,
     undecided,
     unit_coefficient,
     weighing,
@@ -77,8 +78,9 @@ def decide(
     if clipping.nonfinite == "raise" and not backend.xp.all(finite):
         (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
     threshold = backend.scalar(clipping.max_norm, arrays)
-    chosen = _chosen(backend, arrays, clipping, norm, threshold, sharing)
-    clipped = exceeds(norm, threshold) & ~chosen.keep
+    in_range = settled(backend, norm)
+    chosen = _chosen(backend, arrays, clipping, in_range, threshold, sharing)
+    clipped = exceeds(in_range, threshold) & ~chosen.keep
     chosen = policy.apply(clipping.nonfinite, backend, finite, chosen)
     if mask is not None:
         chosen = replace(chosen, blank=chosen.blank | ~mask, keep=chosen.keep & mask)

@@ -163,7 +163,7 @@ class ClipRule:
             for x, m in zip(xs, magnitudes, strict=True)
         ]
         if self.order.extreme:
-            hits = [xp.astype(m == norm, norm.dtype) for m in magnitudes]
+            hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
             ties = self.total([xp.sum(hit) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
             return [sign * (hit * share) for sign, hit in zip(signs, hits, strict=True)]
@@ -182,6 +182,20 @@ class ClipRule:
     def _over(self, value: Array, like: Array) -> Array:
         """Shape what there is one of for each example so that it broadcasts to a leaf."""
         return value[(..., *[None] * (like.ndim - 1))] if self.batched else value
+
+    def _extremes(self, xp: Any, magnitudes: Sequence[Array], norm: Array) -> list[Array]:
+        """Say which magnitudes are the norm.
+
+        The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
+        """
+        reduce = xp.max if self.order.p > 0 else xp.min
+        found = [reduce(m) for m in magnitudes if 0 not in m.shape]
+        if not found:
+            return [m == norm for m in magnitudes]
+        extreme = reduce(xp.stack(found))
+        if self.total is not sum:  # Others may hold it.
+            extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
+        return [m == extreme for m in magnitudes]
 
 
 @dataclass(frozen=True)

@@ -164,6 +164,7 @@ class _Batch:
     def __init__(self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, asked: Asked) -> None:
         self.backend = backend
         self.flat = flat
+        self.outline = replace(flat, leaves=list(backend.patterns(flat.leaves)))
         self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
         self.asked = asked
@@ -185,38 +186,55 @@ class _Batch:
     def clip(self, indices: Sequence[int], threshold: Any, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
         known = known_threshold(self.backend, threshold)
-
-        def primal(prepared: Sequence[Any], max_norm: Any, mask: Any) -> tuple[list[Any], Any, list[Any]]:
-            with self.backend.precision():
-                arrays = self.backend.enter(prepared)
-                max_norm = known if isinstance(known, float) else max_norm
-                sums, norms, count = self._summed(arrays, indices, self.backend.scalar(max_norm, arrays) * share, mask)
-                return ([], norms, [count, *sums]) if self.asked.grid else (sums, norms, [count])
-
-        asked = self.asked.clipping
         own = known if isinstance(known, float) else None
+        asked = self.asked.clipping
         rule = ClipRule(asked.order, own, asked.nonfinite, asked.to_unit, asked.gamma, batched=True, share=share)
+        group = _Group(self.backend, self.outline, indices, own, share, self.asked)
         given = None if isinstance(threshold, float) else threshold
-        clip = self.backend.differentiable(primal, rule)
+        clip = self.backend.differentiable(group.clipped, rule)
         sums, norms, (count, *integers) = clip([self.prepared[i] for i in indices], given, self.mask)
         return [*sums, *integers], norms, count
 
-    def _summed(self, arrays: Arrays, indices: Sequence[int], threshold: Any, mask: Any) -> tuple[list[Any], Any, Any]:
-        backend = self.backend
+
+@dataclass(frozen=True)
+class _Group:
+    """Leaves that are clipped together. It holds no traced array: JAX keeps what the functions of its rules hold."""
+
+    backend: Backend
+    outline: FlatTree
+    indices: Sequence[int]
+    max_norm: float | None
+    share: float
+    asked: Asked
+
+    def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Any) -> tuple[list[Any], Any, list[Any]]:
+        """Return the sums that have derivatives, the norms, and the number clipped with the other sums."""
+        with self.backend.precision():
+            arrays = self.backend.enter(prepared)
+            threshold = self.backend.scalar(max_norm if self.max_norm is None else self.max_norm, arrays)
+            sums, norms, count = self._summed(arrays, self._shared(threshold), mask)
+            return ([], norms, [count, *sums]) if self.asked.grid else (sums, norms, [count])
+
+    def _summed(self, arrays: Arrays, threshold: Any, mask: Any) -> tuple[list[Any], Any, Any]:
         clipping = replace(self.asked.clipping, max_norm=threshold)
-
-        def names() -> list[str]:
-            return [self.flat.paths()[i] for i in indices]
-
         if self.asked.grid is not None:
-            check_real(arrays, names)
+            check_real(arrays, self._names)
             grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
             clipping = replace(clipping, grid=grid)
-        made = clip_and_sum(backend, arrays, clipping, names, mask)
-        sums = backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
-        leaves = [self.flat.leaves[i] for i in indices]
-        norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-        return sums, norms, backend.leave_count(made.clipped, leaves)
+        made = clip_and_sum(self.backend, arrays, clipping, self._names, mask)
+        sums = self.backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
+        leaves = [self.outline.leaves[i] for i in self.indices]
+        norms = self.backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
+        return sums, norms, self.backend.leave_count(made.clipped, leaves)
+
+    def _names(self) -> list[str]:
+        paths = self.outline.paths()
+        return [paths[i] for i in self.indices]
+
+    def _shared(self, threshold: Any) -> Any:
+        """Return the share of a threshold, 0 where numbers are too coarse for it to be one."""
+        shared = threshold * self.share
+        return shared if self.share == 1 else self.backend.xp.where(shared < self.backend.wide.tiny, 0.0, shared)
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -19,7 +19,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.numpy import HOST
-from gradclip.coefficient import coefficient, needs_split
+from gradclip.coefficient import coefficient, needs_split, settled
 from gradclip.norms import Norm, Order, measure
 from gradclip.policy import check_policy
 from gradclip.tree import flatten
@@ -162,7 +162,7 @@ class PartialNorm:
                 self._check_counted(backend, arrays, known)
             value = backend.scalar(float(known.value), arrays)
             divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
-            norm = Norm(value, divisor, float(known.error), self.floor)
+            norm = settled(backend, Norm(value, divisor, float(known.error), self.floor))
             limit = backend.scalar(known_threshold(backend, threshold), arrays)
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.apply(nonfinite, backend, backend.xp.isfinite(value), chosen)

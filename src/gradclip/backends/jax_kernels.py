@@ -53,10 +53,11 @@ class JaxKernels(Jax):
         )
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
+        rule = type(weighing)
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
 
         @jax.custom_jvp
-        def add(arrays: list[jax.Array], numbers: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+        def add(arrays: list[jax.Array], numbers: jax.Array, included: jax.Array) -> tuple[list[jax.Array], jax.Array]:
             widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
             squares, totals = add_examples(arrays, numbers, included, sum(widths))
             ends = itertools.accumulate(widths)
@@ -66,13 +67,12 @@ class JaxKernels(Jax):
         @add.defjvp
         def _(primals: Any, tangents: Any) -> Any:
             with self.precision():
-                portable = partial(self._added, type(weighing), included)
-                return add(*primals), jax.jvp(portable, primals, tangents)[1]
+                return add(*primals), jax.jvp(partial(self._added, rule), primals, tangents)[1]
 
-        return add(list(arrays), jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing]))
+        return add(list(arrays), jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing]), included)
 
     def _added(
-        self, weighing: Callable[..., Any], included: jax.Array, arrays: list[jax.Array], numbers: jax.Array
+        self, weighing: Callable[..., Any], arrays: list[jax.Array], numbers: jax.Array, included: jax.Array
     ) -> tuple[list[jax.Array], jax.Array]:
         """Do the same in XLA's operations, which have derivatives."""
         squares = super().power_sum(Arrays(arrays), 2, batched=True)

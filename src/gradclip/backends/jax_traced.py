@@ -43,6 +43,7 @@ class Jax(SumsByRows):
     def __init__(self, *, visible: bool, holders: Axes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
+        self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
         self.visible = visible
         self.holders = holders
         self.on_cpu = jax.default_backend() == "cpu"
@@ -84,6 +85,9 @@ class Jax(SumsByRows):
             with self.precision():
                 return prepared(leaf)
         return prepared(leaf)
+
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
     def prepare_in_place(self, leaf: Any) -> jax.Array:
         return jnp.asarray(leaf)
@@ -194,7 +198,8 @@ class Jax(SumsByRows):
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
             mine = rule if self.holders is None else replace(rule, total=self.holders.total)
-            change = 0.0 if max_norm is None else tangents[1]
+            constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
+            change = 0.0 if constant else tangents[1]
             dtypes = [result.dtype for result in results]
             dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])

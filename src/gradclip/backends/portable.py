@@ -5,6 +5,7 @@ bits of a number) or what its devices do differently. Sums run in `wide`, float6
 in a format that holds the elements exactly. Nothing here looks at a value: the same code traces.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -28,6 +29,7 @@ class Portable(HeldByOne, InMemory):
     concrete = False  # values lie in host memory: a look at them costs nothing
     visible = False  # values can be looked at, if only by waiting for a device
     divisors_above = 0.0  # what can be divided by
+    divisors_up_to = math.inf
     splits_by_range = True  # arrays whose powers may leave the range are better not summed with the others
 
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
@@ -56,6 +58,10 @@ class Portable(HeldByOne, InMemory):
     def prepare_in_place(self, leaf: Any) -> Any:
         """Return a gradient as an array that shares its memory."""
         return leaf
+
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return what `leave` and `leave_scalar` have to know of the leaves."""
+        return leaves
 
     def flushed_below(self, element: Format) -> float:
         """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""
@@ -121,6 +127,8 @@ class Portable(HeldByOne, InMemory):
         """Return a power sum whose terms could leave the range, and its divisor; None is 1."""
         largest = self.largest(arrays, batched=batched)
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
+        if self.divisors_up_to < math.inf:
+            divisor = self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
         return self.power_sum(arrays, p, divisor, batched=batched), divisor
 
     def largest(self, arrays: Arrays, *, batched: bool = False) -> Array:

@@ -5,6 +5,9 @@ norms neither overflow nor saturate, and an example with NaN or infinities contr
 """
 
 import math
+import sys
+from fractions import Fraction
+from functools import partial
 from typing import Any
 
 from gradclip.arguments import check_threshold
@@ -17,6 +20,9 @@ with needed_for("optax"):
     import jax
     import jax.numpy as jnp
     import optax
+
+    from gradclip.backends.jax import in_host_memory
+    from gradclip.backends.jax_traced import Jax
 
 __all__ = [
     "clip",
@@ -59,10 +65,41 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     check_threshold(threshold, "threshold")
 
     def update(updates: Any) -> Any:
-        thresholds = jax.tree.map(lambda u: threshold * math.sqrt(max(1, jnp.size(u))), updates)
+        thresholds = jax.tree.map(lambda u: _times_root(threshold, max(1, jnp.size(u))), updates)
         return clip_by_layer_norm(updates, thresholds)[0]
 
     return _stateless(update)
+
+
+def _times_root(threshold: Any, size: int) -> Any:
+    """Return threshold * sqrt(size), or a number just below it."""
+    if isinstance(threshold, jax.Array) and not in_host_memory(threshold):
+        return _traced_times_root(threshold, size)
+    number = check_threshold(float(threshold), "threshold")
+    product = number if math.isinf(number) else min(number * math.sqrt(size), sys.float_info.max)
+    above = math.isfinite(number) and Fraction(product) ** 2 > size * Fraction(number) ** 2
+    return math.nextafter(product, 0.0) if above else product
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _traced_times_root(threshold: jax.Array, size: int) -> jax.Array:
+    backend = Jax(visible=False)
+    like = jnp.zeros((), jnp.promote_types(threshold.dtype, jnp.float32))
+    root = math.sqrt(size)
+    if math.frexp(root)[0] != 0.5:
+        root *= 1.0 - 8.0 * backend.wide.roundoff
+    with backend.precision():
+        wide = backend.scalar(threshold, [])
+        product = backend.narrow(jnp.minimum(wide * root, float(jnp.finfo(like.dtype).max)), like)
+        return jnp.where(jnp.isinf(wide), wide.astype(like.dtype), product)
+
+
+@_traced_times_root.defjvp
+def _(size: int, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+    product = _traced_times_root(*primals, size)
+    if tangents[0].dtype == jax.dtypes.float0:
+        return product, jnp.zeros_like(product)
+    return product, tangents[0].astype(product.dtype) * math.sqrt(size)
 
 
 def per_example_global_norm_clip(grads: Any, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Any, jax.Array]:

@@ -1,0 +1,66 @@
+"""JAX's own check that no traced array outlives its trace, on every public function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import gradclip
+import gradclip.backends.jax as jax_backend
+
+TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.ones((2, 2), jnp.float16)}
+BATCH = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.ones((2, 3))}
+FUNCTIONS = {
+    "global_norm": (lambda t, c: gradclip.global_norm(t), TREE),
+    "largest": (lambda t, c: gradclip.global_norm(t, "inf"), TREE),
+    "layer_norms": (lambda t, c: gradclip.layer_norms(t, 3), TREE),
+    "clip_by_global_norm": (lambda t, c: gradclip.clip_by_global_norm(t, c), TREE),
+    "known threshold": (lambda t, c: gradclip.clip_by_global_norm(t, 1.0, nonfinite="zero"), TREE),
+    "clip_by_layer_norm": (lambda t, c: gradclip.clip_by_layer_norm(t, c), TREE),
+    "prefix": (lambda t, c: gradclip.clip_by_layer_norm(t, {"a": c, "b": 2.0}), TREE),
+    "clip_by_value": (lambda t, c: gradclip.clip_by_value(t, c), TREE),
+    "per_example_clip": (lambda t, c: gradclip.per_example_clip(t, c), BATCH),
+    "per_layer": (lambda t, c: gradclip.per_example_clip(t, c, per_layer=True, rule="normalize"), BATCH),
+    "to_unit": (lambda t, c: gradclip.per_example_clip(t, c, to_unit=True, nonfinite="propagate"), BATCH),
+    "mask": (lambda t, c: gradclip.per_example_clip(t, c, mask=jnp.arange(2) < 1)[0], BATCH),
+    "clipped_grad": (
+        lambda t, c: gradclip.clipped_grad(lambda w, x: jnp.sum(w * x["a"]), 1.0)(jnp.ones(2) * c, t),
+        BATCH,
+    ),
+}
+
+
+def total(function):
+    return lambda *args: sum(jnp.sum(leaf).astype(jnp.float32) for leaf in jax.tree.leaves(function(*args)))
+
+
+def everything(threshold, scale):
+    scaled = lambda tree: jax.tree.map(lambda x: x * scale.astype(x.dtype), tree)
+    return [function(scaled(tree), threshold) for function, tree in FUNCTIONS.values()]
+
+
+def test_nothing_leaks():
+    derivatives = jax.grad(total(everything), argnums=(0, 1))
+    with jax.checking_leaks():
+        jax.eval_shape(jax.jit(lambda c, s: (everything(c, s), derivatives(c, s))), 1.0, jnp.ones(()))
+        jax.eval_shape(jax.jit(jax.vmap(everything)), jnp.ones(2), jnp.ones(2))
+
+
+def test_nothing_leaks_without_the_kernels(monkeypatch):
+    monkeypatch.setattr(jax_backend, "usable", lambda leaves: False)
+    with jax.checking_leaks():
+        jax.eval_shape(jax.jit(everything), 1.0, jnp.ones(()))
+
+
+def test_in_place_calls_leak_nothing():
+    class Holder:
+        def __init__(self, grad):
+            self.grad = grad
+
+    def clipped(x, threshold):
+        parameter = Holder(x)
+        norm = gradclip.clip_grad_norm_([parameter], threshold)
+        return parameter.grad, norm
+
+    with jax.checking_leaks():
+        found, _ = jax.jit(clipped)(jnp.array([3.0, 4.0]), 1.0)
+    np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
