@@ -27,7 +27,9 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     Args:
         tree: arrays of one framework in nested containers, or one array; any shapes. Every leaf counts, also one that
             occurs twice (`gradclip.grad_norm` counts what lies in one place once). `None` leaves are skipped,
-            integers are promoted to the framework's default float, to float32 where that is narrower.
+            integers are promoted to the framework's default float, to float32 where that is narrower. Sparse arrays of
+            JAX (BCOO, BCSR) count by their elements, what is written in several pieces once, and come back with the
+            same indices.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
             norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
@@ -68,7 +70,7 @@ def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
-    return flat.rebuild(
+    return flat.arrange(
         [norms[i] if i in norms else norm_of(backend, [leaf], order) for i, leaf in enumerate(flat.leaves)]
     )
 
@@ -145,7 +147,7 @@ def clip_by_layer_norm(
         prefix, groups = flat.split_by(max_norm)
         thresholds = prefix.leaves
     leaves, norms = clip_groups(flat, groups, thresholds, clipping, axis_name)
-    return flat.rebuild(leaves), prefix.rebuild(norms)
+    return flat.rebuild(leaves), prefix.arrange(norms)
 
 
 @ordinary_arithmetic

@@ -180,7 +180,7 @@ class _Batch:
         total = self.flat.rebuild([sums[i] for i in range(len(sums))])
         if plan.shape is None:
             return total, PerExampleInfo(counts[0], norms[0])
-        return total, PerExampleInfo(plan.shape.rebuild(counts), plan.shape.rebuild(norms))
+        return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
 
     def clip(self, indices: Sequence[int], max_norm: Any, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the number clipped and the norms."""
@@ -234,7 +234,12 @@ def _checked_dtype(sum_dtype: Any) -> str | None:
 
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
-    """Raise a ValueError where the leaves, or the mask, have no common batch axis."""
+    """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
+    for index, array in flat.sparse.items():
+        raise TypeError(
+            f"per-example gradients must be dense, got {type(array).__name__} at {flat.paths()[index] or 'grads'}. "
+            "Call .todense() on it."
+        )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
     shapes = [tuple(x.shape) for x in leaves]

@@ -1,4 +1,4 @@
-"""Side by side with `lucid.nn.util` on Lucid's device "gpu", whose arrays are MLX's, on the CPU where Metal is missing."""
+"""Side by side with `lucid.nn.util` on Lucid's device "gpu": arrays of MLX, on the CPU where Metal is missing."""
 
 import math
 
