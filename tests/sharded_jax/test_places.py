@@ -63,6 +63,7 @@ def test_results_lie_as_their_leaves(name, dtype):
     for committed in (False, True):
         leaves = [on(k, [3.0 + k, 4.0], dtype, committed=committed) for k in (2, 0, 5)]
         leaves.append(on(3, 1.0, dtype, committed=not committed))
+        leaves.append(on(4, np.full(1 << 18, 0.5), dtype, committed=committed))
         assert {x.committed for x in leaves} == {True, False}
         numbers = list(map(np.asarray, leaves))
         for threshold in THRESHOLDS:
@@ -70,6 +71,7 @@ def test_results_lie_as_their_leaves(name, dtype):
             assert_alike(results, leaves)
             expected = FUNCTIONAL[name](numbers, threshold)
             assert [np.asarray(x).tobytes() for x in results] == [x.tobytes() for x in expected]
+            assert_alike(FUNCTIONAL[name](leaves[:1], threshold), leaves[:1])
 
 
 @pytest.mark.parametrize("committed", [False, True])
