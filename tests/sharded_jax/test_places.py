@@ -93,6 +93,13 @@ def test_numbers_lie_with_their_arrays(committed):
         assert {place(x) for x in numbers} == {place(leaves[0])}
 
 
+def test_norms_of_layers_lie_with_their_layers():
+    leaves = [on(2, [3.0, 4.0]), on(5, [1.0]), on(0, [1.0], committed=False)]
+    for norms in (layer_norms(leaves), clip_by_layer_norm(leaves, 1.0)[1]):
+        assert [place(x) for x in norms] == [place(x) for x in leaves]
+        assert list(map(float, norms)) == [5.0, 1.0, 1.0]
+
+
 def test_a_norm_of_several_devices_lies_with_the_first_array_that_is_committed():
     leaves = [on(0, [3.0], committed=False), on(2, [4.0]), on(3, [0.0])]
     norm = global_norm(leaves)
