@@ -9,6 +9,7 @@ import gradclip
 
 ROOT = Path(gradclip.__file__).parent
 LAYERS = [
+    {"sparse"},
     {"tree", "arithmetic"},
     {"native"},
     {"backends"},

@@ -27,7 +27,9 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     Args:
         tree: arrays of one framework in nested containers, or one array; any shapes. Every leaf counts, also one that
             occurs twice (`gradclip.grad_norm` counts what lies in one place once). `None` leaves are skipped,
-            integers are promoted to the framework's default float, to float32 where that is narrower.
+            integers are promoted to the framework's default float, to float32 where that is narrower. Sparse arrays of
+            JAX (BCOO, BCSR) count by their elements, what is written in several pieces once, and come back with the
+            same indices.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
             norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
@@ -82,7 +84,7 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     for number, group in enumerate(groups):
         if number not in norms:
             norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
-    return shape.rebuild([norms[number] for number in range(len(groups))])
+    return shape.arrange([norms[number] for number in range(len(groups))])
 
 
 def clip_by_global_norm(
@@ -157,7 +159,7 @@ def clip_by_layer_norm(
         prefix, groups = flat.split_by(max_norm)
         thresholds = prefix.leaves
     leaves, norms = clip_groups(flat, groups, thresholds, clipping, axis_name)
-    return flat.rebuild(leaves), prefix.rebuild(norms)
+    return flat.rebuild(leaves), prefix.arrange(norms)
 
 
 @ordinary_arithmetic
@@ -222,7 +224,7 @@ def clip_groups(
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
-    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)))
+    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         if number in norms:

@@ -46,9 +46,13 @@ class Layers:
     def norms(self, backend: Backend, leaves: Sequence[Any]) -> dict[int, Any]:
         """Return the norm of each settled layer by its number, as a scalar of the framework."""
         found: dict[int, Any] = {}
+        inside: dict[int, list[Any]] = {}
+        for member, group in zip(self.members, self.group_of, strict=True):
+            inside.setdefault(group, []).append(leaves[member])
         for dtype, alike in (("float64", self.wide & self.settled), ("float32", ~self.wide & self.settled)):
             at = np.flatnonzero(alike).tolist()
-            norms = backend.leave_scalars(self.norm.value[alike], dtype, leaves) if at else []
+            near = [inside.get(i, leaves) for i in at]
+            norms = backend.leave_scalars(self.norm.value[alike], dtype, near) if at else []
             found.update(zip([self.numbers[i] for i in at], norms, strict=True))
         return found
 

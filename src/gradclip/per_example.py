@@ -164,7 +164,7 @@ class _Batch:
     def __init__(self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, asked: Asked) -> None:
         self.backend = backend
         self.flat = flat
-        self.outline = replace(flat, leaves=list(backend.patterns(flat.leaves)))
+        self.outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
         self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
         self.asked = asked
@@ -181,7 +181,7 @@ class _Batch:
         total = self.flat.rebuild([sums[i] for i in range(len(sums))])
         if plan.shape is None:
             return total, PerExampleInfo(counts[0], norms[0])
-        return total, PerExampleInfo(plan.shape.rebuild(counts), plan.shape.rebuild(norms))
+        return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
 
     def clip(self, indices: Sequence[int], threshold: Any, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
@@ -267,7 +267,12 @@ def _checked_dtype(sum_dtype: Any) -> str | None:
 
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
-    """Raise a ValueError where the leaves, or the mask, have no common batch axis."""
+    """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
+    for index, array in flat.sparse.items():
+        raise TypeError(
+            f"per-example gradients must be dense, got {type(array).__name__} at {flat.paths()[index] or 'grads'}. "
+            "Call .todense() on it."
+        )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
     shapes = [tuple(x.shape) for x in leaves]

@@ -7,12 +7,14 @@ working. `None` is an empty container: it has no leaves and comes back as it was
 
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import optree
+
+from gradclip import sparse
 
 _MOST_LISTED = 10
 
@@ -24,20 +26,28 @@ class FlatTree:
     leaves: list[Any]
     structure: Any
     _flatten: Callable[[Any], tuple[list[Any], Any]]
+    sparse: Mapping[int, Any] = field(default_factory=dict)  # the leaves that stand for sparse arrays
 
     def paths(self) -> list[str]:
         """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
         if self._flatten is _optree_flatten:
             return [accessor.codify("") for accessor in optree.treespec_accessors(self.structure)]
         util = sys.modules["jax"].tree_util
-        numbered = self.rebuild(range(len(self.leaves)))
+        numbered = self.arrange(range(len(self.leaves)))
         return [util.keystr(path) for path, _ in util.tree_flatten_with_path(numbered)[0]]
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """Return a tree of this structure that holds `leaves`."""
+        """Return a tree of this structure that holds `leaves`, arrays like its own; sparse ones are so again."""
+        if self.sparse:
+            given = enumerate(leaves)
+            leaves = [sparse.with_elements(self.sparse[i], x) if i in self.sparse else x for i, x in given]
+        return self.arrange(leaves)
+
+    def arrange(self, values: Iterable[Any]) -> Any:
+        """Return a tree of this structure with any values in place of its leaves."""
         if self._flatten is _optree_flatten:
-            return optree.tree_unflatten(self.structure, leaves)
-        return self.structure.unflatten(leaves)
+            return optree.tree_unflatten(self.structure, values)
+        return self.structure.unflatten(values)
 
     def split_by(self, prefix: Any) -> "tuple[FlatTree, list[list[int]]]":
         """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
@@ -45,7 +55,7 @@ class FlatTree:
         Raises ValueError where `prefix` is not a prefix of this tree.
         """
         leaves, structure = self._flatten(prefix)
-        numbered = self.rebuild(range(len(self.leaves)))
+        numbered = self.arrange(range(len(self.leaves)))
         try:
             subtrees = structure.flatten_up_to(numbered)
         except ValueError as mismatch:
@@ -98,7 +108,11 @@ def flatten(tree: Any) -> FlatTree:
     """Flatten `tree` with the registry that knows its nodes."""
     leaves, structure = _optree_flatten(tree)
     if "jax" in sys.modules and any(map(_belongs_to_jax, leaves)):
-        return FlatTree(*_jax_flatten(tree), _jax_flatten)
+        leaves, structure = _jax_flatten(tree)
+        is_sparse = sparse.recognizer()
+        found = {i: leaf for i, leaf in enumerate(leaves) if is_sparse(leaf)} if is_sparse else {}
+        leaves = [sparse.elements(leaf) if i in found else leaf for i, leaf in enumerate(leaves)] if found else leaves
+        return FlatTree(leaves, structure, _jax_flatten, found)
     return FlatTree(leaves, structure, _optree_flatten)
 
 
@@ -108,7 +122,7 @@ def _optree_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
-    return sys.modules["jax"].tree_util.tree_flatten(tree)
+    return sys.modules["jax"].tree_util.tree_flatten(tree, is_leaf=sparse.recognizer())
 
 
 def _belongs_to_jax(leaf: Any) -> bool:

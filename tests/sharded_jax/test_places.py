@@ -63,6 +63,7 @@ def test_results_lie_as_their_leaves(name, dtype):
     for committed in (False, True):
         leaves = [on(k, [3.0 + k, 4.0], dtype, committed=committed) for k in (2, 0, 5)]
         leaves.append(on(3, 1.0, dtype, committed=not committed))
+        leaves.append(on(4, np.full(1 << 18, 0.5), dtype, committed=committed))
         assert {x.committed for x in leaves} == {True, False}
         numbers = list(map(np.asarray, leaves))
         for threshold in THRESHOLDS:
@@ -70,6 +71,7 @@ def test_results_lie_as_their_leaves(name, dtype):
             assert_alike(results, leaves)
             expected = FUNCTIONAL[name](numbers, threshold)
             assert [np.asarray(x).tobytes() for x in results] == [x.tobytes() for x in expected]
+            assert_alike(FUNCTIONAL[name](leaves[:1], threshold), leaves[:1])
 
 
 @pytest.mark.parametrize("committed", [False, True])
@@ -89,6 +91,13 @@ def test_numbers_lie_with_their_arrays(committed):
         for threshold in THRESHOLDS:
             numbers += [clip_by_global_norm(leaves, threshold)[1], *clip_by_layer_norm(leaves, threshold)[1]]
         assert {place(x) for x in numbers} == {place(leaves[0])}
+
+
+def test_norms_of_layers_lie_with_their_layers():
+    leaves = [on(2, [3.0, 4.0]), on(5, [1.0]), on(0, [1.0], committed=False)]
+    for norms in (layer_norms(leaves), clip_by_layer_norm(leaves, 1.0)[1]):
+        assert [place(x) for x in norms] == [place(x) for x in leaves]
+        assert list(map(float, norms)) == [5.0, 1.0, 1.0]
 
 
 def test_a_norm_of_several_devices_lies_with_the_first_array_that_is_committed():

@@ -113,7 +113,7 @@ class Host(Chunkwise):
         return np.asarray(value).astype(dtype)[()]
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each of a vector of wide scalars in the named dtype."""
+        """Return each of a vector of wide scalars in the named dtype; `leaves` holds those of each."""
         return list(self.leave_scalar(values, dtype, leaves))
 
     def scalar(self, value: Any, near: Any) -> Any:

@@ -107,7 +107,7 @@ def clip_pytree(
     norms = [jnp.asarray(norm, jnp.float32) for norm in norms]
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
     clipped = kept if return_zero is not False else leaves
-    return flat.rebuild(clipped), norms[0] if prefix is None else prefix.rebuild(norms)
+    return flat.rebuild(clipped), norms[0] if prefix is None else prefix.arrange(norms)
 
 
 def clipped_fun(

@@ -1,8 +1,9 @@
 """The names of `lucid.nn.util`, on gradclip's engine.
 
 Switch by writing `from gradclip.integrations.lucid import clip_grad_norm`. A parameter is any object whose `.grad` is a
-NumPy array (as in Lucid), a PyTorch tensor or a JAX array. What differs: the bound holds exactly, gradients are
-written where they lie, and norms do not overflow.
+NumPy array (as in Lucid), a PyTorch tensor or a JAX array, or on Lucid's device "gpu" one of MLX. What differs: the
+bound holds exactly, gradients are written where they lie, and norms do not overflow. Arrays of MLX cannot be written:
+they are clipped by the CPU, which waits for them, and replaced.
 """
 
 import math
@@ -11,6 +12,8 @@ import sys
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from gradclip import inplace
 from gradclip.arguments import check_threshold
@@ -29,7 +32,7 @@ def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
     Errors are those of `gradclip.grad_norm`; the signature is that of lucid-dl 2.7.
     """
     listed = checked_list(parameters)
-    return _as_lucid(inplace.grad_norm(_with_arrays(listed), norm_type), listed)
+    return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type), listed)
 
 
 def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2, eps: float = 1e-7) -> Any:
@@ -55,12 +58,14 @@ def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2,
     if not (isinstance(eps, numbers.Real) and eps >= 0):
         raise ValueError(f"eps must be a number >= 0, got {eps!r}. The usual one is 1e-7.")
     listed = checked_list(parameters)
-    arrays = _with_arrays(listed)
+    arrays = _Holders(listed)
     threshold = check_threshold(max_norm)
-    norm = float(inplace.grad_norm(arrays, norm_type))
-    if threshold < norm < math.inf:
-        threshold *= norm / (norm + float(eps))
-    return _as_lucid(inplace.clip_grad_norm_(arrays, threshold, norm_type), listed)
+    norm = inplace.grad_norm(arrays.holders, norm_type)
+    if threshold < float(norm) < math.inf:
+        threshold *= float(norm) / (float(norm) + float(eps))
+    norm = inplace.clip_grad_norm_(arrays.holders, threshold, norm_type)
+    arrays.replace_mlx()
+    return _as_lucid(norm, listed)
 
 
 def clip_grad_value(parameters: Any, clip_value: float) -> None:
@@ -68,15 +73,47 @@ def clip_grad_value(parameters: Any, clip_value: float) -> None:
 
     Errors are those of `gradclip.clip_grad_value_`; the signature is that of lucid-dl 2.7.
     """
-    inplace.clip_grad_value_(_with_arrays(checked_list(parameters)), clip_value)
+    arrays = _Holders(checked_list(parameters))
+    inplace.clip_grad_value_(arrays.holders, clip_value)
+    arrays.replace_mlx()
 
 
-def _with_arrays(parameters: Sequence[Any]) -> Sequence[Any]:
-    """Return the parameters; in place of one whose `.grad` is itself a Lucid tensor, the holder of its array."""
-    lucid = sys.modules.get("lucid")
-    if lucid is None:
-        return parameters
-    return [SimpleNamespace(grad=p.grad.data) if isinstance(p.grad, lucid.Tensor) else p for p in parameters]
+class _Holders:
+    """Parameters, or in place of those whose gradients are Lucid's tensors or MLX's arrays, holders of NumPy arrays."""
+
+    def __init__(self, parameters: Sequence[Any]) -> None:
+        self._mlx: Any = sys.modules.get("mlx.core")
+        self._seen: dict[int, np.ndarray] = {}
+        self._replaceable: list[tuple[Any, str, Any]] = []
+        self.holders = list(map(self._holder, parameters))
+
+    def _holder(self, parameter: Any) -> Any:
+        lucid = sys.modules.get("lucid")
+        inner = lucid is not None and isinstance(parameter.grad, lucid.Tensor)
+        owner, name = (parameter.grad, "data") if inner else (parameter, "grad")
+        array = getattr(owner, name)
+        if self._mlx is not None and isinstance(array, self._mlx.array):
+            holder = SimpleNamespace(grad=self._view(array))
+            self._replaceable.append((owner, name, holder))
+            return holder
+        return SimpleNamespace(grad=array) if inner else parameter
+
+    def _view(self, array: Any) -> np.ndarray:
+        """Return the elements of one of MLX's arrays, read-only, and the same for what several parameters share."""
+        if id(array) not in self._seen:
+            self._seen[id(array)] = np.asarray(array)
+            self._seen[id(array)].flags.writeable = False
+        return self._seen[id(array)]
+
+    def replace_mlx(self) -> None:
+        """Put arrays of MLX where gradients have been replaced by others."""
+        views = set(map(id, self._seen.values()))
+        made: dict[int, Any] = {}
+        for owner, name, holder in self._replaceable:
+            new = holder.grad
+            if id(new) not in views:
+                made.setdefault(id(new), self._mlx.array(new, dtype=getattr(owner, name).dtype))
+                setattr(owner, name, made[id(new)])
 
 
 def _as_lucid(norm: Any, parameters: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
 from gradclip.integrations import needed_for
 from gradclip.per_example import per_example_clip
+from gradclip.sparse import recognizer
 
 with needed_for("optax"):
     import jax
@@ -65,7 +66,8 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     check_threshold(threshold, "threshold")
 
     def update(updates: Any) -> Any:
-        thresholds = jax.tree.map(lambda u: _times_root(threshold, max(1, jnp.size(u))), updates)
+        sizes = jax.tree.map(lambda u: math.prod(jnp.shape(u)), updates, is_leaf=recognizer())
+        thresholds = jax.tree.map(lambda size: _times_root(threshold, max(1, size)), sizes)
         return clip_by_layer_norm(updates, thresholds)[0]
 
     return _stateless(update)
