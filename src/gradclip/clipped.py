@@ -1,8 +1,8 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gradclip.backends import framework_of
@@ -57,10 +57,12 @@ class ClippedFunction:
     return_values: bool = False
     return_norms: bool = False
     microbatch_size: int | None = None
+    pad_to: int | None = None
     normalize_by: float = 1.0
     prng_argnum: int | None = None
     unit: str = "example"
     options: Mapping[str, Any] = field(default_factory=dict)
+    assumed: bool = False  # whether nobody said which arguments carry the batch
     manner: Manner = Manner()
 
     def sensitivity(self, relation: str = "add_or_remove_one", *, batch_size: int | None = None) -> Sensitivity:
@@ -68,11 +70,19 @@ class ClippedFunction:
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
-            batch_size: the largest number of examples in a batch, for the rounding of their sum.
+            batch_size: the largest number of examples in a batch, for the rounding of their sum; `pad_to` if it is
+                left out.
+
+        The clip and the sum are proven to keep it, given each example's gradient. That this depends on no other
+        example is assumed. Another number of examples makes another program, in which each gradient may differ in its
+        last bits, and by much where the loss has a kink: so the bound for "add_or_remove_one" is infinite, and
+        `noise_std` a ValueError, unless `pad_to` or `microbatch_size` give every program one shape. The other relations
+        speak of batches of one size. `note` says which it is.
         """
+        batch_size = self.pad_to if batch_size is None else batch_size
         microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
-        known = ("rule", "per_layer", "sum_dtype", "grid")
-        return clipped_sum_sensitivity(
+        known = ("rule", "per_layer", "nonfinite", "sum_dtype", "grid")
+        promise = clipped_sum_sensitivity(
             self.max_norm,
             relation,
             unit=self.unit,
@@ -82,6 +92,24 @@ class ClippedFunction:
             partial_sums=microbatches,
             **{name: self.options[name] for name in known if name in self.options},
         )
+        if promise.note:
+            return promise
+        shape = self._one_shape()
+        if shape is None and relation == "add_or_remove_one":
+            return promise.without_limit(
+                "one more or less changes the shape of a batch, and so the last bits of every gradient in it. Pass "
+                f"{self._named()} pad_to=, the most {self.unit}s that a batch can have, or microbatch_size="
+            )
+        return replace(promise, note=shape or f"batches of one number of {self.unit}s")
+
+    def _one_shape(self) -> str | None:
+        """Return in words what gives all batches one shape, None for nothing."""
+        if self.microbatch_size is not None:
+            return f"microbatches of {self.microbatch_size} {self.unit}s"
+        return None if self.pad_to is None else f"batches padded to {self.pad_to} {self.unit}s"
+
+    def _named(self) -> str:
+        return "clipped_fun" if self.argnums is None else "clipped_grad"
 
     def __call__(self, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` where any were asked for.
@@ -90,10 +118,14 @@ class ClippedFunction:
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
         self._check_positions(args)
+        if self.assumed:
+            self._check_assumption(args, kwargs)
         verbs = mappings.mapping_of(self.manner.framework or self._framework(args))
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
+        if self.pad_to is not None and count > self.pad_to:
+            raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
         if self.prng_argnum is not None:
             args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
             axes[self.prng_argnum] = 0
@@ -101,8 +133,15 @@ class ClippedFunction:
         of_batch = verbs.over_batch(self._of_example(verbs), axes, self.manner.spmd_axis_name)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
-        summed, outputs = verbs.accumulated(step, args, axes, mask, count, self.microbatch_size or max(1, count))
+        if self.microbatch_size is not None:
+            summed, outputs = verbs.in_microbatches(step, args, axes, mask, count, self.microbatch_size)
+        else:
+            given: Sequence[Any] = args
+            if self.pad_to is not None:
+                given, mask = verbs.padded(args, axes, mask, count, self.pad_to)
+            summed, outputs = verbs.at_once(step, given, axes, mask, self.pad_to or count)
         result = self._finished(verbs, summed, dtypes)
+        outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _is_mapped(self, position: int, count: int) -> bool:
@@ -154,6 +193,21 @@ class ClippedFunction:
                 f"{self.batch_argnums}, prng_argnum={self.prng_argnum}), got {len(args)} positional arguments."
             )
 
+    def _check_assumption(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
+        others = others_than(range(len(args)), self.argnums, self.prng_argnum)
+        if len(others) > 1:
+            raise TypeError(not_said(self._named(), others))
+        count = batch_size([args[i] for i in self.batch_argnums], None)
+        for name, given in kwargs.items():
+            lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
+            if count > 1 and (count,) in lengths:
+                raise TypeError(
+                    f"every example would get all of {name}, which has {count} rows as the batch does. Pass it by "
+                    f"position, and to {self._named()} batch_argnums=, the positions of all that carries the batch; or "
+                    f"if every example is to get all of it, batch_argnums={self.batch_argnums[0]}."
+                )
+
     def _framework(self, args: Sequence[Any]) -> str:
         """Return the framework of the first differentiated argument, or else of the batch."""
         if self.argnums is None:
@@ -192,6 +246,20 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
             f"the shapes are {listed or 'missing: there are no arrays'}."
         )
     return first[0]
+
+
+def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
+    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
+    return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
+
+
+def not_said(name: str, others: tuple[int, ...]) -> str:
+    """Return the error where it was not said which of several arguments carry the batch."""
+    return (
+        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
+        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
+    )
 
 
 def check_number(name: str, value: Any, *, integer: bool = False) -> None:
