@@ -21,8 +21,9 @@ LAYERS = [
     {"clip", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},
-    {"check_sensitivity", "clipped"},
-    {"transforms"},
+    {"clipped"},
+    {"transforms", "kinks"},
+    {"check_sensitivity"},
     {"integrations"},
     {"cli"},
 ]
