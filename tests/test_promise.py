@@ -64,8 +64,10 @@ def test_where_batches_change_their_shape_nothing_is_promised():
     ("settings", "words"),
     [
         ({"pad_to": 8}, "batches padded to 8 examples"),
-        ({"microbatch_size": 4}, "microbatches of 4 examples"),
-        ({"microbatch_size": 4, "pad_to": 8}, "microbatches of 4 examples"),
+        ({"pad_to": 5}, "batches padded to 5 examples"),
+        ({"microbatch_size": 1}, "microbatches of 1 examples"),
+        ({"microbatch_size": 24}, "microbatches of 24 examples"),
+        ({"microbatch_size": 8, "pad_to": 20}, "microbatches of 8 examples"),
         ({"pad_to": 8, "grid": 100}, "batches padded to 8 examples"),
     ],
 )
@@ -73,6 +75,14 @@ def test_batches_of_one_shape(settings, words):
     promise = gradclip.clipped_grad(loss, 1.0, **settings).sensitivity()
     assert (promise.bound, promise.note) == (1.0, words)
     assert str(promise).endswith(f"; {words}")
+
+
+@pytest.mark.parametrize("size", [2, 3, 7, 9, 12, 100])
+def test_microbatches_in_which_places_differ(size):
+    clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size=size, pad_to=200)
+    with pytest.raises(ValueError, match=f"microbatches of {size} .* Pass microbatch_size=1 or a multiple of 8"):
+        clipped.sensitivity().noise_std(1.0)
+    assert clipped.sensitivity("zero_out").bound == 1.0
 
 
 def test_what_is_padded_to_bounds_the_rounding():

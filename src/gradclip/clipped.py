@@ -12,6 +12,8 @@ from gradclip.per_example import per_example_clip
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten
 
+_AT_A_TIME = 8
+
 
 class ExampleOutputs(NamedTuple):
     """What was asked for of each example, each leaf with the batch on axis 0; None for what was not.
@@ -73,11 +75,12 @@ class ClippedFunction:
             batch_size: the largest number of examples in a batch, for the rounding of their sum; `pad_to` if it is
                 left out.
 
-        The clip and the sum are proven to keep it, given each example's gradient. That this depends on no other
-        example is assumed. Another number of examples makes another program, in which each gradient may differ in its
-        last bits, and by much where the loss has a kink: so the bound for "add_or_remove_one" is infinite, and
-        `noise_std` a ValueError, unless `pad_to` or `microbatch_size` give every program one shape. The other relations
-        speak of batches of one size. `note` says which it is.
+        The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
+        examples nor on its place among them is assumed. Another number of examples makes another program, in which
+        each gradient may differ in its last bits, and by much where the loss has a kink: so the bound for
+        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, or `microbatch_size` of 1 or a
+        multiple of 8, gives every program one shape. The other relations speak of batches of one size, in which no
+        example changes its place. `note` says which it is.
         """
         batch_size = self.pad_to if batch_size is None else batch_size
         microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
@@ -94,19 +97,21 @@ class ClippedFunction:
         )
         if promise.note:
             return promise
-        shape = self._one_shape()
-        if shape is None and relation == "add_or_remove_one":
+        if relation != "add_or_remove_one":
+            return replace(promise, note=f"batches of one number of {self.unit}s")
+        if self.microbatch_size is None and self.pad_to is None:
             return promise.without_limit(
                 "one more or less changes the shape of a batch, and so the last bits of every gradient in it. Pass "
                 f"{self._named()} pad_to=, the most {self.unit}s that a batch can have, or microbatch_size="
             )
-        return replace(promise, note=shape or f"batches of one number of {self.unit}s")
-
-    def _one_shape(self) -> str | None:
-        """Return in words what gives all batches one shape, None for nothing."""
-        if self.microbatch_size is not None:
-            return f"microbatches of {self.microbatch_size} {self.unit}s"
-        return None if self.pad_to is None else f"batches padded to {self.pad_to} {self.unit}s"
+        if self.microbatch_size is None:
+            return replace(promise, note=f"batches padded to {self.pad_to} {self.unit}s")
+        if self.microbatch_size != whole_program(self.microbatch_size):
+            return promise.without_limit(
+                f"in microbatches of {self.microbatch_size} the last bits of a gradient depend on its place, and one "
+                f"more or less moves the others on. Pass microbatch_size=1 or a multiple of {_AT_A_TIME}"
+            )
+        return replace(promise, note=f"microbatches of {self.microbatch_size} {self.unit}s")
 
     def _named(self) -> str:
         return "clipped_fun" if self.argnums is None else "clipped_grad"
@@ -136,10 +141,11 @@ class ClippedFunction:
         if self.microbatch_size is not None:
             summed, outputs = verbs.in_microbatches(step, args, axes, mask, count, self.microbatch_size)
         else:
-            given: Sequence[Any] = args
+            given, rows = args, count
             if self.pad_to is not None:
-                given, mask = verbs.padded(args, axes, mask, count, self.pad_to)
-            summed, outputs = verbs.at_once(step, given, axes, mask, self.pad_to or count)
+                rows = whole_program(self.pad_to)
+                given, mask = verbs.padded(args, axes, mask, count, rows)
+            summed, outputs = verbs.at_once(step, given, axes, mask, rows)
         result = self._finished(verbs, summed, dtypes)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
@@ -246,6 +252,14 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
             f"the shapes are {listed or 'missing: there are no arrays'}."
         )
     return first[0]
+
+
+def whole_program(rows: int) -> int:
+    """Return how many rows a program for so many has, if none of them is computed in another way than the others.
+
+    Libraries for matrices take some rows at a time, and what is left over one by one, which adds in another order.
+    """
+    return rows if rows == 1 else -(-rows // _AT_A_TIME) * _AT_A_TIME
 
 
 def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:

@@ -67,9 +67,9 @@ def clipped_grad(
         return_norms: also return the norm of each example before clipping.
         microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch: the
             last ones are padded to as many, so that one program computes all. Several devices share a batch better
-            than they share its microbatches.
+            than they share its microbatches. For a sensitivity to one example more or less, 1 or a multiple of 8.
         pad_to: the most examples that a batch can have: smaller ones are padded to it with rows of zeros that add
-            exactly nothing, so that one program of one shape computes all batches.
+            exactly nothing, so that one program of one shape computes all batches. (It has a multiple of 8 rows.)
         normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too.
         sum_dtype: of the sum, as in `gradclip.per_example_clip`.
         nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.

@@ -51,13 +51,13 @@ class JaxMapping:
 
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
-    ) -> tuple[Sequence[Any], jax.Array]:
+    ) -> tuple[tuple[Any, ...], jax.Array]:
         def longer(x: Any) -> jax.Array:
             x = jnp.asarray(x)
             return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
 
         many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
-        return _apart(many, axes), longer(jnp.ones(count, bool) if mask is None else mask)
+        return tuple(_apart(many, axes)), longer(jnp.ones(count, bool) if mask is None else mask)
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
         return step(args, mask)

@@ -33,7 +33,7 @@ class Mapping(Protocol):
 
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
-    ) -> tuple[Sequence[Any], Any]:
+    ) -> tuple[tuple[Any, ...], Any]:
         """Return the arguments with `size` examples, those beyond `count` zeros, and a mask that leaves these out."""
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:

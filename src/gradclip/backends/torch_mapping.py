@@ -60,9 +60,9 @@ class TorchMapping:
 
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
-    ) -> tuple[Sequence[Any], torch.Tensor]:
+    ) -> tuple[tuple[Any, ...], torch.Tensor]:
         mask = torch.ones(count, dtype=torch.bool) if mask is None else mask
-        return _mapped_args(lambda x: _filled_up(x, size), args, axes), _filled_up(mask, size)
+        return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
         if count:
