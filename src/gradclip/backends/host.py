@@ -75,13 +75,15 @@ class HostArray:
             yield from pieces
 
     def rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of whole examples, as slices of the first axis and 2-D arrays."""
+        """Yield blocks of whole examples, as slices of the first axis and 2-D arrays, each example in one piece.
+
+        NumPy adds the elements of an example that lies in one piece in the same order, however many there are.
+        """
         length = math.prod(self.shape[1:])
-        flat = self.data.reshape(len(self.data), length)
         many = max(1, _CHUNK // max(1, length))
-        for start in range(0, len(flat), many):
-            block = slice(start, start + many)
-            yield block, flat[block]
+        for start in range(0, len(self.data), many):
+            rows = self.data[start : start + many]
+            yield slice(start, start + many), np.ascontiguousarray(rows).reshape(len(rows), length)
 
 
 class HostArrays(Arrays):
