@@ -7,9 +7,10 @@ LUCID := .venv-lucid
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
 DEMO ?=
+COMPILERS ?= g++ clang++-14
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench wheel sanitize clean
+.PHONY: help demo test lint bench wheel compilers versions sanitize clean
 
 # Tests and timings without the kernels would be those of something else; the demo and the linters do without.
 test bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -46,6 +47,12 @@ wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and 
 	.venv-wheel/bin/pip --disable-pip-version-check --quiet install dist/*.whl
 	.venv-wheel/bin/python tests/wheel_smoke.py
 	.venv-wheel/bin/python tests/wheel_without_compiler.py dist/*.tar.gz
+
+compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; COMPILERS="g++ clang++-16" for others
+	$(PYTHON) tests/compilers.py $(COMPILERS)
+
+versions:  ## Test the oldest and the newest releases of what gradclip stands on; TORCH=2.6.0 for another PyTorch
+	$(PYTHON) tests/versions.py oldest newest
 
 sanitize: .venv-sanitize/ready  ## Run the tests of the kernels under the sanitizers of GCC
 	.venv-sanitize/bin/python tests/sanitize.py
@@ -88,5 +95,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 	.venv-lint/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[lint]'
 	touch $@
 
-clean:  ## Remove the environments and what was built
-	rm -rf .venv .venv-* dist build gradclip-demo
+clean:  ## Remove the environments, what was built, and caches
+	rm -rf .venv .venv-* dist build gradclip-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
+	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+	rm -f src/gradclip/native/*.so

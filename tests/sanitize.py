@@ -7,17 +7,15 @@ import sys
 import sysconfig
 from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from environments import pip_install, run_native_tests
+
 CXX = os.environ.get("CXX", "g++")
 WATCHES = {"address,undefined": "asan", "thread": "tsan"}
-PYTEST = ["-c", os.devnull, "--rootdir", ".", "--confcutdir", "tests/native", "-p", "no:cacheprovider"]
 
 
 def install(watch):
-    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet", "install"]
     settings = [f"-Ccmake.define.GRADCLIP_SANITIZE={watch}", "-Ccmake.build-type=RelWithDebInfo"]
-    environment = os.environ | {"GRADCLIP_REQUIRE_NATIVE": "1", "CXX": CXX}
-    subprocess.run([*pip, "--force-reinstall", "--no-deps", *settings, "."], cwd=ROOT, env=environment, check=True)
+    pip_install(sys.executable, "--force-reinstall", "--no-deps", *settings, ".", GRADCLIP_REQUIRE_NATIVE="1", CXX=CXX)
 
 
 def check_watched(symbol):
@@ -37,7 +35,7 @@ def library(name):
 
 
 def run_tests(runtime):
-    environment = os.environ | {
+    environment = {
         # Python does not bring the runtime along, and without the C++ library beside it a C++ exception ends it.
         "LD_PRELOAD": f"{runtime} {library('libstdc++.so')}",
         "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much to the end of the process
@@ -45,11 +43,9 @@ def run_tests(runtime):
         "TSAN_OPTIONS": "halt_on_error=1",
         # Python's own allocator hands out pieces of memory that nobody watches the ends of.
         "PYTHONMALLOC": "malloc",
-        "PYTHONPATH": "tests",
     }
     # Without -s pytest would hold back what is reported as the process dies.
-    command = [sys.executable, "-W", "error", "-m", "pytest", "-s", "--import-mode=importlib", *PYTEST, "tests/native"]
-    subprocess.run(command, cwd=ROOT, env=environment, check=True)
+    run_native_tests(sys.executable, "-s", **environment)
 
 
 if __name__ == "__main__":

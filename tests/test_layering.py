@@ -9,23 +9,24 @@ import gradclip
 
 ROOT = Path(gradclip.__file__).parent
 LAYERS = [
-    {"tree"},
+    {"tree", "arithmetic"},
     {"native"},
     {"backends"},
-    {"norms", "exact", "grid", "hostile"},
-    {"coefficient", "shards"},
-    {"policy", "derivative", "sensitivity", "members"},
-    {"splits"},
+    {"norms", "exact", "grid", "hostile", "rounding"},
+    {"coefficient", "shards", "quantities"},
+    {"policy", "derivative", "sensitivity", "members", "layers"},
+    {"splits", "seen", "call_arguments"},
     {"sharing"},
     {"decision"},
-    {"clip", "streamed"},
+    {"clip", "norm_at_most", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},
     {"clipped"},
     {"transforms", "kinks"},
-    {"check_sensitivity"},
+    {"sensitivity_check"},
     {"integrations"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
@@ -81,3 +82,27 @@ def test_using_numpy_imports_no_framework():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_importing_gradclip_imports_nothing_that_most_programs_do_without():
+    others = (
+        "array_api_compat.numpy",
+        "numpy.f2py",
+        "numpy.random",
+        "numpy.testing",
+        "gradclip.sensitivity_check",
+        "gradclip.cli",
+    )
+    code = "import sys, numpy, optree; before = set(sys.modules); import gradclip; "
+    code += f"print(sorted(set({others}) & sys.modules.keys() - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_what_is_imported_when_used_is_there():
+    code = (
+        "import gradclip; report = gradclip.SensitivityReport; from gradclip import check_sensitivity;"
+        "print(callable(gradclip.check_sensitivity), {*gradclip.__all__} <= {*dir(gradclip)}, hasattr(gradclip, 'x'))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True True False"

@@ -21,8 +21,12 @@ def install(sdist, require):
 def check_contents(sdist):
     with tarfile.open(sdist) as archive:
         files = {name.partition("/")[2] for name in archive.getnames()}
-    if strays := {name for name in files if name.startswith((".ci", "benchmarks/results", "build", ".venv"))}:
+    if strays := {name for name in files if name.startswith((".ci", "build", ".venv")) or name.endswith(".so")}:
         sys.exit(f"the sdist must not hold {sorted(strays)}")
+    root = SMOKE.parent.parent
+    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    if lacking := {name for name in listed if not name.startswith((".ci", ".gitignore"))} - files:
+        sys.exit(f"the sdist lacks what is in the repository: {sorted(lacking)}")
 
 
 if __name__ == "__main__":

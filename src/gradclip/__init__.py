@@ -1,6 +1,8 @@
 """Gradient clipping with one meaning for every framework, and a bound that holds exactly."""
 
-from gradclip.check_sensitivity import SensitivityReport, check_sensitivity
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -11,10 +13,14 @@ from gradclip.clip import (
 from gradclip.clipped import ClippedFunction, ExampleOutputs
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.native import NativeStatus, native_status
+from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example import PerExampleInfo, per_example_clip
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.streamed import PartialNorm, partial_norm
 from gradclip.transforms import clipped_fun, clipped_grad
+
+if TYPE_CHECKING:
+    from gradclip.sensitivity_check import SensitivityReport, check_sensitivity
 
 __version__ = "0.1.0"
 
@@ -39,6 +45,21 @@ __all__ = [
     "grad_norm",
     "layer_norms",
     "native_status",
+    "norm_at_most",
     "partial_norm",
     "per_example_clip",
 ]
+
+_WHEN_USED = {"SensitivityReport": "gradclip.sensitivity_check", "check_sensitivity": "gradclip.sensitivity_check"}
+
+
+def __getattr__(name: str) -> Any:
+    """Import what most programs do without when it is asked for."""
+    if name not in _WHEN_USED:
+        raise AttributeError(f"module 'gradclip' has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,6 +6,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
+from gradclip import layers
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find, framework_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, is_complex
@@ -18,12 +20,14 @@ from gradclip.shards import measure_all
 from gradclip.tree import FlatTree, flatten
 
 
+@ordinary_arithmetic
 def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes. `None` leaves are skipped,
-            integers are promoted to the default float.
+        tree: arrays of one framework in nested containers, or one array; any shapes. Every leaf counts, also one that
+            occurs twice (`gradclip.grad_norm` counts what lies in one place once). `None` leaves are skipped,
+            integers are promoted to the framework's default float, to float32 where that is narrower.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
             norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
@@ -47,6 +51,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
 
 
+@ordinary_arithmetic
 def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """Return the norm of each leaf, in a tree of the same structure.
 
@@ -59,7 +64,13 @@ def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """
     flat, order = flatten(tree), Order.parse(ord)
     backend = _backend_of(flat, axis_name)
-    return flat.rebuild([norm_of(backend, [leaf], order) for leaf in flat.leaves])
+    groups = [[i] for i in range(len(flat.leaves))]
+    with backend.precision():
+        known = _measured_at_once(backend, flat, groups, order)
+        norms = known.norms(backend, flat.leaves) if known else {}
+    return flat.rebuild(
+        [norms[i] if i in norms else norm_of(backend, [leaf], order) for i, leaf in enumerate(flat.leaves)]
+    )
 
 
 def clip_by_global_norm(
@@ -68,7 +79,8 @@ def clip_by_global_norm(
     """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will.
+        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will. Every leaf
+            counts, and comes back clipped, also one that occurs twice.
         max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing.
             A negative one is a ValueError where its value is known, and counts as 0 where it is traced.
         ord: which norm, as in `global_norm`.
@@ -136,6 +148,7 @@ def clip_by_layer_norm(
     return flat.rebuild(leaves), prefix.rebuild(norms)
 
 
+@ordinary_arithmetic
 def clip_by_value(tree: Any, max_value: float) -> Any:
     """Clamp each element of `tree` to [-max_value, max_value]; NaN stays NaN.
 
@@ -160,7 +173,7 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     bound = known_threshold(backend, bound, "max_value")
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
-    return flat.rebuild([backend.clamped(x, leaf, bound) for x, leaf in zip(prepared, flat.leaves, strict=True)])
+    return flat.rebuild(backend.clamped_all(prepared, flat.leaves, bound))
 
 
 def is_single_threshold(max_norm: Any) -> bool:
@@ -193,6 +206,7 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
 
 
+@ordinary_arithmetic
 def clip_groups(
     flat: FlatTree,
     groups: Sequence[Sequence[int]],
@@ -204,15 +218,49 @@ def clip_groups(
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
-    norms = []
-    for group, threshold in zip(groups, thresholds, strict=True):
+    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
+        if number in norms:
+            continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        results, norm = _clip_together(backend, leaves, mine, partial(_names, flat, group))
-        norms.append(norm)
+        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, flat, group))
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
-    return clipped, norms
+    return clipped, [norms[number] for number in range(len(groups))]
+
+
+def _clip_at_once(
+    backend: Any,
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+    clipped: list[Any],
+) -> dict[int, Any]:
+    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
+    if clipping.to_unit or not all(isinstance(threshold, float) for threshold in thresholds):
+        return {}
+    with backend.precision():
+        known = _measured_at_once(backend, flat, groups, clipping.order)
+        made = known and known.clipped(backend, thresholds)
+        if not made:
+            return {}
+        known, results = made
+        norms = known.norms(backend, flat.leaves)
+        for index, group, result in zip(known.members, known.group_of, results, strict=True):
+            if known.numbers[group] in norms:
+                clipped[index] = backend.leave(result, flat.leaves[index])
+        return norms
+
+
+def _measured_at_once(
+    backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
+) -> layers.Layers | None:
+    """Measure many groups of leaves with one call, where that can be done."""
+    if len(groups) < 2 or not backend.plain(flat.leaves):
+        return None
+    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 
 
 def _backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:
@@ -237,7 +285,7 @@ def _clip_together(
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return list(map(backend.leave, shrunk, leaves)), norm
+            return backend.leave_all(shrunk, leaves), norm
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)

@@ -8,7 +8,10 @@ from typing import Any, NamedTuple
 from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
+from gradclip.call_arguments import check_parameters, closed, has_mappings, opened
 from gradclip.per_example import per_example_clip
+from gradclip.quantities import as_count
+from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten
 
@@ -63,17 +66,34 @@ class ClippedFunction:
     normalize_by: float = 1.0
     prng_argnum: int | None = None
     unit: str = "example"
+    method: str = "vmap"
     options: Mapping[str, Any] = field(default_factory=dict)
     assumed: bool = False  # whether nobody said which arguments carry the batch
     manner: Manner = Manner()
+    seen: Seen = field(default_factory=Seen, init=False, repr=False)
 
-    def sensitivity(self, relation: str = "add_or_remove_one", *, batch_size: int | None = None) -> Sensitivity:
+    def sensitivity(
+        self,
+        relation: str = "add_or_remove_one",
+        *,
+        batch_size: int | None = None,
+        partial_sums: int = 1,
+        partial_sums_in: Any = None,
+        summed_in: Any = "float64",
+        elements: Any = None,
+    ) -> Sensitivity:
         """Return how far one unit can move the result: what the noise of private training is scaled to.
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
-            batch_size: the largest number of examples in a batch, for the rounding of their sum; `pad_to` if it is
-                left out.
+            batch_size: the largest number of examples in the whole sum, padding included, for its rounding; `pad_to`
+                times `partial_sums` if it is left out.
+            partial_sums: how many results of this function are added up afterwards: by `psum` over devices, an
+                all-reduce over processes, over virtual batches. The sensitivity is that of their sum.
+            partial_sums_in: the dtype that they are added up in, where that is not the dtype of the results.
+            summed_in: what a device adds examples up in: "float64", or "float32" where it has no other.
+            elements: how many elements the gradient of one example has, or the parameters, which are counted; None
+                takes the most that calls so far had, and 2**26 before the first. A later call that has more warns.
 
         The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
         examples nor on its place among them is assumed. Another number of examples makes another program, in which
@@ -82,8 +102,11 @@ class ClippedFunction:
         multiple of 8, gives every program one shape. The other relations speak of batches of one size, in which no
         example changes its place. `note` says which it is.
         """
-        batch_size = self.pad_to if batch_size is None else batch_size
-        microbatches = -(-batch_size // self.microbatch_size) if batch_size and self.microbatch_size else 1
+        if batch_size is None and self.pad_to is not None:
+            batch_size = self.pad_to * as_count("partial_sums", partial_sums)
+        count = None if batch_size is None else as_count("batch_size", batch_size)
+        if partial_sums_in is None and self.manner.dtype is not None:
+            partial_sums_in = self.seen.narrowest() if self.manner.dtype == "input" else self.manner.dtype
         known = ("rule", "per_layer", "nonfinite", "sum_dtype", "grid")
         promise = clipped_sum_sensitivity(
             self.max_norm,
@@ -91,8 +114,12 @@ class ClippedFunction:
             unit=self.unit,
             normalize_by=self.normalize_by,
             to_unit=self.manner.to_unit,
-            batch_size=batch_size,
-            partial_sums=microbatches,
+            batch_size=count,
+            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
+            partial_sums=partial_sums,
+            partial_sums_in=partial_sums_in,
+            summed_in=summed_in,
+            elements=self.seen.elements(elements),
             **{name: self.options[name] for name in known if name in self.options},
         )
         if promise.note:
@@ -125,9 +152,11 @@ class ClippedFunction:
         self._check_positions(args)
         if self.assumed:
             self._check_assumption(args, kwargs)
-        verbs = mappings.mapping_of(self.manner.framework or self._framework(args))
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
+        kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
+        args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
+        verbs = mappings.mapping_of(self.manner.framework or self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
@@ -135,7 +164,8 @@ class ClippedFunction:
             args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
             axes[self.prng_argnum] = 0
         mask = None if mask is None else verbs.flags(mask)
-        of_batch = verbs.over_batch(self._of_example(verbs), axes, self.manner.spmd_axis_name)
+        of_example = self._of_example(verbs, kinds)
+        of_batch = verbs.over_batch(of_example, axes, self.manner.spmd_axis_name)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
         if self.microbatch_size is not None:
@@ -146,6 +176,8 @@ class ClippedFunction:
                 rows = whole_program(self.pad_to)
                 given, mask = verbs.padded(args, axes, mask, count, rows)
             summed, outputs = verbs.at_once(step, given, axes, mask, rows)
+        if self.argnums is not None and count:
+            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
         result = self._finished(verbs, summed, dtypes)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
@@ -153,13 +185,16 @@ class ClippedFunction:
     def _is_mapped(self, position: int, count: int) -> bool:
         return position in self.batch_argnums or (position == count - 1 and self.manner.maps_keywords)
 
-    def _of_example(self, verbs: mappings.Mapping) -> Callable[..., Any]:
-        """Return the function of one example: `(what is clipped, (value, aux))`."""
+    def _of_example(self, verbs: mappings.Mapping, kinds: Mapping[int, Any]) -> Callable[..., Any]:
+        """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
 
         def fun(*args: Any) -> Any:
-            *given, kwargs = args
+            given = list(args)
             for i in self.batch_argnums if self.keep_batch_dim else ():
                 given[i] = mapped(lambda x: x[None], given[i])
+            for i, kind in kinds.items():
+                given[i] = closed(kind, given[i])
+            *given, kwargs = given
             result = self.fun(*given, **kwargs)
             value, aux = result if self.has_aux else (result, ())
             return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
@@ -174,8 +209,10 @@ class ClippedFunction:
 
         def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
             tree, (values, aux) = of_batch(*args)
-            dtypes[:] = [leaf.dtype for leaf in flatten(tree).leaves]
+            leaves = flatten(tree).leaves
+            dtypes[:] = [leaf.dtype for leaf in leaves]
             summed, info = per_example_clip(tree, self.max_norm, mask=mask, **options)
+            self.seen.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else verbs.blanked(kept, mask)
             return summed, ExampleOutputs(values, info.norms if self.return_norms else None, aux)
@@ -219,6 +256,8 @@ class ClippedFunction:
         if self.argnums is None:
             found = {framework_of(leaf) for arg in args for leaf in flatten(arg).leaves}
             return "torch" if "torch" in found else "jax"
+        for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
+            check_parameters(position, args[position])
         first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
         found = {framework_of(leaf) for leaf in flatten(args[first]).leaves}
         if "numpy" in found:

@@ -34,7 +34,7 @@ import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
+from gradclip.backends.formats import FLOAT64, dtype_name
 from gradclip.norms import Norm
 
 _WIDE_SECOND = 2.0**-600
@@ -187,8 +187,12 @@ def _narrow(backend: Backend, factor: Any) -> Factors:
 
 
 def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) -> Coefficient:
-    """Return the coefficient for a norm that is given, and right but for rounding to float32."""
-    norm = Norm(backend.scalar(total_norm, arrays), None, 2.0**-23, 0.0)
+    """Return the coefficient for a norm that is given, and right but for rounding to float32.
+
+    All becomes NaN for a norm that is NaN, or, where its value could not be looked at, negative.
+    """
+    value = backend.scalar(total_norm, arrays)
+    norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)
@@ -215,8 +219,13 @@ def _upper(norm: Norm) -> Any:
 
 def undecided(norm: Norm, max_norm: float) -> bool:
     """Say whether a known norm is too close to the threshold for its error bound to tell which is larger."""
-    lower = norm.value * (1.0 - 2.0 * norm.error)
-    return bool(lower <= _in_units_of(norm, max_norm) < _upper(norm))
+    return bool(open_between(norm, max_norm))
+
+
+def open_between(norm: Norm, max_norm: Any) -> Any:
+    """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
+    threshold = _in_units_of(norm, max_norm)
+    return (norm.value * (1.0 - 2.0 * norm.error) <= threshold) & (threshold < _upper(norm))
 
 
 def exceeds(norm: Norm, max_norm: Any) -> Any:
@@ -229,6 +238,8 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
 
     Raises TypeError for what is no number and ValueError for a negative number or NaN.
     """
+    if type(value) is float and value >= 0:
+        return value
     if isinstance(value, np.ndarray) and value.shape == ():
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -244,6 +255,42 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
         f"{name} must be a number or a scalar array, got {value!r} of type {type(value).__name__}. "
         f"For a float threshold write {name}=1.0."
     )
+
+
+def check_norm(value: Any, name: str = "total_norm") -> Any:
+    """Return a norm that is a number as a float, NaN too; leave a scalar array of real numbers as it is.
+
+    Raises TypeError for what is no real number, ValueError for a negative one.
+    """
+    if isinstance(value, np.ndarray) and value.shape == ():
+        value = value[()]
+    if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):
+        try:
+            number = float(value)
+        except OverflowError:
+            number = -math.inf
+        if number < 0:
+            raise ValueError(
+                f"{name} must not be negative, nor beyond float64's range, got {value!r:.80}. Pass what get_total_norm "
+                "returns."
+            )
+        return number
+    if getattr(value, "shape", None) == () and _is_real(value):
+        return value
+    raise TypeError(
+        f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
+        "Pass what get_total_norm returns."
+    )
+
+
+def _is_real(array: Any) -> bool:
+    name = dtype_name(array) if hasattr(array, "dtype") else ""
+    return "float" in name or "int" in name
+
+
+def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
+    """Return a checked norm as a float where the backend may look at its value."""
+    return value if isinstance(value, float) or not backend.concrete else check_norm(float(value), name)
 
 
 def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:

@@ -198,6 +198,4 @@ def _chosen(
 def _exactly_fits(backend: Backend, arrays: Arrays, order: Order, max_norm: float, sharing: Sharing | None) -> bool:
     if sharing is not None:
         return sharing.fits(backend, arrays, max_norm)
-    if order.p != 2 and arrays.any_complex:
-        return False
-    return exact.at_most(*exact.chunks_of(backend, arrays), order.p, max_norm)
+    return exact.at_most(backend, arrays, order.p, max_norm)

@@ -1,13 +1,14 @@
 """The gradients that an in-place call is about: those of parameters, or a tree of arrays itself."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from gradclip.backends import Backend, Parts, any_distributed, distributed, find, framework_of
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.memory import shared
 from gradclip.members import Members
 from gradclip.tree import flatten
 
@@ -17,6 +18,7 @@ class Gradients:
     """Gradients, each once, and what holds them: parameters with a `.grad`, or nothing.
 
     `grads` is what this process has of them, `held` what stands in `.grad`: the same but for distributed tensors.
+    `again` are views of the same elements as others of them, which have been counted, where none can be written.
     """
 
     grads: Sequence[Any]
@@ -24,6 +26,7 @@ class Gradients:
     held: Sequence[Any]
     paths: Sequence[str] = ()
     parts: Parts | None = None
+    again: "Gradients | None" = None
 
     @classmethod
     def of(cls, members: Members) -> "Gradients":
@@ -38,7 +41,7 @@ class Gradients:
             return cls(held, members, held)
         holders = members.parameters
         if len(held) < len(holders):
-            first = {id(p.grad): p for p in reversed(holders)}
+            first = {id(grad): p for p, grad in reversed(list(zip(holders, members.gradients, strict=True)))}
             holders = [first[id(grad)] for grad in held]
         parts = distributed().parts(held, holders)
         return cls(parts.locals, members, held, (), parts)
@@ -62,7 +65,7 @@ class Gradients:
         """Return what each gradient is called in an error."""
         if self.paths:
             return list(self.paths)
-        places = {id(p.grad): index for index, p in reversed(list(enumerate(self.members.parameters)))}
+        places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
         return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
 
     def backend(self, *scalars: Any, otherwise: Sequence[Any] = ()) -> Backend:
@@ -84,15 +87,53 @@ class Gradients:
         with backend.precision():
             return backend.enter_in_place(self.grads, self.names)
 
-    def replace(self, updated: Sequence[Any]) -> None:
+    def each_memory_once(self, backend: Backend) -> "tuple[Gradients, list[int]]":
+        """Return the gradients without views of the same elements as others, and the indices of what is left.
+
+        Raises ValueError for two that share some of their elements.
+        """
+        groups, meeting = shared(list(map(backend.region, self.grads)))
+        if meeting is not None:
+            first, second = (self.names()[index] for index in meeting)
+            raise ValueError(
+                f"{first} and {second} share some of their memory, but are no views of the same elements, so they "
+                "cannot be clipped in place together. Pass one that holds all the elements, or copies."
+            )
+        kept, again = [], []
+        for group in groups:
+            written = [index for index in group if len(group) > 1 and backend.writable(self.grads[index])]
+            kept.append((written or group)[0])
+            again += [] if written else group[1:]
+        kept.sort()
+        return replace(self._chosen(kept), again=self._chosen(again) if again else None), kept
+
+    def _chosen(self, indices: Sequence[int]) -> "Gradients":
+        grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
+        return replace(self, grads=grads, held=held, paths=paths, parts=self.parts and self.parts.chosen(indices))
+
+    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Any) -> None:
+        """Scale the gradients, which are `arrays`, from `new` on."""
+        self._replace(backend.update(self.grads, arrays, new, coefficient))
+        if self.again is not None:
+            others = self.again.enter(backend)
+            again = others if new is arrays else backend.without_nonfinite(others)
+            self.again.scale(backend, others, again, coefficient)
+
+    def clamp(self, backend: Backend, arrays: Arrays, bound: Any) -> None:
+        """Clamp each element of the gradients, which are `arrays`."""
+        self._replace(backend.update_clamped(self.grads, arrays, bound))
+        if self.again is not None:
+            self.again.clamp(backend, self.again.enter(backend), bound)
+
+    def _replace(self, updated: Sequence[Any]) -> None:
         """Put each updated gradient in the `.grad` of its holders where it is another object."""
         whole = self.parts.whole(updated) if self.parts else updated
         if whole is self.held:
             return
         changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
         if changed:
-            for parameter in self.members.parameters:
-                old = parameter.grad
+            # As read at the start: a property may hand out another object each time.
+            for parameter, old in zip(self.members.parameters, self.members.gradients, strict=True):
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
 

@@ -1,7 +1,7 @@
 """Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
 
-Everything is checked and decided before the first element is written. A gradient that several parameters share
-counts, and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
+Everything is checked and decided before the first element is written. Memory that several gradients share counts,
+and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
 get the same norm.
 """
 
@@ -9,10 +9,11 @@ from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.clip import check_real, norm_dtype
-from gradclip.coefficient import check_threshold, from_norm, known_threshold
+from gradclip.coefficient import check_norm, check_threshold, from_norm, known_norm, known_threshold
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
@@ -21,12 +22,13 @@ from gradclip.policy import check_policy
 from gradclip.sharing import Sharing
 
 
+@ordinary_arithmetic
 def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
     Args:
         parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
-            themselves. A `.grad` of None is skipped, and a gradient that occurs twice counts once.
+            themselves. A `.grad` of None is skipped. Views of the same elements, as W and W.T, count once.
         ord: which norm, as in `gradclip.global_norm`.
         process_group: the processes of which each holds other gradients, as in `clip_grad_norm_`.
         mesh: the same as a mesh.
@@ -35,7 +37,8 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
         A scalar of the gradients' framework on the first one's device: float64 if one is float64, else float32.
 
     Raises:
-        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator.
+        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator,
+        gradients that share only some of their elements.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -53,6 +56,7 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
         return _scalar(backend, norm.product(), arrays, gradients, sharing)
 
 
+@ordinary_arithmetic
 def clip_grad_norm_(
     parameters: Any,
     max_norm: Any,
@@ -67,7 +71,7 @@ def clip_grad_norm_(
     Args:
         parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
             array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
-            writable.
+            writable. Memory that is listed twice is scaled once.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
@@ -82,7 +86,8 @@ def clip_grad_norm_(
     Raises:
         TypeError: something without `.grad`, a gradient of integers. ValueError: a negative or NaN `max_norm`, an
         unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a read-only array that
-        nothing holds. FloatingPointError: under "raise". In every case the gradients are as they were.
+        nothing holds, gradients that share only some of their elements. FloatingPointError: under "raise". In every
+        case the gradients are as they were.
 
     Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
     `nonfinite="raise"`, and so always writes.
@@ -105,32 +110,37 @@ def clip_grad_norm_(
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
-        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
+        gradients.scale(backend, arrays, made.arrays, made.coefficient)
     return norm
 
 
+@ordinary_arithmetic
 def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
 
     Args:
         parameters: as in `clip_grad_norm_`.
         max_norm: the threshold, >= 0.
-        total_norm: the norm the gradients count as having: a number or a scalar array, trusted to float32 precision.
-            The bound holds if the gradients' norm is no larger.
+        total_norm: the norm the gradients count as having, >= 0: a number or a scalar array, trusted to float32
+            precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all NaN, an infinite
+            one makes finite gradients zero.
 
     Raises:
-        TypeError, ValueError: as `clip_grad_norm_`; the gradients are as they were.
+        TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.
+
+    On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
 
     """
-    threshold, total_norm = check_threshold(whole_scalar(max_norm)), whole_scalar(total_norm)
+    threshold, total_norm = check_threshold(whole_scalar(max_norm)), check_norm(whole_scalar(total_norm))
     gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
-    threshold = known_threshold(backend, threshold)
+    threshold, total_norm = known_threshold(backend, threshold), known_norm(backend, total_norm)
     with backend.precision():
         if arrays:
             chosen = from_norm(backend, total_norm, threshold, arrays)
-            gradients.replace(backend.update(gradients.grads, arrays, arrays, chosen))
+            gradients.scale(backend, arrays, arrays, chosen)
 
 
+@ordinary_arithmetic
 def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
 
@@ -155,7 +165,7 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():
         check_real(arrays, gradients.names)
-        gradients.replace(backend.update_clamped(gradients.grads, arrays, bound))
+        gradients.clamp(backend, arrays, bound)
 
 
 def _entered(
@@ -167,6 +177,14 @@ def _entered(
         if to_write:
             gradients.check_writable()
         backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+        arrays = gradients.enter(backend)
+        if not backend.collide(gradients.grads, arrays):
+            return gradients, backend, arrays
+        gradients, kept = gradients.each_memory_once(backend)
+        if len(kept) == len(arrays):
+            return gradients, backend, arrays
+        if sharing is not None:
+            sharing.keep(kept)
         return gradients, backend, gradients.enter(backend)
 
 

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import optree
 
+from gradclip.backends import framework_of
+
 UNNAMED = object()
 
 
@@ -49,10 +51,18 @@ class Members:
     def _read(self) -> tuple[list[Any], int | None]:
         """Read each `.grad` once; return them, and the index of the first parameter that has none."""
         try:
-            return [parameter.grad for parameter in self.parameters], None
+            return self._gradients_of_all(), None
         except AttributeError:
             lacking = [hasattr(parameter, "grad") for parameter in self.parameters].index(False)
             return [getattr(parameter, "grad", None) for parameter in self.parameters], lacking
+
+    def _gradients_of_all(self) -> list[Any]:
+        if not self.parameters or framework_of(self.parameters[0]) is not None:
+            return [parameter.grad for parameter in self.parameters]
+        # A property may hand out another object each time, so that a holder listed twice would count twice.
+        each = {id(parameter): parameter for parameter in self.parameters}
+        grads = {key: parameter.grad for key, parameter in each.items()}
+        return [grads[id(parameter)] for parameter in self.parameters]
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""

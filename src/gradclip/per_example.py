@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
@@ -34,6 +35,7 @@ class PerExampleInfo(NamedTuple):
     norms: Any
 
 
+@ordinary_arithmetic
 def per_example_clip(
     grads: Any,
     max_norm: Any,
@@ -200,9 +202,9 @@ class _Batch:
             lambda: [self.flat.paths()[i] for i in indices],
             self.mask,
         )
-        sums = [backend.leave_sum(wide, x, self.asked.sum_dtype) for wide, x in zip(made.sums, arrays, strict=True)]
+        sums = backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-        return sums, backend.leave_count(made.clipped), norms
+        return sums, backend.leave_count(made.clipped, leaves), norms
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -13,10 +13,12 @@ that of the format they are handed out in. Write g(k, u) = k*u / (1 - k*u), so t
 
 1. Let p_i be what unit i adds, ||p_i|| <= B. In each coordinate, whatever the order, a term takes part in at
    most n - 1 additions, so the computed sum is the sum of the terms p_ij, each times such a product (a fused
-   multiply and add rounds no more often). Rounding the result, or adding up m parts that have been rounded, and then
-   dividing it by a constant (or multiplying it by the rounded inverse) makes r more factors with v for u. So
-   each coordinate is off by at most e * sum_i |p_ij|, e = (1 + g(n - 1, u)) * (1 + g(r, v)) - 1, and by the triangle
-   inequality the vector by e * ||sum_i |p_i||| <= e * n * B. The two sums compared are together off by twice that.
+   multiply and add rounds no more often). Rounding the result, adding k microbatches (k - 1 additions), and
+   dividing by a constant (or multiplying by its rounded inverse; the constant itself may be rounded, too) makes r more
+   factors with v for u. Adding m such sums afterwards, in any order, makes m - 1 more: with v again, or, where they are
+   first rounded to a format of roundoff w, m with w. So each coordinate is off by at most e * sum_i |p_ij|,
+   e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1, and by the triangle inequality the vector by
+   e * ||sum_i |p_i||| <= e * n * B, n counting the units of all m. The two sums compared are off by twice that.
 2. What the other units add can change as well: where one example makes a reduction choose another order, or another
    scale, the computed norms of all others may change in their last bits. A computed norm of K elements differs from
    the exact one by a factor with at most (K + 9) / 2 + 3 rounding errors, and the coefficient adds 8 more, and the
@@ -32,13 +34,17 @@ coefficients that depend on their own example alone, bit for bit.
 """
 
 import math
-import numbers
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from gradclip.backends.formats import FLOAT32, FLOAT64, Format, bare_name
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.coefficient import check_threshold
+from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
+from gradclip.quantities import as_count, as_divisor, as_number, shown
+from gradclip.rounding import Summation, root_up, rounded_up
 from gradclip.tree import flatten
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
@@ -49,6 +55,8 @@ _TELLING = {
     "raise": "under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
 }
 _FORMATS = {"float32": FLOAT32, "float64": FLOAT64}
+_NARROW = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+ASSUMED_ELEMENTS = 2**26
 
 
 @dataclass(frozen=True)
@@ -68,6 +76,7 @@ class Sensitivity:
 
     Raises:
         ValueError: numbers out of range, or a name that is none of those above.
+        TypeError: what is no number. NumPy's scalars are, and become Python's.
 
     >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
     >>> print(mean)
@@ -84,6 +93,8 @@ class Sensitivity:
     note: str = ""
 
     def __post_init__(self) -> None:
+        for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
+            object.__setattr__(self, name, as_number(name, getattr(self, name)))
         if not self.bound >= 0:
             raise ValueError(f"bound must be a distance, 0 or more, got {self.bound!r}.")
         if self.rounding < 0:
@@ -116,14 +127,22 @@ class Sensitivity:
 
         `noise_multiplier` is the noise in units of the sensitivity, as accountants of Gaussian mechanisms take it.
 
-        Raises ValueError for a negative or infinite multiplier, and as `total` does.
+        Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and as `total` does;
+        TypeError for what is no number.
 
         >>> Sensitivity(1.0, "example", "replace_one").noise_std(noise_multiplier=1.1)
         1.1
         """
-        if not 0 <= noise_multiplier < math.inf:
+        multiplier = as_number("noise_multiplier", noise_multiplier)
+        if not 0 <= multiplier < math.inf:
             raise ValueError(f"noise_multiplier must be a finite number, 0 or more, got {noise_multiplier!r}.")
-        return rounded_up(Fraction(noise_multiplier) * Fraction(self.total))
+        std = rounded_up(Fraction(multiplier) * Fraction(self.total))
+        if math.isinf(std):
+            raise ValueError(
+                f"noise of {multiplier:g} times {self.total:g} is beyond float64's range; lower max_norm or "
+                "noise_multiplier."
+            )
+        return std
 
     def __str__(self) -> str:
         divided = "" if self.denominator is None else f" / {self.denominator:g}"
@@ -139,6 +158,7 @@ class Sensitivity:
         return replace(self, bound=math.inf, rounding=0.0, note=reason)
 
 
+@ordinary_arithmetic
 def clipped_sum_sensitivity(
     max_norm: Any,
     relation: str = "add_or_remove_one",
@@ -154,7 +174,9 @@ def clipped_sum_sensitivity(
     grid: int | None = None,
     summed_in: Any = "float64",
     partial_sums: int = 1,
-    elements: int = 2**26,
+    elements: int | None = None,
+    microbatches: int = 1,
+    partial_sums_in: Any = None,
 ) -> Sensitivity:
     """Return the sensitivity of a sum of clipped gradients; the module's docstring proves it.
 
@@ -168,20 +190,26 @@ def clipped_sum_sensitivity(
             "raise" the error tells of it: the bound is infinite.
         normalize_by: the constant that the sum is divided by.
         to_unit: each threshold is 1, whatever `max_norm`: gradients are divided by it as well.
-        batch_size: the most units that are summed at once; without it the rounding is not known, and
+        batch_size: the most units in the whole sum, over all partial sums; without it the rounding is not known, and
             `noise_std` raises a ValueError that asks for it.
         sum_dtype: what the sum is handed out in: "float32" or "float64".
         grid: how many steps of an integer grid `max_norm` has: sums of integers, which do not round. The bound is that
             of the integers times max_norm / grid; in steps it is grid / max_norm times as much.
         summed_in: what the device adds up in: "float64", or "float32" where it has no other.
-        partial_sums: into how many microbatches, of which each is rounded to `sum_dtype`, a sum is split at most.
-        elements: the most elements that one unit's gradient has.
+        partial_sums: how many sums, of which each is rounded to `sum_dtype`, are added up afterwards at most: of
+            devices, of virtual batches, of both (their product). The order does not matter.
+        elements: the most elements that one unit's gradient has; None assumes 2**26.
+        microbatches: how many microbatches each of these sums is added up from, in `sum_dtype`, at most.
+        partial_sums_in: what partial sums are rounded to and added up in, where that is not `sum_dtype`: "float32",
+            "float64", "float16" or "bfloat16", as for a compressed reduction.
 
     Returns:
         A `Sensitivity`, whose bound and rounding are rounded up.
 
     Raises:
-        ValueError: a threshold below 0 or NaN, a name that does not exist, a count below 1, or a sum that may overflow.
+        ValueError: a threshold below 0 or NaN, a name that does not exist, a count below 1 or above 2**63 - 1, a
+            `normalize_by` that `sum_dtype` cannot divide by, a sum that may overflow, and what `per_example_clip`
+            refuses: a grid above 2**52 or too coarse, `to_unit` with a grid.
         TypeError: a threshold that is no number.
 
     Rules: Bu et al. 2023, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger".
@@ -194,68 +222,80 @@ def clipped_sum_sensitivity(
     _check_name("relation", relation, RELATIONS)
     _check_name("rule", rule, RULES)
     _check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
-    counts = {"batch_size": batch_size, "grid": grid, "partial_sums": partial_sums, "elements": elements}
-    for name, count in counts.items():
-        _check_count(name, count)
-    if not 0 < normalize_by < math.inf:
-        raise ValueError(f"normalize_by must be a positive number, the constant to divide by, got {normalize_by!r}.")
-    thresholds = [check_threshold(float(check_threshold(c))) for c in flatten(max_norm).leaves]
-    if not thresholds:
-        raise ValueError("max_norm holds no thresholds; pass a number, or a tree of numbers.")
-    if to_unit and per_layer:
-        raise ValueError(
-            "to_unit with per_layer depends on the number of layers; pass a tree with a threshold for each."
-        )
-    denominator = None if normalize_by == 1 else float(normalize_by)
-    formats = _format("sum_dtype", sum_dtype), _format("summed_in", summed_in)
+    counts = {
+        "batch_size": batch_size,
+        "elements": elements,
+        "partial_sums": partial_sums,
+        "microbatches": microbatches,
+    }
+    known = {name: None if count is None else as_count(name, count) for name, count in counts.items()}
+    sum_format, device = _format("sum_dtype", sum_dtype), _format("summed_in", summed_in)
+    added_in = None if partial_sums_in is None else _format("partial_sums_in", partial_sums_in, _FORMATS | _NARROW)
+    divisor = as_divisor("normalize_by", normalize_by, sum_format)
+    thresholds = _thresholds(max_norm)
+    _check_together(thresholds, grid, known, to_unit=to_unit, per_layer=per_layer, alone=_is_number(max_norm))
+    denominator = None if divisor == 1 else divisor
     if nonfinite in _TELLING:
         return Sensitivity(math.inf, unit, relation, denominator, note=_TELLING[nonfinite])
     if math.inf in thresholds and not to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
     one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))
-    moved = (2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(normalize_by)
-    rounding = _Rounding(*formats, grid is not None, partial_sums, elements, normalize_by).bound(one, batch_size)
-    return Sensitivity(rounded_up(moved), unit, relation, denominator, rounding)
+    moved = (2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor)
+    summation = Summation(
+        device,
+        sum_format,
+        None if added_in is sum_format and grid is None else added_in,
+        known["microbatches"] or 1,
+        known["partial_sums"] or 1,
+        known["elements"] or ASSUMED_ELEMENTS,
+        divisor,
+        grid is not None,
+    )
+    bound = rounded_up(moved)
+    if math.isinf(one) or math.isinf(bound):
+        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(max_norm)}.")
+    return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
 
 
-@dataclass(frozen=True)
-class _Rounding:
-    """How a sum is computed, as far as it decides what rounding adds."""
+def _thresholds(max_norm: Any) -> list[float]:
+    """Return the thresholds in a tree, checked: numbers of frameworks become Python's."""
+    found = []
+    for threshold in flatten(max_norm).leaves:
+        as_number("max_norm", threshold)
+        found.append(check_threshold(float(check_threshold(threshold))))
+    if not found:
+        raise ValueError("max_norm holds no thresholds; pass a number, or a tree of numbers.")
+    return found
 
-    sum_format: Format
-    summed_in: Format
-    on_grid: bool
-    partial_sums: int
-    elements: int
-    normalize_by: float
 
-    @property
-    def roundings(self) -> int:
-        """How often a sum is rounded to the format it is handed out in."""
-        division = 0 if math.frexp(self.normalize_by)[0] == 0.5 else 2
-        narrowed = self.sum_format is not self.summed_in or self.partial_sums > 1
-        return division + (self.partial_sums if narrowed and not self.on_grid else 0)
+def _is_number(max_norm: Any) -> bool:
+    leaves = flatten(max_norm).leaves
+    return len(leaves) == 1 and leaves[0] is max_norm
 
-    def bound(self, one: float, count: int | None) -> float:
-        """Return what rounding adds to the distance of sums of `count` units whose norms are at most `one`."""
-        if self.on_grid and not self.roundings:
-            return 0.0
-        if count is None:
-            return math.nan
-        if count * one >= 2.0 ** (self.sum_format.max_exponent - 1):
-            raise ValueError(
-                f"a sum of {count} units of norm {one:g} can overflow {self.sum_format.name}; lower max_norm or "
-                "batch_size, or sum in float64."
-            )
-        additions = Fraction(0) if self.on_grid else _growth(count - 1, self.summed_in)
-        apart = 2 * ((1 + additions) * (1 + _growth(self.roundings, self.sum_format)) - 1)
-        if not self.on_grid:
-            in_norm = self.elements if self.summed_in is FLOAT64 else 2 * self.elements.bit_length()
-            apart += 2 * (in_norm + 16) * Fraction(self.summed_in.roundoff)
-        each = count * Fraction(self.summed_in.tiny) + self.roundings * Fraction(self.sum_format.tiny)
-        flushed = 4 * (math.isqrt(self.elements) + 1) * each
-        moved = apart * count * Fraction(one) / Fraction(self.normalize_by)
-        return rounded_up(moved + flushed / Fraction(min(self.normalize_by, 1.0)))
+
+def _check_together(
+    thresholds: Sequence[float],
+    grid: Any,
+    counts: Mapping[str, int | None],
+    *,
+    to_unit: bool,
+    per_layer: bool,
+    alone: bool,
+) -> None:
+    """Raise a ValueError for settings that `per_example_clip` refuses together."""
+    if to_unit and per_layer:
+        raise ValueError(
+            "to_unit with per_layer depends on the number of layers; pass a tree with a threshold for each."
+        )
+    if per_layer and not alone:
+        raise ValueError("per_layer=True takes one number for max_norm; a tree of thresholds says it all itself.")
+    if check_grid(grid) is None:
+        return
+    if to_unit:
+        raise ValueError("to_unit=True goes without a grid; divide the sum by max_norm.")
+    for threshold in thresholds:
+        check_threshold_of_grid(threshold)
+    grid_for(int(grid), counts["elements"] or 1, counts["batch_size"] or 1)
 
 
 def _check_name(what: str, name: Any, known: tuple[str, ...]) -> None:
@@ -263,42 +303,10 @@ def _check_name(what: str, name: Any, known: tuple[str, ...]) -> None:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {name!r}.")
 
 
-def _check_count(name: str, count: Any) -> None:
-    whole = isinstance(count, numbers.Integral) and not isinstance(count, bool)
-    if count is not None and not (whole and count >= 1):
-        raise ValueError(f"{name} must be a whole number, 1 or more, got {count!r}.")
-
-
-def _format(name: str, dtype: Any) -> Format:
+def _format(name: str, dtype: Any, known: Mapping[str, Format] = _FORMATS) -> Format:
     """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type."""
-    found = bare_name(getattr(dtype, "__name__", dtype))
-    if found not in _FORMATS:
-        raise ValueError(f"{name} must be float32 or float64, got {dtype!r}.")
-    return _FORMATS[found]
-
-
-def _growth(count: int, element: Format) -> Fraction:
-    """Return by how much a product of `count` rounding factors can differ from 1."""
-    errors = count * Fraction(element.roundoff)
-    if 2 * errors > 1:
-        raise ValueError(f"nothing can be said of sums of {count} terms in {element.name}; sum fewer, or in float64.")
-    return errors / (1 - errors)
-
-
-def rounded_up(exact: Fraction) -> float:
-    """Return the smallest float64 that is not below an exact number."""
-    try:
-        near = float(exact)
-    except OverflowError:
-        return math.inf
-    return near if math.isinf(near) or near >= exact else math.nextafter(near, math.inf)
-
-
-def root_up(exact: Fraction) -> float:
-    """Return the smallest float64 that is not below the square root of an exact number."""
-    # The integer root of a number scaled to 128 bits or more: no float64 lies between it and the exact root.
-    shift = max(0, 128 - exact.numerator.bit_length() + exact.denominator.bit_length())
-    shift += shift % 2
-    scaled = -((-exact.numerator << shift) // exact.denominator)
-    root = math.isqrt(scaled)
-    return rounded_up(Fraction(root if root * root == scaled else root + 1, 1 << shift // 2))
+    found = bare_name(str(getattr(dtype, "__name__", dtype)))
+    if found not in known:
+        *first, last = known
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {shown(dtype)}.")
+    return known[found]

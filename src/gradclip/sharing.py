@@ -68,6 +68,10 @@ class Sharing:
         known = (failed == 0) & (finite | ~xp.isfinite(norm.value))
         return Norm(xp.where(known, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the gradients of this process of which the index is none of these."""
+        self._splits.keep(indices)
+
     def norm_dtype(self) -> str:
         """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
         return "float64" if self._holds_float64 else "float32"
@@ -104,10 +108,7 @@ class Sharing:
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(self._order.p)
 
     def _power_sum(self, backend: Backend, arrays: Arrays) -> Fraction | float:
-        p = self._order.p
-        if not backend.concrete or (p != 2 and arrays.any_complex):
-            return math.nan
-        return exact.power_sum(*exact.chunks_of(backend, arrays), p)
+        return exact.power_sum(backend, arrays, self._order.p) if backend.concrete else math.nan
 
     def _vector(self, xp: Any, norm: Norm, some: Arrays) -> list[Any]:
         return shards.vector(xp, norm, self._order, empty=not some.elements())

@@ -27,6 +27,11 @@ class Splits:
     def __len__(self) -> int:
         return len(self._all)
 
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the gradients here of which the index is none of these."""
+        if self._of_gradients:
+            self._of_gradients = [self._of_gradients[index] for index in indices]
+
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of each split."""
         if len(self._all) == 1:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradclip import policy, shards
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import check_threshold, coefficient, known_threshold, needs_split
@@ -35,6 +36,7 @@ class PartialNorm:
     parts: int = 1
     floor: float = 0.0
 
+    @ordinary_arithmetic
     def __add__(self, other: Any) -> "PartialNorm":
         if not isinstance(other, PartialNorm):
             return NotImplemented
@@ -48,11 +50,13 @@ class PartialNorm:
         return self if other == 0 else NotImplemented
 
     @property
+    @ordinary_arithmetic
     def norm(self) -> float:
         """The norm of all parts so far: NaN or inf where an element is, inf where it lies beyond float64."""
         with np.errstate(over="ignore"):
             return float(self._norm().product())
 
+    @ordinary_arithmetic
     def clip(self, tree: Any, max_norm: float, *, nonfinite: str = "propagate") -> Any:
         """Scale one part by min(1, max_norm / norm): the norm of all parts, so clipped, is at most `max_norm`, exactly.
 
@@ -80,7 +84,7 @@ class PartialNorm:
         with backend.precision():
             arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
             if not arrays:
-                return tree
+                return flat.rebuild([])
             value = backend.scalar(float(known.value), arrays)
             divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
             norm = Norm(value, divisor, float(known.error), self.floor)
@@ -88,12 +92,13 @@ class PartialNorm:
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.apply(nonfinite, backend, backend.xp.isfinite(value), chosen)
             shrunk = backend.shrink(arrays, chosen)
-            return flat.rebuild(list(map(backend.leave, shrunk, flat.leaves)))
+            return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
 
     def _norm(self) -> Norm:
         return shards.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)
 
 
+@ordinary_arithmetic
 def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
     """Return what `tree`, a part of a whole, knows of the norm of the whole.
 

@@ -4,9 +4,11 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
 from gradclip.clipped import ClippedFunction, check_number, not_said, others_than
 from gradclip.coefficient import check_threshold
 from gradclip.policy import check_policy
+from gradclip.quantities import as_divisor
 from gradclip.tree import flatten
 
 # What `per_example_clip` is told, in the order of `_options`, and its own defaults.
@@ -43,6 +45,7 @@ def clipped_grad(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
@@ -70,7 +73,8 @@ def clipped_grad(
             than they share its microbatches. For a sensitivity to one example more or less, 1 or a multiple of 8.
         pad_to: the most examples that a batch can have: smaller ones are padded to it with rows of zeros that add
             exactly nothing, so that one program of one shape computes all batches. (It has a multiple of 8 rows.)
-        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too.
+        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too. It and its inverse are normal
+            numbers of float32, or of float64 where `sum_dtype` says so.
         sum_dtype: of the sum, as in `gradclip.per_example_clip`.
         nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
         rule: "clip", or another way to bound an example, as there.
@@ -79,6 +83,10 @@ def clipped_grad(
         prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
             example draws random numbers of its own.
         unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
+        method: "vmap", or "loop", which takes the examples one after the other: in PyTorch by ordinary autograd, for
+            what `torch.func.vmap` cannot do (recurrent layers, checkpointing, `.item()`, buffers written in place,
+            sparse gradients), in JAX by `jax.lax.map`. What a loop writes in place the next example sees: no
+            sensitivity covers that.
 
     Returns:
         A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
@@ -88,7 +96,10 @@ def clipped_grad(
     Raises:
         ValueError: a setting out of range. When called: batches without a common length, or larger than `pad_to`.
         TypeError: several arguments that may carry the batch, and no `batch_argnums`. When called: parameters in
-        NumPy arrays.
+        NumPy arrays, a module or a generator of parameters in place of a tree.
+        RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
+
+    Where PyTorch's `fun` does not use a parameter, the first call warns: its gradient is zero.
 
     The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
 
@@ -127,6 +138,7 @@ def clipped_grad(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -150,6 +162,7 @@ def clipped_fun(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: str = "example",
+    method: str = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 
@@ -177,6 +190,7 @@ def clipped_fun(
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
+        method=method,
     )
 
 
@@ -196,7 +210,8 @@ def _checked(
         raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={numbers}: pass one key.")
     for threshold in flatten(max_norm).leaves:
         check_threshold(threshold)
-    check_number("normalize_by", settings["normalize_by"])
+    sums = FLOAT64 if "float64" in bare_name(str(options.get("sum_dtype"))) else FLOAT32
+    settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
     for name in ("microbatch_size", "pad_to"):
         if settings[name] is not None:
             check_number(name, settings[name], integer=True)
@@ -204,6 +219,8 @@ def _checked(
         raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
         raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
+    if settings["method"] not in ("vmap", "loop"):
+        raise ValueError(f"method must be 'vmap' or 'loop', got {settings['method']!r}.")
     made = ClippedFunction(fun, max_norm, argnums, numbers, options=options, assumed=assumed, **settings)
     others = others_than(_needed(fun), argnums, prng) if assumed else ()
     if len(others) > 1:

@@ -4,10 +4,14 @@ import sys
 from dataclasses import FrozenInstanceError
 
 import pytest
-from numpy._core._multiarray_umath import __cpu_features__ as processor
 
 import gradclip
 from gradclip.native import kernels
+
+try:
+    from numpy._core._multiarray_umath import __cpu_features__ as processor
+except ImportError:  # NumPy 1
+    from numpy.core._multiarray_umath import __cpu_features__ as processor
 
 VARIANTS = ("baseline", "avx2") if all(map(processor.get, ("AVX2", "F16C", "FMA3"))) else ("baseline",)
 SAY = (

@@ -11,8 +11,10 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import Format
+from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.formats import BFLOAT16, FLOAT64, Format
+from gradclip.backends.host import HostArray
+from gradclip.backends.when_imported import when_imported
 
 Array = Any
 
@@ -31,6 +33,7 @@ class Backend(Protocol):
 
     def precision(self) -> AbstractContextManager[Any]: ...
     def over(self, axis_name: Any) -> "Backend": ...
+    def plain(self, leaves: Sequence[Any]) -> bool: ...
     def where_held(self, arrays: Arrays) -> Callable[..., Any] | None: ...
     def prepare(self, leaf: Any) -> Any: ...
     def enter(self, prepared: Sequence[Any]) -> Arrays: ...
@@ -38,11 +41,16 @@ class Backend(Protocol):
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays: ...
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]: ...
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]: ...
+    def region(self, leaf: Any) -> Any: ...
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool: ...
+    def writable(self, leaf: Any) -> bool: ...
     def leave(self, array: Array, leaf: Any) -> Any: ...
+    def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]: ...
     def check_sum_dtype(self, dtype: str | None) -> None: ...
-    def leave_sum(self, wide: Array, x: Array, dtype: str | None) -> Any: ...
+    def leave_sums(self, wides: Sequence[Array], arrays: Sequence[Array], dtype: str | None) -> list[Any]: ...
     def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any: ...
-    def leave_count(self, flags: Array) -> Any: ...
+    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]: ...
+    def leave_count(self, flags: Array, leaves: Sequence[Any]) -> Any: ...
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any: ...
     def flushed_below(self, element: Format) -> float: ...
     def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float: ...
@@ -64,7 +72,7 @@ class Backend(Protocol):
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None: ...
     def rounded_sum(self, x: Array, coefficient: Any) -> Array: ...
     def weighted_sum(self, x: Array, coefficient: Any) -> Array: ...
-    def clamped(self, prepared: Any, leaf: Any, bound: Any) -> Any: ...
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]: ...
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
 
 
@@ -72,6 +80,9 @@ class Parts(Protocol):
     """What this process has of gradients of which several hold parts."""
 
     locals: Sequence[Any]
+
+    def chosen(self, indices: Sequence[int]) -> "Parts":
+        """Return those of the gradients at `indices`."""
 
     def whole(self, updated: Sequence[Any]) -> Sequence[Any]:
         """Return what stands in each `.grad` when this process's parts are `updated`."""
@@ -123,6 +134,31 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
     return _module_of(frameworks.pop() if frameworks else "numpy").backend(leaves, scalars)
 
 
+def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> list[HostArray]:
+    """Return leaves as arrays in host memory, copied there only from devices; integers become float64, exactly.
+
+    Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
+    """
+    arrays = list(map(_host_array, leaves))
+    for index, x in enumerate(arrays):
+        if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
+            if x.size and max(int(x.data.max()), -int(x.data.min())) > 2**FLOAT64.precision:
+                raise ValueError(
+                    f"{names()[index] or 'the tree'} holds integers beyond 2**53; convert them to float64."
+                )
+            arrays[index] = HostArray.of(x.data.astype(np.float64))
+    check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
+    return arrays
+
+
+def _host_array(leaf: Any) -> HostArray:
+    if framework_of(leaf) == "torch":
+        from gradclip.backends.torch_tensors import on_host
+
+        return on_host(leaf)
+    return HostArray.of(np.asarray(leaf))
+
+
 def _module_of(framework: str | None) -> Any:
     if framework == "torch":
         from gradclip.backends import torch
@@ -155,3 +191,13 @@ def _classify(leaf: Any) -> str | None:
         if module is not None and isinstance(leaf, getattr(module, array)):
             return framework
     return None
+
+
+def _make_kernels_known_to_jax() -> None:
+    from gradclip.backends import jax_ffi
+
+    jax_ffi.registered()
+
+
+# Compiled programs can be read from files, and then nothing is traced before the kernels are called.
+when_imported("jax", _make_kernels_known_to_jax)

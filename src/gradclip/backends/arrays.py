@@ -1,7 +1,7 @@
 """The arrays that share a norm, and what is known of them together."""
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
@@ -19,6 +19,11 @@ class Arrays(Sequence[Any]):
         self.formats = frozenset(map(format_named, self.dtypes))
 
     @property
+    def sources(self) -> Sequence[Any]:
+        """The arrays as they were given."""
+        return self._given
+
+    @property
     def items(self) -> Sequence[Any]:
         """The arrays one by one."""
         return self._given
@@ -28,6 +33,10 @@ class Arrays(Sequence[Any]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
+
+    # Compilers that follow Python code do not all know that `Sequence` ends at an IndexError.
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items)
 
     @property
     def any_complex(self) -> bool:
@@ -46,7 +55,8 @@ class Arrays(Sequence[Any]):
 
 def checked_dtype(array: Any) -> Any:
     """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
-    check_dtypes([array], lambda: ["a gradient"])
+    if bare_name(array.dtype) not in SUPPORTED:
+        check_dtypes([array], lambda: ["a gradient"])
     return array
 
 

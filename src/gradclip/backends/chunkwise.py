@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.formats import FLOAT64, format_of, is_complex, product_format
-from gradclip.backends.host import HostArray, multiplied, narrowed, widened
+from gradclip.backends.host import HostArray, as_float, is_finite, multiplied, narrowed, widened
 from gradclip.backends.portable import Portable, raised
 
 
@@ -64,8 +64,13 @@ class Chunkwise(Portable):
 
     def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
         """Return how many elements are NaN and how many infinite."""
-        magnitudes = np.concatenate([widened(chunk, x.dtype) for chunk in x.chunks()])
-        return int(np.isnan(magnitudes).sum()), int(np.isinf(magnitudes).sum())
+        nans = infinities = 0
+        for chunk in x.chunks():
+            if not is_finite(chunk, x.dtype).all():
+                infinite = np.isinf(as_float(chunk, x.dtype))
+                infinities += int(infinite.sum())
+                nans += int((np.isnan(as_float(chunk, x.dtype)) & ~infinite).sum())
+        return nans, infinities
 
     def scale_chunks(self, x: HostArray, coefficient: Any) -> None:
         """Scale an array where it is."""

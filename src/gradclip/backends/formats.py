@@ -46,10 +46,10 @@ _BARE_NAMES: dict[Hashable, str] = {}  # NumPy takes a microsecond for each
 
 
 def bare_name(dtype: Hashable) -> str:
-    """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's."""
+    """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's, in any byte order."""
     name = _BARE_NAMES.get(dtype)
     if name is None:
-        name = _BARE_NAMES[dtype] = str(dtype).rpartition(".")[2]
+        name = _BARE_NAMES[dtype] = getattr(dtype, "name", str(dtype).rpartition(".")[2])
     return name
 
 

@@ -1,6 +1,6 @@
 """Who holds the arrays of a tree: one process and its framework, unless a backend says otherwise."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradclip.backends.arrays import Arrays
@@ -10,6 +10,10 @@ class HeldByOne:
     """Arrays that are whole, or that the framework treats as if they were."""
 
     holders: Any = None  # those who hold parts of the arrays, where what is seen here is one part
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        """Say whether these are plain numbers in host memory, of which no derivative is asked for."""
+        return False
 
     def over(self, axis_name: Any) -> Any:
         """Return the backend for arrays that are split over axes of a mesh. Raises TypeError where there are none."""

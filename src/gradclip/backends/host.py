@@ -14,6 +14,7 @@ from gradclip.backends.formats import (
     FLOAT32,
     FLOAT64,
     Format,
+    bare_name,
     dtype_name,
     format_of,
     is_complex,
@@ -25,13 +26,18 @@ _CHUNK = 1 << 15
 _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False, slots=True)  # not frozen: that would take three times as long to make
 class HostArray:
-    """An array in host memory. A bfloat16 one, which NumPy does not know, is held as its 16 bits."""
+    """An array in host memory. A bfloat16 one, which NumPy does not know, is held as its 16 bits.
+
+    Where `counted` is given (the array itself, or the complex one that it is a part of), pieces have zeros for what is
+    not finite there.
+    """
 
     data: np.ndarray
     dtype: str
     origin: Any = None  # the immutable array whose memory this is, where there is one
+    counted: np.ndarray | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +60,18 @@ class HostArray:
         if not is_complex(self):
             return [self]
         real = format_of(self).name
-        return [HostArray(self.data.real, real), HostArray(self.data.imag, real)]
+        return [HostArray(part, real, counted=self.counted) for part in (self.data.real, self.data.imag)]
+
+    def only_finite(self) -> "HostArray":
+        """Return a view that has zeros for NaN and the infinities in its pieces."""
+        return HostArray(self.data, self.dtype, counted=self.data)
+
+    def put_zeros(self) -> None:
+        """Write zeros over NaN and the infinities."""
+        for chunk in self.chunks("readwrite"):
+            finite = is_finite(chunk, self.dtype)
+            if not finite.all():
+                chunk[~finite] = 0
 
     def copy(self) -> "HostArray":
         """Return a copy in the same memory order."""
@@ -62,17 +79,18 @@ class HostArray:
 
     def chunks(self, access: Literal["readonly", "readwrite"] = "readonly") -> Iterator[np.ndarray]:
         """Yield 1-D pieces of the real array, together all of it, in memory order."""
-        if self.size <= _CHUNK and self.data.flags.c_contiguous:
+        if self.counted is None and self.size <= _CHUNK and self.data.flags.c_contiguous:
             yield self.data.reshape(-1)
             return
-        with np.nditer(  # type: ignore[call-overload]
-            self.data,
+        operands = [self.data] if self.counted is None else [self.data, self.counted]
+        with np.nditer(
+            operands,
             flags=["external_loop", "buffered", "zerosize_ok"],
-            op_flags=[[access]],
+            op_flags=[[access]] * len(operands),
             buffersize=_CHUNK,
             order="K",
         ) as pieces:
-            yield from pieces
+            yield from pieces if self.counted is None else (self._zeroed(*pair) for pair in pieces)
 
     def rows(self) -> Iterator[tuple[slice, np.ndarray]]:
         """Yield blocks of whole examples, as slices of the first axis and 2-D arrays, each example in one piece.
@@ -82,8 +100,14 @@ class HostArray:
         length = math.prod(self.shape[1:])
         many = max(1, _CHUNK // max(1, length))
         for start in range(0, len(self.data), many):
-            rows = self.data[start : start + many]
-            yield slice(start, start + many), np.ascontiguousarray(rows).reshape(len(rows), length)
+            block = slice(start, start + many)
+            rows = np.ascontiguousarray(self.data[block]).reshape(-1, length)
+            yield block, rows if self.counted is None else self._zeroed(rows, self.counted[block].reshape(-1, length))
+
+    def _zeroed(self, piece: np.ndarray, beside: np.ndarray) -> np.ndarray:
+        """Return a piece, zeros where `beside` is not finite."""
+        name = BFLOAT16.name if self.dtype == BFLOAT16.name else bare_name(beside.dtype)
+        return np.where(is_finite(beside, name), piece, np.zeros((), piece.dtype))
 
 
 class HostArrays(Arrays):
@@ -109,16 +133,29 @@ class HostArrays(Arrays):
         return known + sum(x.size for x in self.others)
 
 
+class OnlyFinite(HostArrays):
+    """Arrays whose NaN and infinities count as zeros. The kernels do not know them."""
+
+    def __init__(self, arrays: Sequence[HostArray]) -> None:
+        views = [x.only_finite() for x in arrays]
+        super().__init__(views, lambda x: x, Described(None, range(len(views))))
+
+
+def is_finite(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Say which elements, of complex numbers both parts, are finite."""
+    return (data & 0x7F80) != 0x7F80 if dtype == BFLOAT16.name else np.isfinite(data)
+
+
 def widened(data: np.ndarray, dtype: str) -> np.ndarray:
     """Return a float64 copy of the elements, of complex ones their magnitudes."""
     if data.dtype.kind == "c":
         return np.hypot(data.real.astype(np.float64), data.imag.astype(np.float64))
-    return _as_float(data, dtype).astype(np.float64)
+    return as_float(data, dtype).astype(np.float64)
 
 
 def multiplied(data: np.ndarray, dtype: str, product_format: Format, first: Any, second: Any) -> np.ndarray:
     """Return real elements times two factors, one step nearer zero where that is below the format's normal range."""
-    product = _as_float(data, dtype).astype(product_format.name, copy=False) * first
+    product = as_float(data, dtype).astype(product_format.name, copy=False) * first
     if second is not None:
         product *= second
     small = np.abs(product) < product_format.tiny
@@ -141,5 +178,6 @@ def narrowed(x: np.ndarray, target: Format) -> np.ndarray:
     return cut.astype(target.name)
 
 
-def _as_float(data: np.ndarray, dtype: str) -> np.ndarray:
+def as_float(data: np.ndarray, dtype: str) -> np.ndarray:
+    """Return numbers as they are, those of bfloat16 as float32."""
     return (data.astype(np.uint32) << 16).view(np.float32) if dtype == BFLOAT16.name else data

@@ -9,34 +9,36 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
+from gradclip.backends import numpy
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
-from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
 from gradclip.backends.jax_axes import Axes
 from gradclip.backends.jax_ffi import usable
 from gradclip.backends.jax_kernels import JaxKernels
+from gradclip.backends.jax_places import copied, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared, split_over
-from gradclip.backends.numpy import Host, known_to_buffers
+from gradclip.backends.numpy import Host, known_to_buffers, viewed_arrays
 
 _ALIGNMENT = 64  # bytes
 
 
 class JaxHost(Host):
-    """Concrete arrays on one CPU device, viewed as NumPy arrays."""
+    """Concrete arrays, each on one CPU device, viewed as NumPy arrays; NumPy's own among them stay what they are."""
 
     def over(self, axis_name: Any) -> Jax:
         return split_over(Axes.named(axis_name))
 
-    def prepare(self, leaf: Any) -> jax.Array:
-        return prepared(leaf)
+    def prepare(self, leaf: Any) -> Any:
+        return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)
 
-    def prepare_in_place(self, leaf: Any) -> jax.Array:
-        return jnp.asarray(leaf)
+    def prepare_in_place(self, leaf: Any) -> Any:
+        return np.asarray(leaf) if of_numpy(leaf) else jnp.asarray(leaf)
 
     def writable(self, leaf: Any) -> bool:
-        return False
+        return of_numpy(leaf) and super().writable(leaf)
 
-    def enter(self, prepared: Sequence[jax.Array]) -> HostArrays:
+    def enter(self, prepared: Sequence[Any]) -> HostArrays:
         views = list(map(np.asarray, prepared))
         known = native.describe_buffers(list(map(known_to_buffers, views)))
         return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
@@ -49,32 +51,60 @@ class JaxHost(Host):
         return HostArray(aligned.reshape(x.shape), x.dtype)
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
-        return list(arrays) if coefficient.keep else super().shrink(arrays, coefficient)
+        if not coefficient.keep or isinstance(arrays, OnlyFinite):
+            return super().shrink(arrays, coefficient)
+        # Of JAX's arrays `leave` makes the copies.
+        return [x.copy() if x.origin is None else x for x in arrays]
 
-    def leave(self, array: HostArray, leaf: Any) -> jax.Array:
-        if array.origin is not None:
-            return array.origin
-        data = array.data
-        if array.dtype == BFLOAT16.name:
-            data = data.view(jnp.bfloat16)
-        return jax.device_put(data, getattr(leaf, "sharding", None))
+    def leave(self, array: HostArray, leaf: Any) -> Any:
+        return self.leave_all([array], [leaf])[0]
+
+    def leave_all(self, arrays: Sequence[HostArray], leaves: Sequence[Any]) -> list[Any]:
+        kept = iter(copied([x.origin for x in arrays if x.origin is not None]))
+        new = [(x, leaf) for x, leaf in zip(arrays, leaves, strict=True) if x.origin is None and not of_numpy(leaf)]
+        made = iter(put([_as_jax_knows(x) for x, _ in new], [leaf for _, leaf in new]))
+
+        def result(x: HostArray, leaf: Any) -> Any:
+            if x.origin is None and of_numpy(leaf):
+                return super(JaxHost, self).leave(x, leaf)
+            return typed_like(next(made if x.origin is None else kept), leaf)
+
+        return list(map(result, arrays, leaves))
+
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
+        with self.precision():
+            arrays = self.enter(prepared)
+            results = [self.empty_like(x) for x in arrays]
+            for x, y in zip(arrays, results, strict=True):
+                y.data[...] = x.data
+            self.clamp_(viewed_arrays(results), bound)
+            return self.leave_all(results, leaves)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         check_64_bit_mode(dtype)
 
-    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> jax.Array:
-        return jnp.asarray(super().leave_sum(wide, x, dtype))
+    def leave_sums(self, wides: Sequence[np.ndarray], arrays: Sequence[HostArray], dtype: str | None) -> list[Any]:
+        sums = super().leave_sums(wides, arrays, dtype)
+        ours = [i for i, x in enumerate(arrays) if x.origin is not None]
+        made = put([sums[i] for i in ours], [arrays[i].origin for i in ours])
+        for i, array in zip(ours, made, strict=True):
+            sums[i] = array
+        return sums
 
-    def leave_count(self, flags: np.ndarray) -> jax.Array:
-        return jnp.asarray(super().leave_count(flags), jnp.int32)
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> jax.Array:
+        return put([super().leave_count(flags, leaves).astype(np.int32)], [placed_first(leaves)])[0]
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:
-        return jnp.asarray(super().leave_scalar(value, dtype, leaves))
+        return put([super().leave_scalar(value, dtype, leaves)], [placed_first(leaves)])[0]
 
 
 def _with_origin(pair: tuple[np.ndarray, jax.Array]) -> HostArray:
     view, origin = pair
-    return replace(HostArray.of(view), origin=origin)
+    return HostArray.of(view) if of_numpy(origin) else replace(HostArray.of(view), origin=origin)
+
+
+def _as_jax_knows(array: HostArray) -> np.ndarray:
+    return array.data.view(jnp.bfloat16) if array.dtype == BFLOAT16.name else array.data
 
 
 def in_host_memory(array: Any) -> bool:
@@ -85,11 +115,11 @@ def in_host_memory(array: Any) -> bool:
     return len(devices) == 1 and next(iter(devices)).platform == "cpu"
 
 
-def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> JaxHost | Jax:
-    """Return the backend for these arrays: the host's where all of them lie in its memory."""
+def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
+    """Return the backend for these arrays: the host's where all of them lie in its memory, NumPy's for its arrays."""
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):
-        return HOST
+        return numpy.HOST if leaves and all(map(of_numpy, leaves)) else HOST
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
     return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)
 

@@ -24,12 +24,12 @@ def usable(leaves: Sequence[Any]) -> bool:
         jax.default_backend() == "cpu"
         and jax.device_count() == 1
         and all(isinstance(length, int) for leaf in leaves for length in np.shape(leaf))
-        and _registered()
+        and registered()
     )
 
 
 @cache
-def _registered() -> bool:
+def registered() -> bool:
     """Make the kernels known to XLA; say whether they are."""
     if native.kernels is None:
         return False

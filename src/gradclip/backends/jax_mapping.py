@@ -34,6 +34,11 @@ class JaxMapping:
         call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
         return lambda *args: call(*varying_alike(*args))
 
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+    ) -> list[str]:
+        return []
+
     def split_key(self, key: Any, count: int) -> Any:
         return jax.tree.map(lambda one: jax.random.split(one, count), key)
 
@@ -89,6 +94,24 @@ class JaxMapping:
         blank = jax.tree.map(lambda x: jnp.zeros((places, *x.shape[1:]), x.dtype), outputs)
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
+
+
+class JaxLoop(JaxMapping):
+    """The verbs with `jax.lax.map` for `jax.vmap`: one example after the other, in a loop that is compiled once."""
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            args = tuple(varying_alike(*args))
+
+            def of_one(rows: Sequence[Any]) -> Any:
+                rest = iter(rows)
+                return fun(*[arg if axis is None else next(rest) for axis, arg in zip(axes, args, strict=True)])
+
+            return lax.map(of_one, [arg for axis, arg in zip(axes, args, strict=True) if axis is not None])
+
+        return call
 
 
 def _rows(tree: Any, i: Any, size: int, rows: int) -> Any:

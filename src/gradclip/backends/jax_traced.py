@@ -13,13 +13,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
 from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import BFLOAT16, FLOAT32, FLOAT64, Format, format_of, low_bits_mask
+from gradclip.backends.formats import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64,
+    SUPPORTED,
+    Format,
+    dtype_name,
+    format_of,
+    low_bits_mask,
+)
 from gradclip.backends.jax_axes import Axes, known_layout
 from gradclip.backends.jax_examples import SumsByRows
+from gradclip.backends.jax_places import like, of_numpy, typed_like
 from gradclip.backends.numpy import sum_dtype
 
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
@@ -69,19 +80,30 @@ class Jax(SumsByRows):
         return run
 
     def prepare(self, leaf: Any) -> jax.Array:
+        if self.visible and of_numpy(leaf):
+            with self.precision():
+                return prepared(leaf)
         return prepared(leaf)
 
     def prepare_in_place(self, leaf: Any) -> jax.Array:
         return jnp.asarray(leaf)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[jax.Array]:
-        return self.shrink(new, coefficient)
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[Any]:
+        return list(map(self._put, leaves, self.shrink(new, coefficient)))
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[jax.Array]:
-        return [self.clamp(x, bound) for x in arrays]
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[Any]:
+        return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
-    def leave(self, array: jax.Array, leaf: Any) -> jax.Array:
-        return array
+    def _put(self, leaf: Any, result: jax.Array) -> Any:
+        """Return what stands in place of a gradient: one of NumPy's itself, written, where that can be."""
+        result = self.leave(result, leaf)
+        if not (isinstance(result, np.ndarray) and leaf.flags.writeable):
+            return result
+        leaf[...] = result
+        return leaf
+
+    def leave(self, array: jax.Array, leaf: Any) -> Any:
+        return like(array, leaf) if self.visible else typed_like(array, leaf)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         check_64_bit_mode(dtype)
@@ -89,7 +111,7 @@ class Jax(SumsByRows):
     def leave_sum(self, wide: jax.Array, x: jax.Array, dtype: str | None) -> jax.Array:
         return wide.astype(sum_dtype(x, wide, dtype))
 
-    def leave_count(self, flags: jax.Array) -> jax.Array:
+    def leave_count(self, flags: jax.Array, leaves: Sequence[Any]) -> jax.Array:
         return jnp.sum(flags, dtype=jnp.int32)
 
     def booleans(self, mask: Any) -> jax.Array:
@@ -149,6 +171,8 @@ class Jax(SumsByRows):
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[jax.Array]:
+        if self.visible:
+            return super().shrink(arrays, coefficient)
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
         return super().shrink(Arrays(self._apart(list(arrays))), coefficient)
 
@@ -156,11 +180,13 @@ class Jax(SumsByRows):
         # One barrier for all would make each of them vary over the axes of all.
         return lax.optimization_barrier(arrays) if self.holders is None else list(map(lax.optimization_barrier, arrays))
 
-    def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> jax.Array:
-        return self.clamp(prepared, bound)
+    def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> Any:
+        return self.leave(self.clamp(prepared, bound), leaf)
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Attach the rule as a `jax.custom_jvp`; the call keeps 32-bit types on its outside."""
+        if self.visible:
+            return function
         call = jax.custom_jvp(function)
 
         @call.defjvp
@@ -188,8 +214,8 @@ def split_over(axes: Axes) -> Jax:
 
 def prepared(leaf: Any) -> jax.Array:
     """Return the array of a leaf, integers promoted to the default float."""
-    array = jnp.asarray(leaf)
-    if jnp.issubdtype(array.dtype, jnp.integer):
+    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    if dtype_name(array) not in SUPPORTED and jnp.issubdtype(array.dtype, jnp.integer):
         array = array.astype(jnp.result_type(float))
     return checked_dtype(array)
 

@@ -19,6 +19,14 @@ class Mapping(Protocol):
     ) -> Callable[..., Any]:
         """Return `fun` over axis 0 of those arguments that `axes` has a 0 for."""
 
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+    ) -> list[str]:
+        """Return the names of the parameters that a function with gradient does not use, as far as one can tell.
+
+        `summed` is what came out: what is not all zeros is used.
+        """
+
     def split_key(self, key: Any, count: int) -> Any:
         """Return `count` keys for random numbers, made of one."""
 
@@ -49,15 +57,16 @@ class Mapping(Protocol):
         """
 
 
-def mapping_of(framework: str) -> Mapping:
-    """Return the verbs of PyTorch or JAX."""
+def mapping_of(framework: str, method: str = "vmap") -> Mapping:
+    """Return the verbs of PyTorch or JAX, with all examples at a time or, for "loop", one after the other."""
     if framework == "torch":
+        from gradclip.backends.torch_loop import TorchLoop
         from gradclip.backends.torch_mapping import TorchMapping
 
-        return TorchMapping()
-    from gradclip.backends.jax_mapping import JaxMapping
+        return TorchLoop() if method == "loop" else TorchMapping()
+    from gradclip.backends.jax_mapping import JaxLoop, JaxMapping
 
-    return JaxMapping()
+    return JaxLoop() if method == "loop" else JaxMapping()
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:

@@ -5,21 +5,34 @@ know in one call; the others, and all where there are no kernels, go chunk by ch
 """
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
-from array_api_compat import numpy as namespace
 
 from gradclip import native
 from gradclip.backends import examples
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
-from gradclip.backends.formats import BFLOAT16, dtype_name, format_of
-from gradclip.backends.host import HostArray, HostArrays, widened
+from gradclip.backends.formats import SUPPORTED, bare_name, dtype_name, format_of
+from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import ENOUGH
+
+
+class _Namespace:
+    """The operations of the array API standard over NumPy arrays, imported when the first of them is used.
+
+    Importing them takes a quarter of the time of importing gradclip, NumPy included.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(importlib.import_module("array_api_compat.numpy"), name)
+        setattr(self, name, value)
+        return value
 
 
 class Host(Chunkwise):
@@ -31,12 +44,12 @@ class Host(Chunkwise):
     known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
-        super().__init__(namespace)
+        super().__init__(_Namespace())
 
     def precision(self) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
 
-    # Frameworks whose arrays can be viewed as NumPy's derive from this class and change these.
+    # Frameworks whose arrays can be viewed as NumPy's change these.
 
     def threads(self) -> int:
         """Return how many threads a call may use."""
@@ -44,17 +57,31 @@ class Host(Chunkwise):
 
     def prepare(self, leaf: Any) -> np.ndarray:
         """Return a leaf as an array that can be clipped, integers promoted to the default float."""
+        if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
+            return leaf
         array = np.asarray(leaf)
         return checked_dtype(array.astype(np.float64) if array.dtype.kind in "iu" else array)
 
     def prepare_in_place(self, leaf: Any) -> Any:
         return np.asarray(leaf)
 
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return native.kernels is not None
+
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         return HostArrays(prepared, HostArray.of, native.describe_buffers(list(map(known_to_buffers, prepared))))
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
         return viewed_arrays([arrays[index] for index in indices])
+
+    def region(self, leaf: Any) -> Region | None:
+        return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return super().collide(leaves, arrays)
+        others = [self.region(leaves[index]) for index in arrays.left_out]
+        return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
 
     def writable(self, leaf: Any) -> bool:
         """Say whether a gradient can be written where it lies."""
@@ -67,22 +94,27 @@ class Host(Chunkwise):
         """Return an array for a result, in the same memory order."""
         return HostArray(np.empty_like(x.data), x.dtype)
 
-    def leave(self, array: HostArray, leaf: Any) -> Any:
+    def leave(self, array: Any, leaf: Any) -> Any:
         """Return a result as what the user passed: an array, or a number for a number."""
-        data = array.data.view(leaf.dtype) if array.dtype == BFLOAT16.name else array.data
+        data = array.data if isinstance(array, HostArray) else array
+        data = data if data.dtype != np.uint16 else data.view(leaf.dtype)  # the bits of bfloat16
         return data if isinstance(leaf, np.ndarray) else data[()]
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
         """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
         return wide.astype(sum_dtype(x, wide, dtype))
 
-    def leave_count(self, flags: np.ndarray) -> Any:
-        """Return how many flags are set, as an integer scalar."""
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> Any:
+        """Return how many flags, one for each example of the leaves, are set, as an integer scalar."""
         return np.sum(flags)
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
         """Return a wide scalar, or a vector with one value an example, in the named dtype."""
         return np.asarray(value).astype(dtype)[()]
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return each of a vector of wide scalars in the named dtype."""
+        return list(self.leave_scalar(values, dtype, leaves))
 
     def scalar(self, value: Any, near: Any) -> Any:
         return np.float64(value)
@@ -152,24 +184,43 @@ class Host(Chunkwise):
     # Results
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        copies = [x.copy() for x in arrays]
-        for x in copies:
-            x.data[~np.isfinite(widened(x.data, x.dtype))] = 0
-        return viewed_arrays(copies)
+        return OnlyFinite(list(arrays))
 
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
+        if isinstance(arrays, OnlyFinite):
+            return self._shrunk_finite(arrays, coefficient)
         if coefficient.keep:
             return [x.copy() for x in arrays]
-        results = [self.empty_like(x) for x in arrays]
+        results, targets = self.places_for(arrays)
         known, others = split(arrays)
-        targets = viewed_arrays(results)
-        same_order = all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True))
-        if known and not others and not targets.left_out and same_order:
-            self._scale_known(known, targets.kernels, coefficient)
+        if known and not others and targets:
+            self._scale_known(known, targets, coefficient)
             return results
+        results = [self.empty_like(x) for x in arrays]
         for x, y in zip(arrays, results, strict=True):
             y.data[...] = x.data
-        self.shrink_(targets, coefficient)
+        self.shrink_(viewed_arrays(results), coefficient)
+        return results
+
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        """Return new arrays for results, and how the kernels know them: None if not in the order of `arrays`."""
+        if arrays and isinstance(arrays.sources[0], np.ndarray):  # without a view of each, which takes long
+            sources = arrays.sources
+            results: list[Any] = list(map(np.empty_like, sources))
+            targets = results
+        else:
+            sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
+            targets = [x.data for x in results]
+        known = native.describe_buffers(list(map(known_to_buffers, targets)))
+        same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
+        return results, known.kernels if same_order and not known.left_out else None
+
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any) -> list[HostArray]:
+        results = [self.empty_like(x) for x in arrays]
+        for x, y in zip(arrays, results, strict=True):
+            y.data[...] = x.data
+            y.put_zeros()
+        self.shrink_(viewed_arrays(results), coefficient)
         return results
 
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]:
@@ -178,8 +229,8 @@ class Host(Chunkwise):
             return leaves
         if (new is arrays and self._all_known(arrays)) or all(map(self.writable, leaves)):
             if new is not arrays:
-                for x, y in zip(arrays, new, strict=True):
-                    x.data[...] = y.data
+                for x in arrays:
+                    x.put_zeros()
             self.shrink_(arrays, coefficient)
             self.wrote(leaves)
             return leaves
@@ -251,6 +302,8 @@ def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArra
 
 def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
     """Return the arrays, described to the kernels."""
+    if any(x.counted is not None for x in arrays):
+        return OnlyFinite(arrays)
     return HostArrays(arrays, lambda x: x, native.describe_buffers([x.data for x in arrays]))
 
 

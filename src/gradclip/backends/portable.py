@@ -13,6 +13,7 @@ from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.held import HeldByOne
+from gradclip.backends.memory import InMemory
 
 Array = Any
 
@@ -21,7 +22,7 @@ Array = Any
 ENOUGH = 2.0**-900
 
 
-class Portable(HeldByOne):
+class Portable(HeldByOne, InMemory):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False  # values lie in host memory: a look at them costs nothing
@@ -32,7 +33,11 @@ class Portable(HeldByOne):
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
         self.xp = xp
         self.wide = wide
-        self.wide_dtype = getattr(xp, wide.name)
+
+    @property
+    def wide_dtype(self) -> Any:
+        """The dtype of `wide` in this framework."""
+        return getattr(self.xp, self.wide.name)
 
     def precision(self) -> AbstractContextManager[Any]:
         """Return the context in which `wide` may be used."""
@@ -212,6 +217,22 @@ class Portable(HeldByOne):
 
     # Results
 
+    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        """Return results as what the user passed: new arrays like the leaves."""
+        return list(map(self.leave, arrays, leaves))
+
+    def leave(self, array: Any, leaf: Any) -> Any:
+        """Return one result so."""
+        raise NotImplementedError
+
+    def leave_sums(self, wides: Sequence[Any], arrays: Sequence[Any], dtype: str | None) -> list[Any]:
+        """Return sums over examples of arrays as the framework's, in a dtype."""
+        return [self.leave_sum(wide, x, dtype) for wide, x in zip(wides, arrays, strict=True)]
+
+    def leave_sum(self, wide: Any, x: Any, dtype: str | None) -> Any:
+        """Return one sum so; a dtype of None is float32 unless `x` has float64 precision."""
+        raise NotImplementedError
+
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         """Return the arrays with zeros in place of NaN and the infinities."""
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
@@ -259,6 +280,14 @@ class Portable(HeldByOne):
             product = self.xp.where(blank, 0.0, self._times(self.widen(part), weights))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
+
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
+        """Return the leaves, prepared, with each element in [-bound, bound]."""
+        return [self.clamped(x, leaf, bound) for x, leaf in zip(prepared, leaves, strict=True)]
+
+    def clamped(self, prepared: Any, leaf: Any, bound: Any) -> Any:
+        """Return one leaf so."""
+        raise NotImplementedError
 
     def limit(self, bound: Any, x: Array) -> Array:
         """Return a bound on magnitudes as a wide scalar, 0 for a negative one."""

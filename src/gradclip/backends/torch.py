@@ -12,14 +12,29 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
+from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed, distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import FLOAT32, FLOAT64
+from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
+from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
 from gradclip.backends.portable import Portable
 from gradclip.backends.torch_autograd import call_differentiably
-from gradclip.backends.torch_tensors import described, prepared, restored, stored, unviewed, viewed, writable
+from gradclip.backends.torch_tensors import (
+    dense,
+    described,
+    promoted,
+    region,
+    restored,
+    stored,
+    stretch,
+    tensor_of,
+    unviewed,
+    viewed,
+    with_memory,
+    writable,
+)
 
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
@@ -36,10 +51,15 @@ class TorchHost(Host):
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return prepared(leaf)
+        return promoted(with_memory(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        forward = torch.autograd.forward_ad._current_level >= 0
+        asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+        return super().plain(leaves) and not (forward or asked)
 
     def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
@@ -50,9 +70,18 @@ class TorchHost(Host):
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
-            sources[index] = stored(leaves[index])
+            sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
+
+    def region(self, leaf: Any) -> Region | None:
+        return region(leaf)
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        # By storages: to ask a tensor for its shape and strides takes longer than to clip it.
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return any_overlap(map(stretch, leaves))
+        return bool(arrays.kernels.overlap([stretch(leaves[index]) for index in arrays.left_out]))
 
     def writable(self, leaf: torch.Tensor) -> bool:
         return writable(leaf)
@@ -60,20 +89,38 @@ class TorchHost(Host):
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(leaves)
 
-    def leave(self, array: HostArray, leaf: Any) -> torch.Tensor:
-        return restored(unviewed(array), leaf)
+    def shrink(self, arrays: Arrays, coefficient: Any) -> list[Any]:
+        if coefficient.keep and self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
+            return [tensor.clone() for tensor in arrays.sources]
+        return super().shrink(arrays, coefficient)
 
-    def leave_count(self, flags: np.ndarray) -> torch.Tensor:
-        return torch.as_tensor(super().leave_count(flags))
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        # Without a view of each as a NumPy array, which takes as long as all the rest.
+        if self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
+            results = list(map(torch.empty_like, arrays.sources))
+            targets = described(results)
+            same_order = all(x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True))
+            if same_order and not targets.left_out:
+                return results, targets.kernels
+        return super().places_for(arrays)
+
+    def leave(self, array: HostArray | torch.Tensor, leaf: Any) -> torch.Tensor:
+        return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
+
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
 
     def booleans(self, mask: Any) -> np.ndarray:
-        return torch.as_tensor(mask, dtype=torch.bool).numpy()
+        return tensor_of(mask).to(torch.bool).numpy()
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_sum(wide, x, dtype)))
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
 
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: float) -> torch.Tensor:
         """Clamp with PyTorch's own operation, which has a derivative."""
@@ -90,9 +137,17 @@ class Torch(Portable):
         super().__init__(namespace, FLOAT32 if device.type in _WITHOUT_FLOAT64 else FLOAT64)
         self.device = device
         self.visible = visible
+        # Compiled code meets whatever its caller has set later, and PyTorch's threads what was set when they started.
+        self._may_flush = device.type == "cpu" and (torch.compiler.is_compiling() or caller_flushes())
+        if self._may_flush:
+            self.divisors_above = self.wide.tiny
+
+    def flushed_below(self, element: Format) -> float:
+        """Return the format's smallest normal number where its subnormals may be read as zeros, 0.0 where never."""
+        return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
     def prepare(self, leaf: Any) -> torch.Tensor:
-        return _summed(prepared(leaf))
+        return _summed(promoted(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
@@ -103,7 +158,7 @@ class Torch(Portable):
     def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array, leaf)
 
-    def leave_count(self, flags: torch.Tensor) -> torch.Tensor:
+    def leave_count(self, flags: torch.Tensor, leaves: Sequence[Any]) -> torch.Tensor:
         return _summed(flags.sum())
 
     def booleans(self, mask: Any) -> torch.Tensor:
@@ -183,6 +238,18 @@ class Torch(Portable):
     def clamped(self, prepared: torch.Tensor, leaf: Any, bound: Any) -> torch.Tensor:
         return restored(self.clamp(prepared, bound), leaf)
 
+    def region(self, leaf: Any) -> Region | None:
+        return region(leaf) if type(leaf) in _PLAIN else None
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        if not self.visible or not set(map(type, leaves)) <= _PLAIN:
+            return False
+        dense = [leaf for leaf in leaves if leaf.layout is torch.strided]
+        return len({leaf.untyped_storage()._cdata for leaf in dense}) < len(leaves)
+
+    def writable(self, leaf: torch.Tensor) -> bool:
+        return writable(leaf)
+
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[torch.Tensor]:
         results = self.shrink(new, coefficient)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
@@ -199,6 +266,10 @@ class Torch(Portable):
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
+
+
+def _name(names: Callable[[], Sequence[str]], index: int) -> str:
+    return names()[index]
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:

@@ -41,6 +41,10 @@ class TorchParts:
     locals: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
 
+    def chosen(self, indices: Sequence[int]) -> "TorchParts":
+        """Return those of the gradients at `indices`."""
+        return TorchParts([self.locals[i] for i in indices], [self.tensors[i] for i in indices])
+
     def whole(self, updated: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         """Return what stands in `.grad` when this process's parts are `updated`."""
         if updated is self.locals:
@@ -167,7 +171,7 @@ def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device
 
 def nothing(device: torch.device) -> torch.Tensor:
     """Return a tensor without elements, for a process that holds no gradient."""
-    return torch.empty(0, device=device)
+    return torch.empty(0, dtype=torch.float32, device=device)
 
 
 def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest: bool) -> list[Any]:

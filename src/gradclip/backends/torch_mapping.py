@@ -3,6 +3,7 @@
 What is random in a function, as dropout is, is drawn for each example on its own.
 """
 
+import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import islice
@@ -11,6 +12,9 @@ from typing import Any
 import torch
 
 from gradclip.backends.mapping import Step, mapped
+from gradclip.backends.torch import visible
+from gradclip.backends.torch_example import Gradient, batch_norm_named, example, explained
+from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import flatten
 
 
@@ -18,7 +22,9 @@ class TorchMapping:
     """The verbs of `Mapping`."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
-        return torch.func.grad_and_value(fun, argnums, has_aux=True)
+        if torch.compiler.is_compiling():
+            return torch.func.grad_and_value(fun, argnums, has_aux=True)
+        return Gradient(fun, argnums)
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
@@ -37,7 +43,34 @@ class TorchMapping:
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
                 return torch.func.vmap(of_leaves, randomness="different")(leaves)
 
-        return call
+        def watched(*args: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(*args)
+            with batch_norm_named():
+                try:
+                    return call(*args)
+                except Exception as error:
+                    better = explained(error, fun, args, axes)
+                    if better is error:
+                        raise
+                    raise better from error
+
+        return watched
+
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+    ) -> list[str]:
+        leaves = flatten(summed).leaves
+        if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
+            return []
+        if all(leaf.any() for leaf in leaves):
+            return []
+        try:
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return fun.unused(example(args, axes, 0))
+        except Exception:  # what autograd cannot do says nothing about what is used
+            return []
 
     def split_key(self, key: Any, count: int) -> Any:
         raise ValueError(
@@ -46,7 +79,7 @@ class TorchMapping:
         )
 
     def flags(self, mask: Any) -> torch.Tensor:
-        return torch.as_tensor(mask, dtype=torch.bool)
+        return tensor_of(mask).to(torch.bool)
 
     def blanked(self, tree: Any, mask: torch.Tensor) -> Any:
         def rows(x: torch.Tensor) -> torch.Tensor:
@@ -61,14 +94,16 @@ class TorchMapping:
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
     ) -> tuple[tuple[Any, ...], torch.Tensor]:
-        mask = torch.ones(count, dtype=torch.bool) if mask is None else mask
+        mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
         return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
         if count:
             return step(args, mask)
         # `vmap` over no examples loses the shape of one where a reshape has a -1.
-        summed, outputs = step(_mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool))
+        summed, outputs = step(
+            _mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
+        )
         return summed, mapped(lambda x: x[:0], outputs)
 
     def in_microbatches(
@@ -91,12 +126,12 @@ def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequen
 
 
 def _rows(x: Any, rows: slice) -> torch.Tensor:
-    return torch.as_tensor(x)[rows]
+    return tensor_of(x)[rows]
 
 
 def _filled_up(x: Any, size: int) -> torch.Tensor:
     """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
-    given = torch.as_tensor(x)
+    given = tensor_of(x)
     full = given.new_zeros((size, *given.shape[1:]))
     full[: given.shape[0]] = given
     return full

@@ -1,15 +1,17 @@
 """Where a tensor's values lie: dense, sparse or conjugated, as NumPy's views and as the kernels know them."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from gradclip import native
+from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host import HostArray
+from gradclip.backends.memory import Region
 
 
 def described(tensors: Sequence[Any]) -> native.Described:
@@ -27,24 +29,69 @@ def stored(leaf: torch.Tensor) -> torch.Tensor:
     return leaf if leaf.layout is torch.strided else stored_values(leaf)
 
 
+def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradient") -> torch.Tensor:
+    """Return a CPU tensor. Raises ValueError where it has elements, but no memory that holds them."""
+    if tensor.untyped_storage().nbytes() or not tensor.numel():
+        return tensor
+    raise ValueError(
+        f"{name()}, of shape {tuple(tensor.shape)}, has no memory behind it: its storage has been freed (it holds 0 "
+        "bytes), as sharded training does between steps. Pass the tensors that hold the values."
+    )
+
+
+def region(tensor: torch.Tensor) -> Region | None:
+    """Return where a gradient lies, None where it has no memory of its own."""
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return None
+    lying = stored(tensor)
+    size = lying.element_size()
+    return Region.of(lying.data_ptr(), size, dtype_name(lying), lying.shape, [size * step for step in lying.stride()])
+
+
+def stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the storage of a gradient begins and ends, zeros where it has none of its own."""
+    if tensor._is_zerotensor() or (tensor.layout is torch.sparse_coo and not tensor.is_coalesced()):
+        return 0, 0
+    storage = stored(tensor).untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
 def writable(tensor: torch.Tensor) -> bool:
     """Say whether each element of a gradient has a place of its own that can be written."""
     if tensor.layout is torch.sparse_coo:
         return tensor.is_coalesced()
     if tensor.layout is not torch.strided:
         return True
+    if tensor._is_zerotensor():
+        return False
     expanded = any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     return not (expanded or tensor.is_conj() or tensor.is_neg())
 
 
-def prepared(leaf: Any) -> torch.Tensor:
-    """Return the dense tensor that holds a leaf's values, integers promoted to the default dtype."""
-    tensor = torch.as_tensor(leaf)
-    if tensor.layout is not torch.strided:
-        tensor = stored_values(tensor)
+def tensor_of(values: Any) -> torch.Tensor:
+    """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
+
+
+def dense(leaf: Any) -> torch.Tensor:
+    """Return the dense tensor that holds a leaf's values. That of a number is on the CPU."""
+    if not isinstance(leaf, torch.Tensor):
+        wide = default_float()
+        dtype = wide.to_complex() if isinstance(leaf, complex) else wide
+        return torch.tensor(leaf, dtype=dtype, device="cpu")
+    return stored(leaf)
+
+
+def promoted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, integers promoted to the default dtype, or to float32 where that is narrower."""
     if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
-        tensor = tensor.to(torch.get_default_dtype())
+        tensor = tensor.to(default_float())
     return checked_dtype(tensor)
+
+
+def default_float() -> torch.dtype:
+    """Return the default dtype, or float32 where that has less range: integers would overflow in it."""
+    return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
@@ -58,22 +105,35 @@ def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:
         return values
     if leaf.layout is torch.sparse_coo:
         indices = leaf.coalesce().indices()
-        return torch.sparse_coo_tensor(indices, values, leaf.shape, is_coalesced=True, check_invariants=False)
+        return torch.sparse_coo_tensor(
+            indices, values, leaf.shape, device=values.device, is_coalesced=True, check_invariants=False
+        )
     rows = leaf.layout in (torch.sparse_csr, torch.sparse_bsr)
     compressed = leaf.crow_indices() if rows else leaf.ccol_indices()
     plain = leaf.col_indices() if rows else leaf.row_indices()
     return torch.sparse_compressed_tensor(
-        compressed, plain, values, leaf.shape, layout=leaf.layout, check_invariants=False
+        compressed, plain, values, leaf.shape, layout=leaf.layout, device=values.device, check_invariants=False
     )
 
 
 def viewed(tensor: torch.Tensor) -> HostArray:
-    """Return a view of a CPU tensor's memory."""
+    """Return a view of a CPU tensor's memory, or zeros for a tensor of zeros that has none."""
     name = dtype_name(tensor)
-    tensor = tensor.detach().resolve_conj().resolve_neg()
+    with_memory(tensor)
+    if tensor._is_zerotensor():
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
     if name == BFLOAT16.name:
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)
+
+
+def on_host(leaf: Any) -> HostArray:
+    """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
+    tensor = whole_scalar(leaf).detach()
+    return viewed((tensor if tensor.layout is torch.strided else stored_values(tensor)).cpu())
 
 
 def unviewed(array: HostArray) -> torch.Tensor:

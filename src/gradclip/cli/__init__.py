@@ -1,3 +1,3 @@
 """The command line."""
 
-INSTALL = "pip install 'gradclip[demo]'"
+INSTALL = "pip install '.[demo]' in a clone of gradclip"

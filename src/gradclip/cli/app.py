@@ -1,19 +1,39 @@
 """The entry point, which works far enough without typer and rich to say that they are missing."""
 
+import os
 import sys
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from gradclip.cli import INSTALL
+from gradclip.cli.versions import info_text, version_text
+
+_WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
 
 
 def main() -> None:
-    """Run the command line, or say what to install for it."""
-    missing = [name for name in ("typer", "rich") if find_spec(name) is None]
-    if missing:
-        sys.exit(
-            f"The gradclip command needs {' and '.join(missing)}, not installed here. "
-            f"To install what it needs: {INSTALL}"
-        )
-    from gradclip.cli.commands import app
+    """Run the command line. Output that cannot be written ends it with one line."""
+    try:
+        try:
+            _run(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer would fail again when Python ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1 if isinstance(error, BrokenPipeError) else f"error: the output could not be written: {error}.")
 
-    app()
+
+def _run(arguments: Sequence[str]) -> None:
+    missing = [name for name in ("typer", "rich") if find_spec(name) is None]
+    if not missing:
+        from gradclip.cli.commands import app
+
+        app(prog_name="gradclip")
+    elif tuple(arguments) in _WITHOUT_TYPER:
+        print(_WITHOUT_TYPER[tuple(arguments)]())
+    else:
+        sys.exit(
+            f"This command needs {' and '.join(missing)}, not installed here. To install what it needs: {INSTALL}. "
+            f"Without, there are {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
+        )

@@ -7,16 +7,31 @@ import typer
 
 from gradclip.cli import INSTALL
 from gradclip.cli.settings import DemoSettings
-from gradclip.cli.versions import installed_versions
-from gradclip.native import native_status
+from gradclip.cli.versions import info_text, version_text
 
 app = typer.Typer(
     name="gradclip",
     help="Gradient clipping with one meaning for every framework.",
     no_args_is_help=True,
     add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version_text())
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()
@@ -57,9 +72,7 @@ def demo(
 @app.command()
 def info() -> None:
     """Show which compiled kernels are in use, and the versions of gradclip, Python and the libraries beside it."""
-    lines = {name: version or "not installed" for name, version in installed_versions().items()}
-    for name, text in {"native kernels": str(native_status()), **lines}.items():
-        typer.echo(f"{name:<18} {text}")
+    typer.echo(info_text())
 
 
 def _fail(message: str, code: int) -> NoReturn:

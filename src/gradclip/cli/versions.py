@@ -1,7 +1,9 @@
-"""The versions of what is installed, read from package metadata so that nothing is imported."""
+"""The kernels in use, and the versions of what is installed, read from its metadata so that nothing is imported."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
+
+from gradclip.native import native_status
 
 LIBRARIES = (
     "numpy",
@@ -17,6 +19,17 @@ LIBRARIES = (
     "tensorflow",
     "keras",
 )
+
+
+def info_text() -> str:
+    """Return a line for the kernels in use and for the version of each library."""
+    lines = {name: version or "not installed" for name, version in installed_versions().items()}
+    return "\n".join(f"{name:<18} {text}" for name, text in {"native kernels": str(native_status()), **lines}.items())
+
+
+def version_text() -> str:
+    """Return the name and the version of gradclip."""
+    return f"gradclip {_version('gradclip') or 'of unknown version'}"
 
 
 def installed_versions() -> dict[str, str | None]:

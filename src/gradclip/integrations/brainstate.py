@@ -6,10 +6,14 @@ nothing is added to the norm, no gradient is copied together, and finite gradien
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-
 from gradclip.clip import clip_by_global_norm
+from gradclip.integrations import needed_for
+
+with needed_for("brainstate"):
+    import jax
+    import jax.numpy as jnp
+
+__all__ = ["clip_grad_norm"]
 
 
 def clip_grad_norm(

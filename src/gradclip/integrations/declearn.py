@@ -7,12 +7,16 @@ are subclasses of declearn's own. Vectors may hold NumPy, PyTorch or JAX arrays.
 
 from typing import Any
 
-from declearn.model.api import Vector
-from declearn.optimizer import modules
-from declearn.utils import _register
-
 from gradclip.clip import clip_by_global_norm, clip_by_layer_norm
 from gradclip.coefficient import check_threshold
+from gradclip.integrations import needed_for
+
+with needed_for("declearn"):
+    from declearn.model.api import Vector
+    from declearn.optimizer import modules
+    from declearn.utils import _register
+
+__all__ = ["L2Clipping", "L2GlobalClipping"]
 
 
 class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignore[call-arg]

@@ -11,16 +11,20 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
-
 from gradclip import transforms
 from gradclip.clip import clip_groups, global_norm, is_single_threshold
 from gradclip.clipped import ClippedFunction, Manner
 from gradclip.coefficient import check_threshold
 from gradclip.decision import Clipping
+from gradclip.integrations import needed_for
 from gradclip.norms import Order
 from gradclip.tree import flatten
+
+with needed_for("jax_privacy"):
+    import jax
+    import jax.numpy as jnp
+
+__all__ = ["AuxiliaryOutput", "BoundedSensitivityCallable", "clip_pytree", "clipped_fun", "clipped_grad"]
 
 _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
 

@@ -16,6 +16,8 @@ from gradclip import inplace
 from gradclip.coefficient import check_threshold
 from gradclip.members import checked_list
 
+__all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
+
 
 def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
     """Return the norm of the gradients of `parameters`: a Lucid tensor for Lucid's, else their framework's scalar.

@@ -7,14 +7,24 @@ norms neither overflow nor saturate, and an example with NaN or infinities contr
 import math
 from typing import Any
 
-import jax
-import jax.numpy as jnp
-import optax
-
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
 from gradclip.coefficient import check_threshold
+from gradclip.integrations import needed_for
 from gradclip.per_example import per_example_clip
+
+with needed_for("optax"):
+    import jax
+    import jax.numpy as jnp
+    import optax
+
+__all__ = [
+    "clip",
+    "clip_by_block_rms",
+    "clip_by_global_norm",
+    "per_example_global_norm_clip",
+    "per_example_layer_norm_clip",
+]
 
 
 def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:

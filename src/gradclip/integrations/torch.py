@@ -12,12 +12,17 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
-
 from gradclip import inplace
 from gradclip.backends import any_distributed
+from gradclip.backends.torch_tensors import tensor_of
 from gradclip.clip import global_norm
+from gradclip.integrations import needed_for
 from gradclip.norms import Order
+
+with needed_for("torch"):
+    import torch
+
+__all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 
 
 def clip_grad_norm_(
@@ -52,7 +57,7 @@ def clip_grad_norm_(
     policy = "raise" if error_if_nonfinite else "propagate"
     with _runtime_errors(norm_type):
         norm = inplace.clip_grad_norm_(_listed(parameters), max_norm, order_of(norm_type), nonfinite=policy)
-    return torch.as_tensor(norm)
+    return tensor_of(norm)
 
 
 def clip_grad_value_(
@@ -99,7 +104,7 @@ def get_total_norm(
         if any_distributed(listed):
             norm = inplace.grad_norm([types.SimpleNamespace(grad=tensor) for tensor in listed], order)
         else:
-            norm = torch.as_tensor(global_norm(listed, order))
+            norm = tensor_of(global_norm(listed, order))
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"The total norm of order {float(norm_type)} for gradients is {norm.item()}: look for NaN and infinities "

@@ -5,16 +5,29 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <mutex>
 #include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 
 #include "sum_in_order.hpp"
 
 namespace {
 
+#if defined(__x86_64__)
+// Clang before 19 does not know "f16c" in __builtin_cpu_supports. That of AVX2 says that the system keeps the registers, too.
+bool has_avx2_variant() {
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  const bool half_conversions = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
+  return half_conversions && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#endif
+
 const KernelTable* table_of(const std::string& variant) {
 #if defined(__x86_64__)
-  const bool able = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c") && __builtin_cpu_supports("fma");
-  if (variant == "avx2" && able) return &kAvx2Kernels;
+  if (variant == "avx2" && has_avx2_variant()) return &kAvx2Kernels;
 #endif
   return variant == "baseline" ? &kBaselineKernels : nullptr;
 }
@@ -74,29 +87,69 @@ std::vector<std::string> Arrays::dtypes() const {
   return names;
 }
 
+bool Arrays::overlap(std::vector<Stretch> others) const {
+  std::vector<Stretch> stretches = std::move(others);
+  stretches.reserve(stretches.size() + spans_.size());
+  for (const Span& span : spans_) {
+    const auto begin = reinterpret_cast<std::uintptr_t>(span.data);
+    if (span.count) stretches.emplace_back(begin, begin + static_cast<std::uintptr_t>(span.count * item_size(span.dtype)));
+  }
+  std::sort(stretches.begin(), stretches.end());
+  const auto meet = [](const Stretch& first, const Stretch& second) { return first.second > second.first; };
+  return std::adjacent_find(stretches.begin(), stretches.end(), meet) != stretches.end();
+}
+
 Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
   return row_sums(1, p, {divisor}, in_float, threads)[0];
 }
 
 Extremes Arrays::extremes(int threads) const { return row_extremes(1, threads)[0]; }
 
-std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
-                                  int threads) const {
+ExactSum Arrays::exact_sum(int p, int threads) const {
+  if (p != 1 && p != 2) throw std::invalid_argument("exact sums are of order 1 or 2");
+  const std::vector<Span> spans = as_real(spans_);
+  const std::vector<Piece> pieces = cut(spans);
+  ExactSum whole;
+  std::mutex writing;
+  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+    const Span& span = spans[pieces[i].array];
+    ExactSum part;
+    kernels_of(span.dtype).add_exactly(start_of(span, pieces[i]), pieces[i].count, p, part);
+    const std::lock_guard lock(writing);
+    whole.add(part);
+  });
+  return whole;
+}
+
+template <class GroupOf>
+std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
+                                      const std::vector<double>& divisors, bool in_float, int threads) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
-  const std::size_t width = spans.size() / std::max<std::size_t>(1, rows);
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
-    const double divisor = divisors[pieces[i].array / width];
+    const double divisor = divisors.at(group_of(pieces[i].array));
     if (divisor == 0.0) return;
     sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor, in_float);
   });
-  std::vector<SumInOrder> of_rows(rows);
-  for (std::size_t i = 0; i < pieces.size(); ++i) of_rows[pieces[i].array / width].add(sums[i]);
+  std::vector<SumInOrder> of_groups(groups);
+  for (std::size_t i = 0; i < pieces.size(); ++i) of_groups.at(group_of(pieces[i].array)).add(sums[i]);
   std::vector<Sum> results;
-  for (const SumInOrder& row : of_rows) results.push_back(row.sum());
+  for (const SumInOrder& group : of_groups) results.push_back(group.sum());
   return results;
+}
+
+std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
+                                  int threads) const {
+  const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
+  return grouped_sums([width](std::size_t array) { return array / width; }, rows, p, divisors, in_float, threads);
+}
+
+std::vector<Sum> Arrays::group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p,
+                                    bool in_float, int threads) const {
+  const auto group = [&group_of](std::size_t array) { return group_of.at(array); };
+  return grouped_sums(group, groups, p, std::vector<double>(groups, 1.0), in_float, threads);
 }
 
 std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const {
@@ -128,6 +181,24 @@ void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) 
     kernels_of(span.dtype)
         .scale(start_of(span, pieces[i]), start_of(into[pieces[i].array], pieces[i]), pieces[i].count, factors.first,
                factors.second);
+  });
+}
+
+void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of,
+                          const std::vector<Scaling>& scalings, int threads) const {
+  const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
+  const std::vector<Piece> pieces = cut(from);
+  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+    const Span& span = from[pieces[i].array];
+    const Scaling& scaling = scalings.at(group_of.at(pieces[i].array));
+    const std::byte* source = start_of(span, pieces[i]);
+    std::byte* target = start_of(into.at(pieces[i].array), pieces[i]);
+    if (scaling.keep) {
+      std::memcpy(target, source, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
+      return;
+    }
+    const Factors& factors = item_size(span.dtype) == 2 ? scaling.narrow : scaling.wide;
+    kernels_of(span.dtype).scale(source, target, pieces[i].count, factors.first, factors.second);
   });
 }
 

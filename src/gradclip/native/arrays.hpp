@@ -1,9 +1,12 @@
 // A list of arrays in host memory, and what can be asked of them together.
 #pragma once
 
+#include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "exact_sum.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
 
@@ -23,9 +26,16 @@ class Arrays {
   int64_t count() const;
   std::vector<std::string> dtypes() const;
 
+  // Whether two of the arrays, or of the other stretches of memory (begin, end), have bytes in common.
+  using Stretch = std::pair<std::uintptr_t, std::uintptr_t>;
+  bool overlap(std::vector<Stretch> others) const;
+
   // `in_float`: squares of half types may be added four at a time in float.
   Sum sum(double p, double divisor, bool in_float, int threads) const;
   Extremes extremes(int threads) const;
+
+  // The exact sum of the magnitudes (`p` 1) of real numbers, or of squares (`p` 2), all of them finite.
+  ExactSum exact_sum(int p, int threads) const;
 
   // The same of each of `rows` rows: the arrays are those of the first row, then those of the second, and so on. Each
   // row has a divisor; one of 0 leaves the row out.
@@ -33,12 +43,28 @@ class Arrays {
                             int threads) const;
   std::vector<Extremes> row_extremes(std::size_t rows, int threads) const;
 
+  // The sum of each group of arrays: `group_of` has the number of the group of each array.
+  std::vector<Sum> group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
+                              int threads) const;
+
+  // Writes each array, scaled by the factors of its group, wide and narrow, or as it is where they are kept.
+  struct Scaling {
+    bool keep;
+    Factors wide, narrow;
+  };
+  void scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of, const std::vector<Scaling>& scalings,
+                    int threads) const;
+
   // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;
   void clamp(double bound, int threads) const;
 
  private:
+  template <class GroupOf>
+  std::vector<Sum> grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
+                                const std::vector<double>& divisors, bool in_float, int threads) const;
+
   std::vector<Span> spans_;
 };
 

@@ -32,12 +32,16 @@ struct Layout {
   }
 };
 
+// No memory begins below: an address there is what a tensor without memory has, its offset.
+constexpr std::uintptr_t kLowestAddress = 65536;
+
 // The lowest address and the number of elements if they fill a run of memory, each once.
 std::optional<Span> dense_span(Layout& layout) {
   const int64_t item = kItemSizes[static_cast<std::size_t>(layout.dtype)];
   int64_t count = 1;
   for (const Axis& axis : layout.axes) count *= axis.length;
   if (count == 0) return Span{nullptr, 0, layout.dtype};
+  if (reinterpret_cast<std::uintptr_t>(layout.data) < kLowestAddress) return std::nullopt;
   std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
   const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
   std::sort(layout.axes.begin(), layout.axes.end(), by_stride);

@@ -9,7 +9,7 @@
 #include "arrays.hpp"
 
 // The arrays that can be read and written as a run of memory, and the indices of those that cannot: not dense, not
-// aligned, of another dtype or device, or without memory of their own.
+// aligned, of another dtype or device, or without memory.
 struct Described {
   Arrays arrays;
   std::vector<int64_t> left_out;

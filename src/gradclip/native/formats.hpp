@@ -1,6 +1,5 @@
 // Floating-point formats: how 16 elements are widened, and how results are rounded toward zero.
-// Everything here has internal linkage: each variant of the kernels compiles its own copy, with its own instructions.
-// Vectors are as wide as the processor's registers; the lanes of 16 elements are the same whatever that width.
+// Internal linkage as in lanes.hpp. The lanes of 16 elements are the same whatever the width of a vector.
 #pragma once
 
 #include <cstdint>
@@ -11,49 +10,9 @@
 #include <immintrin.h>
 #endif
 
+#include "lanes.hpp"
+
 namespace {
-
-#if defined(__AVX2__)
-constexpr int kBytes = 32;
-#else
-constexpr int kBytes = 16;
-#endif
-
-template <class Number, int bytes = kBytes>
-using Vector __attribute__((vector_size(bytes))) = Number;
-// The same in memory, wherever it lies and whatever its type is called.
-template <class Number, int bytes = kBytes>
-using Stored __attribute__((vector_size(bytes), aligned(1), may_alias)) = Number;
-using Halves = Vector<uint16_t, kBytes / 2>;
-using StoredHalves = Stored<uint16_t, kBytes / 2>;
-
-constexpr int kLanes = 16;
-
-// 16 numbers in vectors.
-template <class Number>
-struct Lanes {
-  static constexpr int kSize = kBytes / sizeof(Number);
-  static constexpr int kVectors = kLanes / kSize;
-  Vector<Number> v[kVectors];
-
-  static Lanes filled(Number x) {
-    Lanes lanes;
-    for (auto& vector : lanes.v) vector = Vector<Number>{} + x;
-    return lanes;
-  }
-  static Lanes load(const Number* x) {
-    Lanes lanes;
-    for (int i = 0; i < kVectors; ++i) lanes.v[i] = *reinterpret_cast<const Stored<Number>*>(x + i * kSize);
-    return lanes;
-  }
-  void store(Number* x) const {
-    for (int i = 0; i < kVectors; ++i) *reinterpret_cast<Stored<Number>*>(x + i * kSize) = v[i];
-  }
-  Lanes& operator+=(const Lanes& other) {
-    for (int i = 0; i < kVectors; ++i) v[i] += other.v[i];
-    return *this;
-  }
-};
 
 // The lower and the upper half of a vector, as double.
 struct Widened {
@@ -211,7 +170,7 @@ struct BFloat16 {
   static Lanes<float> load(const Raw* x) {
     Lanes<float> lanes;
     for (int i = 0; i < kPairs; ++i) {
-      const Vector<uint32_t> pairs = *reinterpret_cast<const Stored<uint32_t>*>(x + i * kElements);
+      const auto pairs = load_from<Vector<uint32_t>>(x + i * kElements);
       lanes.v[i] = (Vector<float>)(pairs << 16);
       lanes.v[kPairs + i] = (Vector<float>)(pairs & 0xffff0000);
     }
@@ -220,15 +179,15 @@ struct BFloat16 {
   static Lanes<float> load_in_order(const Raw* x) {
     Lanes<float> lanes;
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
-      const auto bits = *reinterpret_cast<const StoredHalves*>(x + i * Lanes<float>::kSize);
-      lanes.v[i] = (Vector<float>)(__builtin_convertvector((Halves)bits, Vector<uint32_t>) << 16);
+      const auto bits = load_from<Halves>(x + i * Lanes<float>::kSize);
+      lanes.v[i] = (Vector<float>)(__builtin_convertvector(bits, Vector<uint32_t>) << 16);
     }
     return lanes;
   }
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < kPairs; ++i) {
       const Vector<uint32_t> pairs = upper_bits(y.v[i]) >> 16 | upper_bits(y.v[kPairs + i]);
-      *reinterpret_cast<Stored<uint32_t>*>(x + i * kElements) = pairs;
+      store_to(x + i * kElements, pairs);
     }
   }
 
@@ -249,14 +208,14 @@ struct Float16 {
   static Lanes<float> load(const Raw* x) {
     Lanes<float> lanes;
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
-      lanes.v[i] = widened(*reinterpret_cast<const StoredHalves*>(x + i * Lanes<float>::kSize));
+      lanes.v[i] = widened(load_from<Halves>(x + i * Lanes<float>::kSize));
     }
     return lanes;
   }
   static Lanes<float> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
-      *reinterpret_cast<StoredHalves*>(x + i * Lanes<float>::kSize) = narrowed(y.v[i]);
+      store_to(x + i * Lanes<float>::kSize, narrowed(y.v[i]));
     }
   }
 

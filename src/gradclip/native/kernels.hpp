@@ -23,6 +23,8 @@ struct Sum {
   int64_t nonfinite;
 };
 
+class ExactSum;
+
 struct Extremes {
   double largest;
   double smallest;
@@ -40,6 +42,8 @@ struct Kernels {
   // `in_float`: squares of half types may be added four at a time in float.
   Sum (*sum)(const void* data, int64_t count, double p, double divisor, bool in_float);
   Extremes (*extremes)(const void* data, int64_t count);
+  // Adds the magnitudes (`p` 1) or squares (`p` 2) of finite elements.
+  void (*add_exactly)(const void* data, int64_t count, int p, ExactSum& into);
   void (*scale)(const void* from, void* to, int64_t count, double first, double second);
   void (*clamp)(void* data, int64_t count, double bound);
   // Adds `columns` elements of each of the rows, times the row's weight, to `total`; meanwhile those of `next` are

@@ -40,6 +40,7 @@ NB_MODULE(_kernels, m) {
       .def_prop_ro("count", &Arrays::count)
       .def_prop_ro("dtypes", &Arrays::dtypes)
       .def("__len__", &Arrays::size)
+      .def("overlap", &Arrays::overlap, "others"_a)
       .def(
           "sum",
           [](const Arrays& self, double p, double divisor, bool in_float, int threads) {
@@ -47,6 +48,17 @@ NB_MODULE(_kernels, m) {
             return std::make_pair(sum.value, sum.nonfinite);
           },
           "p"_a, "divisor"_a, "in_float"_a, "threads"_a, unlocked)
+      .def(
+          "exact_sum",
+          [](const Arrays& self, int p, int threads) {
+            std::vector<std::uint8_t> bytes;
+            {
+              const nb::gil_scoped_release unlocked;
+              bytes = self.exact_sum(p, threads).bytes();
+            }
+            return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), ExactSum::kLowest);
+          },
+          "p"_a, "threads"_a)
       .def(
           "extremes",
           [](const Arrays& self, int threads) {
@@ -60,6 +72,27 @@ NB_MODULE(_kernels, m) {
             self.scale(to, {wide.first, wide.second}, {narrow.first, narrow.second}, threads);
           },
           "to"_a, "wide"_a, "narrow"_a, "threads"_a, unlocked)
+      .def(
+          "group_sums",
+          [](const Arrays& self, const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
+             int threads) {
+            std::vector<double> values;
+            for (const Sum& sum : self.group_sums(group_of, groups, p, in_float, threads)) values.push_back(sum.value);
+            return values;
+          },
+          "group_of"_a, "groups"_a, "p"_a, "in_float"_a, "threads"_a, unlocked)
+      .def(
+          "scale_groups",
+          [](const Arrays& self, const Arrays& to, const std::vector<std::size_t>& group_of,
+             const std::vector<bool>& keep, const std::array<std::vector<double>, 4>& factors, int threads) {
+            std::vector<Arrays::Scaling> scalings;
+            for (std::size_t i = 0; i < keep.size(); ++i) {
+              const Factors wide = {factors[0].at(i), factors[1].at(i)}, narrow = {factors[2].at(i), factors[3].at(i)};
+              scalings.push_back({keep[i], wide, narrow});
+            }
+            self.scale_groups(to, group_of, scalings, threads);
+          },
+          "to"_a, "group_of"_a, "keep"_a, "factors"_a, "threads"_a, unlocked)
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 

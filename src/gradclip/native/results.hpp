@@ -62,7 +62,7 @@ void clamp_kernel(void* data, int64_t count, double bound) {
   auto* x = static_cast<Bits*>(data);
   const Bits limit = bound_bits<Format>(bound);
   const auto beyond = [limit](Bits magnitude) {
-    return static_cast<Bits>((magnitude > limit) & (magnitude <= Format::kInfinity) ? -1 : 0);
+    return static_cast<Bits>(((magnitude > limit) & (magnitude <= Format::kInfinity)) ? -1 : 0);
   };
   Bits any = 0;
   for (int64_t i = 0; i < count; ++i) any |= beyond(x[i] & kMagnitude);

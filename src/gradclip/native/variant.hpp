@@ -1,6 +1,7 @@
 // One variant of the kernels: included by a source file for each set of instructions.
 #pragma once
 
+#include "exact.hpp"
 #include "reductions.hpp"
 #include "results.hpp"
 #include "weighted.hpp"
@@ -9,14 +10,14 @@ namespace {
 
 template <class Format>
 constexpr Kernels real_kernels() {
-  return {sum_kernel<Real<Format>>, extremes_kernel<Format>, scale_kernel<Format>, clamp_kernel<Format>,
-          add_rows_kernel<Format>};
+  return {sum_kernel<Real<Format>>, extremes_kernel<Format>, exact_kernel<Format>, scale_kernel<Format>,
+          clamp_kernel<Format>, add_rows_kernel<Format>};
 }
 
-// Sums of order 2, scaling and weighted sums take a complex array as one of twice as many real numbers, so they are not here.
+// Sums of order 2, exact sums, scaling and weighted sums take a complex array as one of twice as many real numbers, so they are not here.
 template <class Format>
 constexpr Kernels pair_kernels() {
-  return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr, nullptr};
+  return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr, nullptr, nullptr};
 }
 
 constexpr KernelTable kVariant = {real_kernels<Float32>(),  real_kernels<Float64>(), real_kernels<Float16>(),

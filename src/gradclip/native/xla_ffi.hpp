@@ -1,4 +1,4 @@
-// The part of the binary interface of XLA's foreign functions, version 0.3, that a function on the CPU needs.
+// The part of the binary interface of XLA's foreign functions, version 0.2, that a function on the CPU needs.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace xla_ffi {
 
-constexpr int kMajorVersion = 0, kMinorVersion = 3;
+constexpr int kMajorVersion = 0, kMinorVersion = 2;
 
 // Values of the fields below that are enumerations, each held as an int.
 enum DataType : int { kInt64 = 5, kFloat16 = 10, kFloat32 = 11, kFloat64 = 12, kComplex64 = 15, kBfloat16 = 16, kComplex128 = 18 };

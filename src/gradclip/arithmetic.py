@@ -1,0 +1,82 @@
+"""The processor's arithmetic as IEEE 754 has it, whatever the caller has set for the thread.
+
+`torch.set_flush_denormal(True)`, and libraries that were compiled for speed, make the processor read subnormal numbers
+as zeros, in NumPy and in Python itself. A bound proven for all numbers would then not hold for these.
+"""
+
+import ctypes
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cache, wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_SMALLEST_NORMAL = 2.0**-1022
+_callers = threading.local()
+
+
+def flushes() -> bool:
+    """Say whether this thread reads subnormal numbers as zeros, or turns them into zeros."""
+    return _SMALLEST_NORMAL * 0.5 == 0.0
+
+
+def caller_flushes() -> bool:
+    """Say the same of the thread as it was before the call of a function with `ordinary_arithmetic`."""
+    return getattr(_callers, "flush", False) or flushes()
+
+
+def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function compute with subnormal numbers as they are; the thread is left as it was.
+
+    Not under `torch.compile`, where nothing is computed yet.
+    """
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if _SMALLEST_NORMAL * 0.5 != 0.0 or _traced():
+            return function(*args, **kwargs)
+        with _ordinary():
+            return function(*args, **kwargs)
+
+    return call
+
+
+def _traced() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.compiler.is_compiling()
+
+
+@contextmanager
+def _ordinary() -> Iterator[None]:
+    library = _library()
+    if library is None:
+        yield
+        return
+    functions, default = library
+    before = ctypes.create_string_buffer(512)  # larger than any `fenv_t`
+    functions.fegetenv(before)
+    functions.fesetenv(default)
+    _callers.flush = True
+    try:
+        yield
+    finally:
+        _callers.flush = False
+        functions.fesetenv(before)
+
+
+@cache
+def _library() -> tuple[Any, Any] | None:
+    """Return the C library and the address of its default environment; None where it has none, as on Windows."""
+    try:
+        functions = ctypes.PyDLL(None)
+        functions.fegetenv, functions.fesetenv  # noqa: B018
+    except (AttributeError, OSError, TypeError):
+        return None
+    try:
+        return functions, ctypes.byref(ctypes.c_char.in_dll(functions, "_FE_DFL_ENV"))  # macOS
+    except ValueError:
+        return functions, ctypes.c_void_p(-1)  # glibc and musl

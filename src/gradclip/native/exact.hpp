@@ -1,0 +1,180 @@
+// Sums that are not rounded, of magnitudes or squares. Each variant of the kernels compiles its own copy.
+//
+// With 2**k above the largest of up to 2,048 terms, adding 1.5 * 2**(k+10) to each and subtracting it again leaves what
+// is a multiple of 2**(k-42): the sum of these parts has at most 53 bits, so that it is exact in any order. The rests go
+// the same way until they are zero (Rump, Ogita and Oishi, "Accurate floating-point summation", 2008). The square of a
+// double is two terms, the rounded square and what it lacks. Doubles are scaled, so that no term leaves the range; those
+// more than 2**400 below the largest take another turn.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "exact_sum.hpp"
+#include "formats.hpp"
+#include "kernels.hpp"
+#include "reductions.hpp"
+
+namespace {
+
+constexpr int64_t kExactBlock = 2048;
+constexpr int kHeadroom = 10;
+constexpr int kTakenBits = 42;
+constexpr int kFarApart = 400;
+constexpr int kLargestScale = 1000;
+static_assert(kExactBlock << kTakenBits == int64_t{1} << 53 && kExactBlock % kLanes == 0 && kHeadroom + kTakenBits == 52);
+
+using Bits = Vector<int64_t>;
+
+// Magnitudes of which no bit is set that is not set here: what they are below, as a power of two; 0 is below all.
+struct BitsSeen {
+  Bits bits = {};
+
+  void add(Vector<double> x) { bits |= (Bits)x; }
+  int64_t all() const {
+    int64_t found = 0;
+    for (int i = 0; i < Lanes<double>::kSize; ++i) found |= bits[i];
+    return found & std::numeric_limits<int64_t>::max();
+  }
+};
+
+inline int exponent_above(int64_t bits) { return static_cast<int>(bits >> 52) - 1022; }
+
+// Takes from terms below 2**above what is a multiple of 2**(above - kTakenBits), and adds it up.
+class Extraction {
+ public:
+  explicit Extraction(int above) : shift_(Vector<double>{} + 1.5 * std::ldexp(1.0, above + kHeadroom)) {}
+
+  Lanes<double> rest_of(Lanes<double> x) {
+    for (int i = 0; i < Lanes<double>::kVectors; ++i) {
+      const Vector<double> high = (x.v[i] + shift_) - shift_;
+      sums_.v[i] += high;
+      x.v[i] -= high;
+      seen_.add(x.v[i]);
+    }
+    return x;
+  }
+  int64_t seen() const { return seen_.all(); }
+  void add_to(ExactSum& into, int exponent) const {
+    const double sum = sum_of_lanes(sums_);
+    if (sum != 0.0) into.add(sum, exponent);
+  }
+
+ private:
+  Vector<double> shift_;
+  Lanes<double> sums_ = {};
+  BitsSeen seen_;
+};
+
+// Terms in whole lanes.
+struct Terms {
+  alignas(64) double at[kExactBlock];
+
+  // Adds them, times 2**exponent; they are below 2**above, and have no bits but those `seen`.
+  void add_to(ExactSum& into, int64_t count, int above, int64_t seen, int exponent) {
+    while (seen) {
+      above = std::min(above, exponent_above(seen));
+      Extraction extraction(above);
+      for (int64_t i = 0; i < count; i += kLanes) extraction.rest_of(Lanes<double>::load(at + i)).store(at + i);
+      extraction.add_to(into, exponent);
+      seen = extraction.seen();
+      above -= kTakenBits;
+    }
+  }
+};
+
+// What the rounded square of `x` lacks: exact, far from the ends of the range (Dekker 1971).
+inline Vector<double> lacking(Vector<double> x, Vector<double> square) {
+#if defined(__FMA__)
+  return (Vector<double>)_mm256_fmsub_pd((__m256d)x, (__m256d)x, (__m256d)square);
+#else
+  const Vector<double> split = x * 134217729.0;
+  const Vector<double> high = split - (split - x);
+  const Vector<double> low = x - high;
+  return ((high * high - square) + 2.0 * (high * low)) + low * low;
+#endif
+}
+
+// Numbers of a block, scaled by a power of two; those of double without what is far below the largest.
+template <class Format>
+struct Scaled {
+  static constexpr bool kWide = std::is_same_v<Format, Float64>;
+  int scale = 0;
+  Vector<double> factor = {}, least = {};
+  BitsSeen far;
+
+  explicit Scaled(double largest) {
+    if constexpr (kWide) {
+      scale = std::clamp(-std::ilogb(largest), -kLargestScale, kLargestScale);
+      factor += std::ldexp(1.0, scale);
+      least += std::ldexp(1.0, -scale - kFarApart);
+    }
+  }
+  Lanes<double> of(Lanes<double> x) {
+    for (auto& v : x.v) {
+      v = magnitudes_of(v);
+      if constexpr (kWide) {
+        const Bits near = v >= least;
+        far.add((Vector<double>)((Bits)v & ~near));
+        v = (Vector<double>)((Bits)v & near) * factor;
+      }
+    }
+    return x;
+  }
+};
+
+template <class Format>
+inline Lanes<double> lanes_at(const typename Format::Raw* x, int64_t at, int64_t count) {
+  if (at + kLanes <= count) return widened(Format::load(x + at));
+  return load_last<Real<Format>>(x, at, count);
+}
+
+template <class Format, bool squares>
+void add_block(const typename Format::Raw* x, int64_t count, ExactSum& into) {
+  const auto range = Range<typename Format::Bits>::of(reinterpret_cast<const typename Format::Bits*>(x), count);
+  const double largest = wide<Format>(std::bit_cast<typename Format::Raw>(range.largest));
+  if (largest == 0.0) return;
+  Scaled<Format> scaled(largest);
+  const int above = (squares ? 2 : 1) * (std::ilogb(largest) + scaled.scale + 1);
+  const int exponent = (squares ? -2 : -1) * scaled.scale;
+  constexpr bool kTwoTerms = squares && Scaled<Format>::kWide;
+  Terms rests, lacks;
+  BitsSeen lack_seen;
+  Extraction extraction(above);
+  for (int64_t i = 0; i < count; i += kLanes) {
+    Lanes<double> lanes = scaled.of(lanes_at<Format>(x, i, count)), lack;
+    for (int j = 0; j < Lanes<double>::kVectors; ++j) {
+      if constexpr (squares) {
+        const Vector<double> square = lanes.v[j] * lanes.v[j];
+        if constexpr (kTwoTerms) lack_seen.add(lack.v[j] = lacking(lanes.v[j], square));
+        lanes.v[j] = square;
+      }
+    }
+    extraction.rest_of(lanes).store(rests.at + i);
+    if constexpr (kTwoTerms) lack.store(lacks.at + i);
+  }
+  extraction.add_to(into, exponent);
+  rests.add_to(into, count, above - kTakenBits, extraction.seen(), exponent);
+  if constexpr (kTwoTerms) lacks.add_to(into, count, above - 53, lack_seen.all(), exponent);
+  if constexpr (Scaled<Format>::kWide) {
+    if (!scaled.far.all()) return;
+    for (int64_t i = 0; i < count; ++i) rests.at[i] = std::abs(x[i]) < scaled.least[0] ? x[i] : 0.0;
+    add_block<Format, squares>(rests.at, count, into);
+  }
+}
+
+template <class Format>
+void exact_kernel(const void* data, int64_t count, int p, ExactSum& into) {
+  const auto* x = static_cast<const typename Format::Raw*>(data);
+  for (int64_t start = 0; start < count; start += kExactBlock) {
+    const int64_t block = std::min(kExactBlock, count - start);
+    if (p == 2) {
+      add_block<Format, true>(x + start, block, into);
+    } else {
+      add_block<Format, false>(x + start, block, into);
+    }
+  }
+}
+
+}  // namespace

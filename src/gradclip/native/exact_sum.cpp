@@ -1,0 +1,34 @@
+#include "exact_sum.hpp"
+
+#include <cmath>
+
+void ExactSum::add(double number, int exponent) {
+  constexpr int kPrecision = 53;
+  int place = 0;
+  const auto mantissa = static_cast<std::int64_t>(std::ldexp(std::frexp(number, &place), kPrecision));
+  const int position = place - kPrecision + exponent - kLowest;
+  const int shift = position % 32;
+  std::int64_t* digit = digits_.data() + position / 32;
+  for (const std::int64_t half : {mantissa & 0xffffffff, mantissa >> 32}) {
+    const std::int64_t shifted = half * (std::int64_t{1} << shift);
+    digit[0] += shifted & 0xffffffff;
+    digit[1] += shifted >> 32;
+    ++digit;
+  }
+}
+
+void ExactSum::add(const ExactSum& other) {
+  for (std::size_t i = 0; i < kDigits; ++i) digits_[i] += other.digits_[i];
+}
+
+std::vector<std::uint8_t> ExactSum::bytes() const {
+  std::vector<std::uint8_t> found;
+  found.reserve(4 * kDigits);
+  std::int64_t carry = 0;
+  for (const std::int64_t digit : digits_) {
+    const std::int64_t whole = digit + carry;
+    for (int shift = 0; shift < 32; shift += 8) found.push_back(static_cast<std::uint8_t>(whole >> shift));
+    carry = whole >> 32;
+  }
+  return found;
+}

@@ -1,0 +1,63 @@
+"""Run the tests with the oldest and the newest releases that gradclip takes: `python versions.py oldest newest`.
+
+The oldest are read from pyproject.toml. JAX needs NumPy 2, so that the oldest NumPy and the oldest JAX are tried apart.
+PyTorch is 2.13.0, or what TORCH names: other releases for this platform may take several GB.
+"""
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+from environments import ROOT, new_environment, pip_install, run_native_tests
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+TORCH = f"torch=={os.environ.get('TORCH') or '2.13.0'}"
+TESTS = ["test_clip", "test_norms", "test_inplace", "test_per_example", "test_policy", "test_tree", "backends"]
+
+
+def lowest(*names):
+    """Return requirements for the oldest release of each library that gradclip takes."""
+    lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
+    bounds = dict(re.match(r"([a-z-]+)(?:>=([\d.]+))?", line).groups() for line in reversed(lines))
+    return [f"{name}=={bounds[name]}" for name in names]
+
+
+def oldest():
+    python = new_environment(".venv-versions", "pytest", "ml_dtypes", *lowest(*CORE))
+    install(python)
+    run_native_tests(python, "-q")
+    python = new_environment(".venv-versions", TORCH)
+    pip_install(python, "pytest", "ml_dtypes", *lowest("jax", "optax", "optree", "array-api-compat"))
+    install(python)
+    run_tests(python)
+
+
+def newest():
+    python = new_environment(".venv-versions", TORCH)
+    pip_install(python, "--upgrade", "pytest", "ml_dtypes", *CORE, "jax", "optax")
+    install(python)
+    run_native_tests(python, "-q")
+    run_tests(python)
+
+
+CORE = ("numpy", "optree", "array-api-compat", "nanobind-backend")
+
+
+def install(python):
+    pip_install(python, "--no-cache-dir", ".", GRADCLIP_REQUIRE_NATIVE="1")
+    subprocess.run([str(python), "-m", "pip", "list"], check=True)
+
+
+def run_tests(python):
+    """Run the tests that need PyTorch and JAX and no other library; what warns is the older library's matter."""
+    files = [str(path) for name in TESTS for path in sorted((ROOT / "tests").glob(f"{name}*"))]
+    options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-W", "default"]
+    subprocess.run([str(python), "-m", "pytest", *options, *files], cwd=ROOT, check=True)
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        print(f"== {name}", flush=True)
+        {"oldest": oldest, "newest": newest}[name]()
