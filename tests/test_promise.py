@@ -65,6 +65,8 @@ def test_where_batches_change_their_shape_nothing_is_promised():
     [
         ({"pad_to": 8}, "batches padded to 8 examples"),
         ({"pad_to": 5}, "batches padded to 5 examples"),
+        ({"method": "loop"}, "examples taken one after the other"),
+        ({"method": "loop", "microbatch_size": 3}, "examples taken one after the other"),
         ({"microbatch_size": 1}, "microbatches of 1 examples"),
         ({"microbatch_size": 24}, "microbatches of 24 examples"),
         ({"microbatch_size": 8, "pad_to": 20}, "microbatches of 8 examples"),

@@ -98,9 +98,9 @@ class ClippedFunction:
         The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
         examples nor on its place among them is assumed. Another number of examples makes another program, in which
         each gradient may differ in its last bits, and by much where the loss has a kink: so the bound for
-        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, or `microbatch_size` of 1 or a
-        multiple of 8, gives every program one shape. The other relations speak of batches of one size, in which no
-        example changes its place. `note` says which it is.
+        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, `microbatch_size` of 1 or a
+        multiple of 8, or `method="loop"` gives every program one shape. The other relations speak of batches of one
+        size, in which no example changes its place. `note` says which it is.
         """
         if batch_size is None and self.pad_to is not None:
             batch_size = self.pad_to * as_count("partial_sums", partial_sums)
@@ -126,6 +126,8 @@ class ClippedFunction:
             return promise
         if relation != "add_or_remove_one":
             return replace(promise, note=f"batches of one number of {self.unit}s")
+        if self.method == "loop":
+            return replace(promise, note=f"{self.unit}s taken one after the other")
         if self.microbatch_size is None and self.pad_to is None:
             return promise.without_limit(
                 "one more or less changes the shape of a batch, and so the last bits of every gradient in it. Pass "
@@ -150,12 +152,12 @@ class ClippedFunction:
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
         self._check_positions(args)
-        if self.assumed:
-            self._check_assumption(args, kwargs)
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
+        if self.assumed:
+            self._check_assumption(args[:-1], kwargs)
         verbs = mappings.mapping_of(self.manner.framework or self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
