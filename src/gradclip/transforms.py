@@ -110,7 +110,7 @@ def clipped_grad(
     >>> print(summed(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.5]]), jnp.ones(2)).round(6))
     [0.85 1.3 ]
     >>> print(summed.sensitivity())
-    sum over examples, add or remove one example: at most 1.0 (+ 5.4e-07 rounding); batches padded to 4 examples
+    sum over examples, add or remove one example: at most 1.0 (+ 4.8e-07 rounding); batches padded to 4 examples
 
     """
     numbers = _positions("argnums", argnums)
