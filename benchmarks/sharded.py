@@ -22,11 +22,13 @@ from torch.distributed.tensor.debug import CommDebugMode
 
 import gradclip
 from gradclip import shards
+from gradclip.backends.torch_reductions import ROOM
 from gradclip.norms import Order
 
 TENSORS, PROCESSES = (10, 500), (2, 4, 8)
 WIRE_CALLS = 20
 TIMEOUT = 10
+FLAGS, MARKS = 4, 4
 
 
 def spawn(function, world, *arguments):
@@ -172,10 +174,11 @@ def _together(of_rank):
 
 
 def lengths():
-    print("\nNumbers in a vector, and bytes that one reduction carries when all gradients are split alike")
-    for ord in (1, 2, 3, math.inf):
+    print("\nNumbers of a norm, and bytes that the reductions carry when all gradients are split alike")
+    for ord in (1, 2, 3, 4, 8, math.inf):
         length = shards.length(Order.parse(ord))
-        print(f"ord {ord:<4} {length:3} numbers and 3 flags: {8 * (length + 3)} bytes")
+        first, rest = 8 * (ROOM + MARKS), 8 * max(0, length + FLAGS - ROOM)
+        print(f"ord {ord:<4} {length:3} numbers: {first} bytes" + (f", then {rest}" if rest else ""))
 
 
 def main():

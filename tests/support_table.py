@@ -25,6 +25,7 @@ TREE_FUNCTIONS = {
 IN_PLACE = {
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
+    "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
 }
 COLUMNS = ("NumPy", "PyTorch", "torch.compile", "torch.func", "autograd", "JAX", "jax.jit", "jax.vmap", "jax.grad")

@@ -442,3 +442,18 @@ def test_methods_are_two():
     with pytest.raises(ValueError, match="method must be 'vmap' or 'loop', got 'map'"):
         gradclip.clipped_grad(loss, 1.0, method="map")
     assert gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method="loop").sensitivity().bound == 1.0
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_the_loop_is_not_named_where_it_has_no_gradient_either():
+    layer = torch.nn.Linear(4, 2)
+
+    def fun(params, x):  # this way of checkpointing sees only inputs that ask for gradients: here none does
+        return checkpoint(lambda x: functional_call(layer, params, (x,)), x, use_reentrant=True).sum()
+
+    with pytest.raises(RuntimeError) as found:
+        gradclip.clipped_grad(fun, 1.0)(dict(layer.named_parameters()), torch.ones(3, 4))
+    assert "loop" not in str(found.value)
+    clipped = gradclip.clipped_grad(fun, 1.0, method="loop")
+    with pytest.warns(UserWarning, match=r"does not use argument 0\['bias'\]"):
+        clipped(dict(layer.named_parameters()), torch.ones(3, 4))

@@ -84,7 +84,7 @@ def test_negative_or_nan_threshold_is_a_value_error(framework, bad):
 def test_a_threshold_that_is_no_number_is_a_type_error(framework, bad):
     x = framework.array([3.0, 4.0])
     for function in (gradclip.clip_by_global_norm, gradclip.clip_by_value):
-        with pytest.raises(TypeError, match="must be a number or a scalar array"):
+        with pytest.raises(TypeError, match="must be a real number or a scalar array"):
             function(x, bad)
 
 

@@ -99,7 +99,7 @@ def test_integers_are_refused_before_anything_is_written(framework):
     assert values(framework, parameters) == [[3.0, 4.0], [30, 40]]
 
 
-@pytest.mark.parametrize("parameters", [3, [3], [None], {"w": 1}, [("name", SimpleNamespace(grad=None))], "text"])
+@pytest.mark.parametrize("parameters", [3, [3], [None], {"w": 1}, [("name", 3)], "text"])
 def test_things_without_gradients(parameters):
     for call in (
         gradclip.grad_norm,

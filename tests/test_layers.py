@@ -139,7 +139,7 @@ def test_many_leaves_take_time_in_proportion(kind):
     for function in (gradclip.clip_by_layer_norm, gradclip.clip_by_global_norm):
         best = math.inf
         for _ in range(5):
-            start = time.perf_counter()
+            start = time.thread_time()
             function(tree, 1.0)
-            best = min(best, time.perf_counter() - start)
+            best = min(best, time.thread_time() - start)
         assert best < 4000 * 100e-6

@@ -192,7 +192,7 @@ def test_in_words(sensitivity, text):
         (lambda: clipped_sum_sensitivity(1.0, normalize_by=math.nan), "normalize_by must be positive and finite"),
         (lambda: clipped_sum_sensitivity(1.0, batch_size=0), "batch_size must be a whole number, 1 or more, got 0"),
         (lambda: clipped_sum_sensitivity(1.0, batch_size=2.5), "batch_size must be a whole number"),
-        (lambda: clipped_sum_sensitivity(1.0, grid=0), "grid must be the number of steps"),
+        (lambda: clipped_sum_sensitivity(1.0, grid=0), "grid must be a whole number"),
         (lambda: clipped_sum_sensitivity(1.0, sum_dtype="float16"), "sum_dtype must be float32 or float64"),
         (lambda: clipped_sum_sensitivity(1.0, to_unit=True, per_layer=True), "depends on the number of layers"),
         (lambda: clipped_sum_sensitivity(3e38, batch_size=8), "can overflow float32"),

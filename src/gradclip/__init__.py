@@ -12,6 +12,7 @@ from gradclip.clip import (
 )
 from gradclip.clipped import ClippedFunction, ExampleOutputs
 from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.layerwise import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example import PerExampleInfo, per_example_clip
@@ -36,6 +37,7 @@ __all__ = [
     "clip_by_global_norm",
     "clip_by_layer_norm",
     "clip_by_value",
+    "clip_grad_layer_norm_",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clipped_fun",

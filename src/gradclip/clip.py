@@ -7,13 +7,13 @@ from functools import partial
 from typing import Any
 
 from gradclip import layers
+from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find, framework_of
+from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, is_complex
-from gradclip.coefficient import check_threshold, known_threshold
+from gradclip.backends.formats import FLOAT64
 from gradclip.decision import Clipping, decide
-from gradclip.derivative import ClipRule
+from gradclip.derivative import ClipRule, ValueRule
 from gradclip.norms import Order
 from gradclip.policy import check_policy
 from gradclip.shards import measure_all
@@ -48,29 +48,41 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
 
     """
     flat, order = flatten(tree), Order.parse(ord)
+    warn_of_parameters(flat.leaves)
     return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
 
 
 @ordinary_arithmetic
-def layer_norms(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
-    """Return the norm of each leaf, in a tree of the same structure.
+def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any = None) -> Any:
+    """Return the norm of each layer of `tree`: of each leaf, or of what lies below each leaf of a prefix.
 
-    Arguments, dtypes and errors are those of `global_norm`.
+    Args:
+        tree: as in `global_norm`.
+        ord: as there.
+        prefix: what says which leaves are a layer, as the thresholds of `clip_by_layer_norm` do: a prefix of `tree`, of
+            which the leaves may be anything. None makes each leaf of `tree` a layer.
+        axis_name: as in `global_norm`.
+
+    Returns:
+        A tree of norms, shaped as `prefix`, or as `tree`. Dtypes and errors are those of `global_norm`.
 
     >>> import numpy as np
     >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
     >>> float(norms["w"]), float(norms["b"])
     (5.0, 2.0)
+
     """
     flat, order = flatten(tree), Order.parse(ord)
+    warn_of_parameters(flat.leaves)
     backend = _backend_of(flat, axis_name)
-    groups = [[i] for i in range(len(flat.leaves))]
+    shape, groups = (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix)
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
-    return flat.rebuild(
-        [norms[i] if i in norms else norm_of(backend, [leaf], order) for i, leaf in enumerate(flat.leaves)]
-    )
+    for number, group in enumerate(groups):
+        if number not in norms:
+            norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
+    return shape.rebuild([norms[number] for number in range(len(groups))])
 
 
 def clip_by_global_norm(
@@ -170,40 +182,30 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     flat = flatten(tree)
     bound = check_threshold(max_value, "max_value")
     backend = find(flat.leaves, flat.paths, bound)
-    bound = known_threshold(backend, bound, "max_value")
+    known = known_threshold(backend, bound, "max_value")
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
-    return flat.rebuild(backend.clamped_all(prepared, flat.leaves, bound))
 
+    own = known if isinstance(known, float) else None
 
-def is_single_threshold(max_norm: Any) -> bool:
-    """Say whether a threshold is one number or array, rather than a tree of them."""
-    return framework_of(max_norm) is not None or isinstance(max_norm, str | bool | None)
+    def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        return backend.clamped_all(prepared, flat.leaves, traced if own is None else own), None, []
 
-
-def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a TypeError that names the first complex array."""
-    if isinstance(arrays, Arrays) and not arrays.any_complex:
-        return
-    for index, x in enumerate(arrays):
-        if is_complex(x):
-            raise TypeError(
-                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
-                "value. Clip it by norm, or its real and imaginary parts one by one."
-            )
+    clip = backend.differentiable(primal, ValueRule(own))
+    return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
 
 
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, "propagate")
 
-    def primal(prepared: Sequence[Any], _: None) -> tuple[list[Any], Any]:
+    def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
             norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves)
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), leaves), []
 
-    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None)[1]
+    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
 
 
 @ordinary_arithmetic
@@ -215,6 +217,7 @@ def clip_groups(
     axis_name: Any = None,
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    warn_of_parameters(flat.leaves)
     thresholds = [check_threshold(max_norm) for max_norm in max_norms]
     backend = _backend_of(flat, axis_name, *thresholds)
     clipped = list(flat.leaves)
@@ -224,7 +227,8 @@ def clip_groups(
             continue
         mine = replace(clipping, max_norm=known_threshold(backend, threshold))
         leaves = [flat.leaves[i] for i in group]
-        results, norms[number] = _clip_together(backend, leaves, mine, partial(_names, flat, group))
+        together = partial(_names, flat, group)
+        results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, [norms[number] for number in range(len(groups))]
@@ -274,22 +278,27 @@ def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
 
 
 def _clip_together(
-    backend: Backend, leaves: Sequence[Any], clipping: Clipping, names: Callable[[], Sequence[str]]
+    backend: Backend,
+    leaves: Sequence[Any],
+    threshold: Any,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
     known = isinstance(clipping.max_norm, float)
 
-    def primal(prepared: Sequence[Any], traced: Any) -> tuple[list[Any], Any]:
+    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
-            asked = clipping if known else replace(clipping, max_norm=traced)
+            asked = clipping if known else replace(clipping, max_norm=max_norm)
             made = decide(backend, arrays, asked, names)
             shrunk = backend.shrink(made.arrays, made.coefficient)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-            return backend.leave_all(shrunk, leaves), norm
+            return backend.leave_all(shrunk, leaves), norm, []
 
-    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
+    rule = ClipRule(clipping.order, clipping.max_norm if known else None, clipping.nonfinite, clipping.to_unit)
     clip = backend.differentiable(primal, rule)
-    return clip(list(map(backend.prepare, leaves)), None if known else clipping.max_norm)
+    given = None if isinstance(threshold, float) else threshold
+    return clip(list(map(backend.prepare, leaves)), given, None)[:2]
 
 
 def norm_dtype(arrays: Arrays) -> str:

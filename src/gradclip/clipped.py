@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from gradclip.arguments import check_mask
 from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
@@ -13,7 +14,7 @@ from gradclip.per_example import per_example_clip
 from gradclip.quantities import as_count
 from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.tree import flatten
+from gradclip.tree import flatten, listed
 
 _AT_A_TIME = 8
 
@@ -152,6 +153,7 @@ class ClippedFunction:
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
         self._check_positions(args)
+        mask = check_mask(mask)
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
@@ -287,10 +289,13 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
         shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
     first = next(iter(shapes.values()), ())
     if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
-        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        # What differs from the first comes before what does not, for the list is cut.
+        one, *others = shapes.items() or [("", ())]
+        others.sort(key=lambda item: item[1][:1] == first[:1])
+        found = [f"{name} {shape}" for name, shape in (one, *others) if name]
         raise ValueError(
             "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
-            f"the shapes are {listed or 'missing: there are no arrays'}."
+            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
     return first[0]
 

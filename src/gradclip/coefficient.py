@@ -26,15 +26,12 @@ clipping by the norm.
 """
 
 import math
-import numbers
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, dtype_name
+from gradclip.backends.formats import FLOAT64
 from gradclip.norms import Norm
 
 _WIDE_SECOND = 2.0**-600
@@ -231,70 +228,3 @@ def open_between(norm: Norm, max_norm: Any) -> Any:
 def exceeds(norm: Norm, max_norm: Any) -> Any:
     """Say whether the computed norm is larger than the threshold: what counts as clipped."""
     return norm.value > _in_units_of(norm, max_norm)
-
-
-def check_threshold(value: Any, name: str = "max_norm") -> Any:
-    """Return a threshold that is a number as a float; leave a scalar array as it is.
-
-    Raises TypeError for what is no number and ValueError for a negative number or NaN.
-    """
-    if type(value) is float and value >= 0:
-        return value
-    if isinstance(value, np.ndarray) and value.shape == ():
-        value = value[()]
-    if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        number = float(value)
-        if math.isnan(number) or number < 0:
-            raise ValueError(
-                f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
-            )
-        return number
-    if getattr(value, "shape", None) == () and hasattr(value, "dtype"):
-        return value
-    raise TypeError(
-        f"{name} must be a number or a scalar array, got {value!r} of type {type(value).__name__}. "
-        f"For a float threshold write {name}=1.0."
-    )
-
-
-def check_norm(value: Any, name: str = "total_norm") -> Any:
-    """Return a norm that is a number as a float, NaN too; leave a scalar array of real numbers as it is.
-
-    Raises TypeError for what is no real number, ValueError for a negative one.
-    """
-    if isinstance(value, np.ndarray) and value.shape == ():
-        value = value[()]
-    if isinstance(value, numbers.Real) and not isinstance(value, bool | np.bool_):
-        try:
-            number = float(value)
-        except OverflowError:
-            number = -math.inf
-        if number < 0:
-            raise ValueError(
-                f"{name} must not be negative, nor beyond float64's range, got {value!r:.80}. Pass what get_total_norm "
-                "returns."
-            )
-        return number
-    if getattr(value, "shape", None) == () and _is_real(value):
-        return value
-    raise TypeError(
-        f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
-        "Pass what get_total_norm returns."
-    )
-
-
-def _is_real(array: Any) -> bool:
-    name = dtype_name(array) if hasattr(array, "dtype") else ""
-    return "float" in name or "int" in name
-
-
-def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
-    """Return a checked norm as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_norm(float(value), name)
-
-
-def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:
-    """Return a checked threshold as a float where the backend may look at its value."""
-    if isinstance(value, float) or not backend.concrete:
-        return value
-    return check_threshold(float(value), name)

@@ -1,98 +1,223 @@
-"""Derivatives of clipping and of norms, finite everywhere.
+"""Derivatives of clipping and of norms, finite everywhere: one rule for both modes, in every framework.
 
-With N = ||x||, its direction w = dN/dx and k = min(1, C / N), clipping is y = k*x. Where N > C its differential is
-dy = k*dx + (x / N) * (dC - k*dN), dN = <w, dx>; elsewhere dy = dx. With the result divided by C, k is 1 / max(N, C).
-At zero, where a norm has no derivative, w is 0. Elements
-that share an extreme magnitude share its derivative equally. The rounding that makes the bound hold is
-not differentiated. These rules run in the dtype of the returned norm. `total` adds up what the leaves know, and others
-who hold parts of them.
+With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k*x. Its differential is
+
+    dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>,
+
+| coefficient                   | where it is k                   | scale     | a  | b  |
+|-------------------------------|---------------------------------|-----------|----|----|
+| min(1, C / N)                 | C / N where N > C               | N         | -k | 1  |
+|                               | 1 elsewhere                     | 1         | 0  | 0  |
+| min(1 / C, 1 / N)             | 1 / N where N > C               | N         | -k | 0  |
+|                               | 1 / C elsewhere                 | C         | 0  | -k |
+| C / (N + gamma)               | everywhere                      | N + gamma | -k | 1  |
+| 1 / (N + gamma)               | everywhere                      | N + gamma | -k | 0  |
+
+At zero, where a norm has no derivative, w is 0, and so is k where it would be C / 0. Elements that share an extreme
+magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. What does not
+count (examples outside of a mask, what a policy leaves out) has the derivative 0, whatever it holds. Of a batch each
+example has its own norm and the sum over examples is differentiated. These rules run in the dtype of the returned
+norm, and can be differentiated themselves. `total` adds up what the leaves know, and others who hold parts of them.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple
 
 from gradclip.norms import Order
 
 Array = Any
 
 
+class At(NamedTuple):
+    """Where a derivative is taken: the leaves, their norm or norms, the threshold, which examples count."""
+
+    leaves: Sequence[Array]
+    norm: Array
+    max_norm: Any
+    mask: Array | None = None
+
+
+class _Multiplier(NamedTuple):
+    """What the table of this module's docstring says at one place."""
+
+    k: Array
+    scale: Array
+    a: Array
+    b: Array
+
+
 @dataclass(frozen=True)
 class ClipRule:
-    """How the clipped leaves and the norm change with the leaves and the threshold."""
+    """How the clipped leaves and the norm change with the leaves and the threshold.
+
+    `max_norm`: the threshold, None where it is given with each call. Of a batch (`batched`) the results are sums over
+    examples, and the threshold is multiplied by `share`. `measures`: a norm comes with the results.
+    """
+
+    measures: ClassVar[bool] = True
 
     order: Order
     max_norm: Any
     nonfinite: str
     to_unit: bool = False
+    gamma: float | None = None
+    batched: bool = False
+    share: float = 1.0
     total: Callable[[Sequence[Array]], Array] = sum
 
+    def at(self, leaves: Sequence[Array], norm: Array, max_norm: Any, mask: Array | None) -> At:
+        """Return the place of a call: `max_norm` is None where the threshold is the rule's own."""
+        return At(leaves, norm, self.max_norm if max_norm is None else max_norm, mask)
+
     def jvp(
-        self, xp: Any, leaves: Sequence[Array], changes: Sequence[Array], norm: Array, change: Any
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
     ) -> tuple[list[Array], Array]:
-        """Return the changes of the clipped leaves and of the norm; `change` is that of the threshold."""
-        xs, dxs = self._counted(xp, leaves, norm), self._counted(xp, changes, norm, leaves)
-        norm, finite = self._settled(xp, norm)
-        dnorm = self.total(_inner(xp, self._directions(xp, xs, norm), dxs))
-        clipped, safe, k = self._multiplier(xp, norm)
-        dk = xp.where(clipped, change - k * dnorm, 0.0)
-        if self.to_unit:
-            dk = -k * xp.where(clipped, dnorm, change)
-        dys = [k * dx + (x / safe) * dk for x, dx in zip(xs, dxs, strict=True)]
-        dys = [xp.where(finite, dy, xp.zeros_like(dy)) for dy in dys]
-        return [xp.astype(dy, x.dtype) for dy, x in zip(dys, leaves, strict=True)], dnorm
+        """Return the changes of the results, whose dtypes these are, and of the norm; `change` is the threshold's."""
+        counted, norm = self._counted(xp, at)
+        xs, dxs = self._wide(xp, at.leaves, norm, counted), self._wide(xp, changes, norm, counted)
+        dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs))
+        if not dtypes:
+            return [], dnorm
+        by = self._multiplier(xp, norm, at.max_norm)
+        dk = by.a * dnorm + by.b * (change * self.share)
+        dys = [
+            self._over(by.k, x) * dx + (x / self._over(by.scale, x)) * self._over(dk, x)
+            for x, dx in zip(xs, dxs, strict=True)
+        ]
+        dys = [xp.sum(dy, axis=0) for dy in dys] if self.batched else dys
+        return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
 
-    def vjp(self, xp: Any, leaves: Sequence[Array], norm: Array, gys: Sequence[Array], gnorm: Array) -> list[Array]:
-        """Return the gradients with respect to the leaves, given those of the clipped leaves and the norm."""
-        xs, wide_gys = self._counted(xp, leaves, norm), self._counted(xp, gys, norm)
-        norm, finite = self._settled(xp, norm)
-        clipped, safe, k = self._multiplier(xp, norm)
-        inner = self.total(_inner(xp, [x / safe for x in xs], wide_gys))
-        along = gnorm - xp.where(clipped, k * inner, 0.0)
-        directions = self._directions(xp, xs, norm)
-        gxs = [k * gy + w * along for gy, w in zip(wide_gys, directions, strict=True)]
-        gxs = [xp.where(finite, gx, xp.zeros_like(gx)) for gx in gxs]
-        return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, leaves, strict=True)]
+    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
+        """Return the gradients with respect to the leaves and the threshold, given those of the results and norm."""
+        counted, norm = self._counted(xp, at)
+        xs = self._wide(xp, at.leaves, norm, counted)
+        along, by = gnorm, self._multiplier(xp, norm, at.max_norm)
+        gmax = xp.zeros_like(norm)
+        if gys:
+            gys = [xp.astype(gy, x.dtype) for gy, x in zip(gys, xs, strict=True)]
+            inner = self.total(self._inner(xp, [x / self._over(by.scale, x) for x in xs], gys))
+            along, gmax = gnorm + by.a * inner, by.b * inner * self.share
+        gxs = [w * self._over(along, w) for w in self._directions(xp, xs, norm)]
+        if gys:
+            gxs = [self._over(by.k, gx) * gy + gx for gx, gy in zip(gxs, gys, strict=True)]
+        gxs = [
+            gx if here is None else xp.where(here, gx, xp.zeros_like(gx)) for gx, here in zip(gxs, counted, strict=True)
+        ]
+        return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, at.leaves, strict=True)], xp.sum(gmax)
 
-    def _counted(self, xp: Any, arrays: Sequence[Array], norm: Array, where: Sequence[Array] = ()) -> list[Array]:
+    def _counted(self, xp: Any, at: At) -> tuple[list[Array | None], Array]:
+        """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""
+        norm = at.norm
+        inside = at.mask
+        if self.nonfinite == "skip":
+            finite = xp.isfinite(norm)
+            inside = finite if inside is None else inside & finite
+        if inside is not None:
+            norm = xp.where(inside, norm, xp.ones_like(norm))
+        if self.nonfinite == "zero":
+            masks = [xp.isfinite(x) for x in at.leaves]
+            return [m if inside is None else m & self._over(inside, m) for m in masks], norm
+        return [None if inside is None else self._over(inside, x) for x in at.leaves], norm
+
+    def _wide(self, xp: Any, arrays: Sequence[Array], norm: Array, counted: Sequence[Array | None]) -> list[Array]:
         """Return the arrays in the norm's precision, 0 where an element does not count."""
-        if self.nonfinite in ("zero", "skip"):
-            masks = [xp.isfinite(x) for x in (where or arrays)]
-            arrays = [xp.where(m, a, xp.zeros_like(a)) for m, a in zip(masks, arrays, strict=True)]
-        return [xp.astype(a, xp.result_type(a, norm)) for a in arrays]
+        kept = [
+            a if here is None else xp.where(here, a, xp.zeros_like(a)) for a, here in zip(arrays, counted, strict=True)
+        ]
+        return [xp.astype(a, xp.result_type(a, norm)) for a in kept]
 
-    def _settled(self, xp: Any, norm: Array) -> tuple[Array, Array]:
-        """Return the norm, 1 where it is skipped, and whether it is not."""
-        finite = xp.isfinite(norm) if self.nonfinite == "skip" else xp.isfinite(xp.zeros_like(norm))
-        return xp.where(finite, norm, xp.ones_like(norm)), finite
-
-    def _multiplier(self, xp: Any, norm: Array) -> tuple[Array, Array, Array]:
-        clipped = norm > self.max_norm
-        if self.to_unit:
-            largest = xp.where(clipped, norm, self.max_norm)
-            safe = xp.where(largest > 0, largest, xp.ones_like(norm))
-            return clipped, safe, 1.0 / safe
-        safe = xp.where(clipped, norm, xp.ones_like(norm))
-        return clipped, safe, xp.where(clipped, self.max_norm / safe, 1.0)
+    def _multiplier(self, xp: Any, norm: Array, max_norm: Any) -> _Multiplier:
+        threshold = xp.astype((xp.zeros_like(norm) + max_norm) * self.share, norm.dtype)
+        zero, one = xp.zeros_like(norm), xp.ones_like(norm)
+        if self.gamma is not None:
+            shifted = norm + self.gamma
+            scale = xp.where(shifted > 0, shifted, one)
+            target = one if self.to_unit else threshold
+            k, b = xp.where(shifted > 0, target, zero) / scale, zero if self.to_unit else one
+            found = _Multiplier(k, scale, -k, b)
+        elif self.to_unit:
+            clipped = norm > threshold
+            largest = xp.where(clipped, norm, threshold)
+            scale = xp.where(largest > 0, largest, one)
+            k = one / scale
+            found = _Multiplier(k, scale, xp.where(clipped, -k, zero), xp.where(clipped, zero, -k))
+        else:
+            clipped = norm > threshold
+            scale = xp.where(clipped, norm, one)
+            # A threshold that is not used may be infinite, which has no place in a derivative of this.
+            k = xp.where(clipped, threshold, one) / scale
+            found = _Multiplier(k, scale, xp.where(clipped, -k, zero), xp.where(clipped, one, zero))
+        scales = xp.where(threshold >= 0, found.scale, one)
+        k, a, b = (xp.where(threshold >= 0, value, zero) for value in (found.k, found.a, found.b))
+        return _Multiplier(k, scales, a, b)
 
     def _directions(self, xp: Any, xs: Sequence[Array], norm: Array) -> list[Array]:
         p = self.order.p
         safe = xp.where(norm > 0, norm, xp.ones_like(norm))
         if p == 2:
-            return [x / safe for x in xs]
+            return [x / self._over(safe, x) for x in xs]
         magnitudes = [xp.abs(x) for x in xs]
-        signs = [x / xp.where(m > 0, m, xp.ones_like(m)) for x, m in zip(xs, magnitudes, strict=True)]
+        signs = [
+            xp.where(m > 0, x, xp.zeros_like(x)) / xp.where(m > 0, m, xp.ones_like(m))
+            for x, m in zip(xs, magnitudes, strict=True)
+        ]
         if self.order.extreme:
             hits = [xp.astype(m == norm, norm.dtype) for m in magnitudes]
             ties = self.total([xp.sum(hit) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
             return [sign * (hit * share) for sign, hit in zip(signs, hits, strict=True)]
-        return [s * (m / safe) ** (p - 1) for s, m in zip(signs, magnitudes, strict=True)]
+        if p == 1:
+            return signs
+        # For p < 2 the power has no derivative at zero: there it is that of 1, times a sign of 0.
+        return [s * (xp.where(m > 0, m, safe) / safe) ** (p - 1) for s, m in zip(signs, magnitudes, strict=True)]
+
+    def _inner(self, xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        products = [
+            xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b) if xp.isdtype(a.dtype, "complex floating") else a * b
+            for a, b in zip(left, right, strict=True)
+        ]
+        return [xp.sum(product, axis=tuple(range(int(self.batched), product.ndim))) for product in products]
+
+    def _over(self, value: Array, like: Array) -> Array:
+        """Shape what there is one of for each example so that it broadcasts to a leaf."""
+        return value[(..., *[None] * (like.ndim - 1))] if self.batched else value
 
 
-def _inner(xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-    products = [
-        xp.real(xp.conj(a) * b) if xp.isdtype(a.dtype, "complex floating") else a * b
-        for a, b in zip(left, right, strict=True)
-    ]
-    return [xp.sum(product) for product in products]
+@dataclass(frozen=True)
+class ValueRule:
+    """How leaves clamped to [-C, C] change: as they do where |x| <= C, elsewhere as C, with their sign."""
+
+    measures: ClassVar[bool] = False
+
+    max_value: Any
+
+    def at(self, leaves: Sequence[Array], norm: None, max_value: Any, mask: None) -> At:
+        """Return the place of a call, as that of a `ClipRule`."""
+        return At(leaves, norm, self.max_value if max_value is None else max_value)
+
+    def jvp(
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], None]:
+        """Return the changes of the clamped leaves; there is no norm."""
+        dys = []
+        for x, dx in zip(at.leaves, changes, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            dys.append(xp.where(inside, dx, xp.astype(held * change, dx.dtype)))
+        return dys, None
+
+    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], Array]:
+        """Return the gradients with respect to the leaves and to C."""
+        gxs, gmax = [], 0.0
+        for x, gy in zip(at.leaves, gys, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            gxs.append(xp.where(inside, gy, xp.zeros_like(gy)))
+            gmax = gmax + xp.sum(xp.astype(held * gy, xp.result_type(gy.dtype, xp.float32)))
+        return gxs, gmax
+
+    def _held(self, xp: Any, x: Array, max_value: Any) -> tuple[Array, Array]:
+        """Return which elements stay as they are, and how the others change with C: 1, -1, or 0 where C is below 0."""
+        limit = xp.zeros_like(x) + max_value
+        inside = xp.abs(x) <= limit
+        one = xp.ones_like(x)
+        return inside, xp.where(inside | (limit < 0), xp.zeros_like(x), xp.where(x > 0, one, -one))

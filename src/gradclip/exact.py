@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.numpy import split
+from gradclip.backends.host import split
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256

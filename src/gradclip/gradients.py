@@ -82,6 +82,27 @@ class Gradients:
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
+    def check_replaceable(self, backend: Backend) -> None:
+        """Raise a TypeError that names a holder which takes no other gradient, where its own cannot be written.
+
+        The holders of a framework take any.
+        """
+        parameters = self.members.parameters
+        kinds = {type(parameter): parameter for parameter in parameters}
+        if all(framework_of(parameter) is not None for parameter in kinds.values()):
+            return
+        for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
+            if grad is None or framework_of(parameter) is not None or backend.writable(grad):
+                continue
+            try:
+                parameter.grad = grad
+            except (AttributeError, TypeError) as error:
+                raise TypeError(
+                    f"{self.members.name(index)}.grad cannot be written where it lies, and its holder, a "
+                    f"{type(parameter).__name__}, takes no other gradient. Pass holders whose .grad can be set, or use "
+                    "gradclip.clip_by_global_norm, which returns new arrays."
+                ) from error
+
     def enter(self, backend: Backend) -> Arrays:
         """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""
         with backend.precision():
@@ -105,9 +126,9 @@ class Gradients:
             kept.append((written or group)[0])
             again += [] if written else group[1:]
         kept.sort()
-        return replace(self._chosen(kept), again=self._chosen(again) if again else None), kept
+        return replace(self.chosen(kept), again=self.chosen(again) if again else None), kept
 
-    def _chosen(self, indices: Sequence[int]) -> "Gradients":
+    def chosen(self, indices: Sequence[int]) -> "Gradients":
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
         return replace(self, grads=grads, held=held, paths=paths, parts=self.parts and self.parts.chosen(indices))
 

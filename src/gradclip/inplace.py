@@ -5,15 +5,15 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
-from contextlib import nullcontext
-from dataclasses import replace
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+from gradclip.arguments import check_norm, check_real, check_threshold, known_norm, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.clip import check_real, norm_dtype
-from gradclip.coefficient import check_norm, check_threshold, from_norm, known_norm, known_threshold
+from gradclip.clip import norm_dtype
+from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
@@ -47,10 +47,13 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
     5.0
 
     """
-    order = Order.parse(ord)
-    members = Members.of(parameters)
-    sharing = Sharing.of(members, process_group, mesh, order)
-    gradients, backend, arrays = _entered(members, sharing)
+    members = _members(parameters, process_group, mesh)
+    sharing = Sharing.of(members, process_group, mesh)
+    with _preparing(sharing):
+        order = Order.parse(ord)
+        if sharing is not None:
+            sharing.ask(order, "propagate")
+        gradients, backend, arrays = entered(members, sharing)
     with backend.precision():
         norm = measure(backend, arrays, order) if sharing is None else sharing.norm(backend, arrays)
         return _scalar(backend, norm.product(), arrays, gradients, sharing)
@@ -76,7 +79,8 @@ def clip_grad_norm_(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
         process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
-            group of PyTorch, or a list. Distributed tensors say themselves how they are split. A parameter group
+            group of PyTorch, or a list; an empty list says that this process is alone. Distributed tensors say
+            themselves how they are split, gradients of DistributedDataParallel are not split. A parameter group
             (`{"params": [...], "process_group": ...}`) may name its own.
         mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
 
@@ -84,10 +88,12 @@ def clip_grad_norm_(
         The norm before clipping, as `grad_norm` returns it.
 
     Raises:
-        TypeError: something without `.grad`, a gradient of integers. ValueError: a negative or NaN `max_norm`, an
-        unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a read-only array that
-        nothing holds, gradients that share only some of their elements. FloatingPointError: under "raise". In every
-        case the gradients are as they were.
+        TypeError: something without `.grad`, a gradient of integers, what is no process group. ValueError: a negative
+        or NaN `max_norm`, an unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a
+        read-only array that nothing holds, gradients that share only some of their elements; where several processes
+        call, other arguments on some of them, a group without this process, shards of FSDP1 with no group named,
+        gradients that all of a group hold alike. RuntimeError: an error on another process, or one that has ended.
+        FloatingPointError: under "raise". In every case the gradients are as they were.
 
     Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
     `nonfinite="raise"`, and so always writes.
@@ -102,11 +108,15 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    clipping = Clipping(check_threshold(whole_scalar(max_norm)), Order.parse(ord), check_policy(nonfinite))
-    members = Members.of(parameters)
-    sharing = Sharing.of(members, process_group, mesh, clipping.order, nonfinite)
-    gradients, backend, arrays = _entered(members, sharing, clipping.max_norm, to_write=True)
-    clipping = replace(clipping, max_norm=known_threshold(backend, clipping.max_norm))
+    members = _members(parameters, process_group, mesh)
+    sharing = Sharing.of(members, process_group, mesh)
+    with _preparing(sharing):
+        order, policy, max_norm = Order.parse(ord), check_policy(nonfinite), whole_scalar(max_norm)
+        if sharing is not None:
+            sharing.ask(order, policy, max_norm)
+        max_norm = check_threshold(max_norm)
+        gradients, backend, arrays = entered(members, sharing, max_norm, to_write=True)
+        clipping = Clipping(known_threshold(backend, max_norm), order, policy)
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
@@ -132,7 +142,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
 
     """
     threshold, total_norm = check_threshold(whole_scalar(max_norm)), check_norm(whole_scalar(total_norm))
-    gradients, backend, arrays = _entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
+    gradients, backend, arrays = entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
     threshold, total_norm = known_threshold(backend, threshold), known_norm(backend, total_norm)
     with backend.precision():
         if arrays:
@@ -161,31 +171,48 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
 
     """
     bound = check_threshold(whole_scalar(clip_value), "clip_value")
-    gradients, backend, arrays = _entered(Members.of(parameters), None, bound, to_write=True)
+    gradients, backend, arrays = entered(Members.of(parameters), None, bound, to_write=True)
     bound = known_threshold(backend, bound, "clip_value")
     with backend.precision():
         check_real(arrays, gradients.names)
         gradients.clamp(backend, arrays, bound)
 
 
-def _entered(
+def _members(parameters: Any, process_group: Any, mesh: Any) -> Members:
+    """Return the parameters; where they cannot be told, an error, of which the processes that are named hear."""
+    try:
+        return Members.of(parameters)
+    except Exception:
+        if process_group is None and mesh is None:
+            raise
+        with _preparing(Sharing.of(Members(()), process_group, mesh)):
+            raise
+
+
+def entered(
     members: Members, sharing: Sharing | None, *scalars: Any, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
-    with nullcontext() if sharing is None else sharing.preparing():
-        gradients = Gradients.of(members)
-        if to_write:
-            gradients.check_writable()
-        backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
-        arrays = gradients.enter(backend)
-        if not backend.collide(gradients.grads, arrays):
-            return gradients, backend, arrays
-        gradients, kept = gradients.each_memory_once(backend)
-        if len(kept) == len(arrays):
-            return gradients, backend, arrays
-        if sharing is not None:
-            sharing.keep(kept)
-        return gradients, backend, gradients.enter(backend)
+    gradients = Gradients.of(members)
+    if to_write:
+        gradients.check_writable()
+    backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+    arrays = gradients.enter(backend)
+    if to_write:
+        gradients.check_replaceable(backend)
+    if not backend.collide(gradients.grads, arrays):
+        return gradients, backend, arrays
+    gradients, kept = gradients.each_memory_once(backend)
+    if len(kept) == len(arrays):
+        return gradients, backend, arrays
+    if sharing is not None:
+        sharing.keep(kept)
+    return gradients, backend, gradients.enter(backend)
+
+
+def _preparing(sharing: Sharing | None) -> AbstractContextManager[None]:
+    """Return a context in which an error ends the call on all processes that take part."""
+    return nullcontext() if sharing is None else sharing.preparing()
 
 
 def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients, sharing: Sharing | None) -> Any:

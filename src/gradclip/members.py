@@ -1,7 +1,6 @@
 """The parameters that an in-place call is about, one after the other, and the process groups named beside them."""
 
-import inspect
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain
@@ -26,21 +25,28 @@ class Members:
     sizes: Sequence[int] = ()
     beside: Sequence[Any] = ()
     tree: Any = None
+    names: Sequence[str | None] = ()
 
     @classmethod
     def of(cls, parameters: Any) -> "Members":
         """Return those of an iterable of parameters, of one, of a list of groups such as an optimizer's; or a tree.
 
-        A group is a dict with its parameters under "params". Of the rest, "process_group" and "mesh" matter.
-        Raises TypeError and ValueError as `as_list` does.
+        Parameters may come with names, as pairs or in a dict. A group is a dict with its parameters under "params". Of
+        the rest, "param_names", "process_group" and "mesh" matter. Raises TypeError and ValueError as `as_list` does.
         """
         if _is_array_tree(parameters):
             return cls((), tree=parameters)
-        listed = as_list(parameters)
+        listed, names = _with_names(parameters)
         if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
-            return cls(listed)
-        groups = [as_list(group["params"]) for group in listed]
-        return cls(list(chain.from_iterable(groups)), list(map(len, groups)), list(map(_beside, listed)))
+            return cls(listed, names=names)
+        groups = [_with_names(group["params"]) for group in listed]
+        sizes = [len(members) for members, _ in groups]
+        named = [
+            names or group.get("param_names") or [None] * size
+            for (_, names), group, size in zip(groups, listed, sizes, strict=True)
+        ]
+        members = list(chain.from_iterable(members for members, _ in groups))
+        return cls(members, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
 
     @property
     def gradients(self) -> list[Any]:
@@ -70,12 +76,14 @@ class Members:
         if lacking is not None:
             raise TypeError(
                 f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "
-                "parameters, such as model.parameters() (not named_parameters()); for a tree of gradients use "
+                "parameters, such as model.parameters() or model.named_parameters(); for a tree of gradients use "
                 "gradclip.clip_by_global_norm."
             )
 
     def name(self, index: int) -> str:
         """Return what a parameter is called in an error."""
+        if self.names and self.names[index] is not None:
+            return str(self.names[index])
         for group, size in enumerate(self.sizes):
             if index < size:
                 return f"parameters[{group}]['params'][{index}]"
@@ -107,6 +115,26 @@ def as_tuple(named: Any) -> tuple[Any, ...]:
     return tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
+def _with_names(parameters: Any) -> tuple[Sequence[Any], Sequence[str | None]]:
+    """Return parameters as a list, and their names where they come with names."""
+    if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
+        return _values(parameters), list(map(str, parameters))
+    listed = as_list(parameters)
+    if listed and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed):
+        return [parameter for _, parameter in listed], [name for name, _ in listed]
+    return listed, ()
+
+
+def _values(parameters: Mapping[Any, Any]) -> list[Any]:
+    values = list(parameters.values())
+    if any(isinstance(value, np.ndarray) for value in values):
+        raise TypeError(
+            f"parameters is a {type(parameters).__name__}, which may hand out its arrays as copies, so that what is "
+            "written into them would be lost. Pass a dict: arrays = dict(...), clip arrays, and save those."
+        )
+    return values
+
+
 def as_list(parameters: Any) -> Sequence[Any]:
     """Return the parameters as a list. Raises where they are none, or an exhausted generator."""
     if isinstance(parameters, list | tuple):
@@ -119,10 +147,10 @@ def as_list(parameters: Any) -> Sequence[Any]:
             f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."
         )
     listed = list(parameters)
-    if not listed and inspect.isgenerator(parameters):
+    if not listed and isinstance(parameters, Iterator):
         raise ValueError(
-            "parameters is a generator that yields nothing: it was used up by an earlier loop, or the model has no "
-            "parameters. Call model.parameters() again, or keep list(model.parameters())."
+            f"parameters is a {type(parameters).__name__} that yields nothing: it was used up by an earlier loop, or "
+            "the model has no parameters. Call model.parameters() again, or keep list(model.parameters())."
         )
     return listed
 

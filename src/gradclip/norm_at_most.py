@@ -8,14 +8,18 @@ from typing import Any
 import numpy as np
 
 from gradclip import exact
+from gradclip.arguments import check_threshold
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.numpy import HOST, viewed_arrays
-from gradclip.coefficient import check_threshold, exceeds, undecided
+from gradclip.backends.host import viewed_arrays
+from gradclip.backends.numpy import HOST
+from gradclip.coefficient import exceeds, undecided
 from gradclip.norms import Order, measure
 from gradclip.tree import flatten
 
 
+@ordinary_arithmetic
 def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
     """Say whether ||tree|| <= max_norm, for (sum |x|**p)**(1/p) of the leaves' values without any rounding.
 
@@ -67,6 +71,7 @@ def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
 def _known(max_norm: Any) -> tuple[float, Fraction | None]:
     """Return a checked threshold as a float, and exactly; None for infinity."""
     value = whole_scalar(max_norm)
+    check_threshold(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
         value = value.item()
     threshold = check_threshold(value)

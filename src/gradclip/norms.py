@@ -53,11 +53,14 @@ class Order:
         if isinstance(ord, str) and ord in ("inf", "-inf"):
             return cls(float(ord))
         if isinstance(ord, numbers.Real) and not isinstance(ord, bool):
-            p = float(ord)
+            try:
+                p = float(ord)
+            except OverflowError:
+                p = math.nan
             if p >= 1 or p == -math.inf:
                 return cls(p)
         raise ValueError(
-            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r}. "
+            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r:.80}. "
             "For the Euclidean norm leave it out."
         )
 

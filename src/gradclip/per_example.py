@@ -5,17 +5,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import bare_name
-from gradclip.clip import check_real, is_single_threshold, norm_dtype
-from gradclip.coefficient import check_threshold, known_threshold
+from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, clip_and_sum
+from gradclip.derivative import ClipRule
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.norms import Order
 from gradclip.policy import check_policy
-from gradclip.tree import FlatTree, flatten
+from gradclip.tree import FlatTree, flatten, listed
 
 RULES = ("clip", "normalize", "automatic")
 
@@ -104,6 +105,7 @@ def per_example_clip(
     """
     if to_unit and (per_layer or grid is not None):
         raise ValueError("to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm.")
+    mask = check_mask(mask)
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
     clipping = Clipping(None, Order(2.0), check_policy(nonfinite), to_unit, _gamma(rule, gamma))
@@ -113,9 +115,7 @@ def per_example_clip(
     backend.check_sum_dtype(dtype)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
-    with backend.precision():
-        batch = _Batch(backend, flat, backend.enter(prepared), mask, Asked(clipping, dtype, grid))
-        return batch.clip_groups(plan)
+    return _Batch(backend, flat, prepared, mask, Asked(clipping, dtype, grid)).clip_groups(plan)
 
 
 class Asked(NamedTuple):
@@ -164,10 +164,10 @@ class _Plan:
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(self, backend: Backend, flat: FlatTree, arrays: Arrays, mask: Any, asked: Asked) -> None:
+    def __init__(self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, asked: Asked) -> None:
         self.backend = backend
         self.flat = flat
-        self.arrays = arrays
+        self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
         self.asked = asked
 
@@ -176,7 +176,7 @@ class _Batch:
         sums: dict[int, Any] = {}
         counts, norms = [], []
         for group, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
-            summed, count, norm = self.clip(group, known_threshold(self.backend, threshold), share)
+            summed, norm, count = self.clip(group, threshold, share)
             sums.update(zip(group, summed, strict=True))
             counts.append(count)
             norms.append(norm)
@@ -185,26 +185,41 @@ class _Batch:
             return total, PerExampleInfo(counts[0], norms[0])
         return total, PerExampleInfo(plan.shape.rebuild(counts), plan.shape.rebuild(norms))
 
-    def clip(self, indices: Sequence[int], max_norm: Any, share: float) -> tuple[list[Any], Any, Any]:
-        """Clip the leaves at `indices` together; return their sums, the number clipped and the norms."""
+    def clip(self, indices: Sequence[int], threshold: Any, share: float) -> tuple[list[Any], Any, Any]:
+        """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
+        known = known_threshold(self.backend, threshold)
+
+        def primal(prepared: Sequence[Any], max_norm: Any, mask: Any) -> tuple[list[Any], Any, list[Any]]:
+            with self.backend.precision():
+                arrays = self.backend.enter(prepared)
+                max_norm = known if isinstance(known, float) else max_norm
+                sums, norms, count = self._summed(arrays, indices, self.backend.scalar(max_norm, arrays) * share, mask)
+                return ([], norms, [count, *sums]) if self.asked.grid else (sums, norms, [count])
+
+        asked = self.asked.clipping
+        own = known if isinstance(known, float) else None
+        rule = ClipRule(asked.order, own, asked.nonfinite, asked.to_unit, asked.gamma, batched=True, share=share)
+        given = None if isinstance(threshold, float) else threshold
+        clip = self.backend.differentiable(primal, rule)
+        sums, norms, (count, *integers) = clip([self.prepared[i] for i in indices], given, self.mask)
+        return [*sums, *integers], norms, count
+
+    def _summed(self, arrays: Arrays, indices: Sequence[int], threshold: Any, mask: Any) -> tuple[list[Any], Any, Any]:
         backend = self.backend
-        arrays = Arrays([self.arrays[i] for i in indices])
-        leaves = [self.flat.leaves[i] for i in indices]
-        clipping = replace(self.asked.clipping, max_norm=backend.scalar(max_norm, arrays) * share)
+        clipping = replace(self.asked.clipping, max_norm=threshold)
+
+        def names() -> list[str]:
+            return [self.flat.paths()[i] for i in indices]
+
         if self.asked.grid is not None:
-            check_real(arrays, lambda: [self.flat.paths()[i] for i in indices])
+            check_real(arrays, names)
             grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
             clipping = replace(clipping, grid=grid)
-        made = clip_and_sum(
-            backend,
-            arrays,
-            clipping,
-            lambda: [self.flat.paths()[i] for i in indices],
-            self.mask,
-        )
+        made = clip_and_sum(backend, arrays, clipping, names, mask)
         sums = backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
+        leaves = [self.flat.leaves[i] for i in indices]
         norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-        return sums, backend.leave_count(made.clipped, leaves), norms
+        return sums, norms, backend.leave_count(made.clipped, leaves)
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
@@ -245,9 +260,9 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
     if wrong:
         paths = flat.paths()
-        listed = ", ".join(f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong}))
+        found = [f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong})]
         raise ValueError(
-            f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed}. "
+            f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed(found)}. "
             "Compute per-example gradients first, with jax.vmap(jax.grad(...)) or torch.func.vmap."
         )
     if mask is not None and tuple(getattr(mask, "shape", (len(mask),))) != batch:

@@ -17,6 +17,7 @@ from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.coefficient import Coefficient
+from gradclip.tree import listed
 
 POLICIES = ("propagate", "raise", "zero", "skip")
 
@@ -56,6 +57,6 @@ def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[st
 def explained(where: str, found: Sequence[str]) -> str:
     """Return the message of an error about such arrays."""
     return (
-        f"the gradients are not finite {where}: {'; '.join(found)}. "
+        f"the gradients are not finite {where}: {listed(found, '; ')}. "
         "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."
     )

@@ -39,9 +39,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
+from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
-from gradclip.coefficient import check_threshold
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.quantities import as_count, as_divisor, as_number, shown
 from gradclip.rounding import Summation, root_up, rounded_up
@@ -240,7 +240,11 @@ def clipped_sum_sensitivity(
     if math.inf in thresholds and not to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
     one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))
-    moved = (2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor)
+    bound = math.inf
+    if one < math.inf:
+        bound = rounded_up((2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor))
+    if math.isinf(bound):
+        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(max_norm)}.")
     summation = Summation(
         device,
         sum_format,
@@ -251,9 +255,6 @@ def clipped_sum_sensitivity(
         divisor,
         grid is not None,
     )
-    bound = rounded_up(moved)
-    if math.isinf(one) or math.isinf(bound):
-        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(max_norm)}.")
     return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
 
 
@@ -289,7 +290,7 @@ def _check_together(
         )
     if per_layer and not alone:
         raise ValueError("per_layer=True takes one number for max_norm; a tree of thresholds says it all itself.")
-    if check_grid(grid) is None:
+    if check_grid(None if grid is None else as_count("grid", grid)) is None:
         return
     if to_unit:
         raise ValueError("to_unit=True goes without a grid; divide the sum by max_norm.")
@@ -299,8 +300,8 @@ def _check_together(
 
 
 def _check_name(what: str, name: Any, known: tuple[str, ...]) -> None:
-    if name not in known:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {name!r}.")
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
 
 
 def _format(name: str, dtype: Any, known: Mapping[str, Format] = _FORMATS) -> Format:

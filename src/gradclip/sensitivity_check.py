@@ -6,7 +6,7 @@ maximum; this one looks for it where careless code has it, and measures each dis
 
 import math
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -15,6 +15,7 @@ import numpy as np
 
 from gradclip.backends.arrays import check_dtypes
 from gradclip.backends.formats import bare_name, format_named
+from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
 from gradclip.clipped import ClippedFunction
 from gradclip.exact import squared_distance
 from gradclip.hostile import CROWDS, KINDS, Room
@@ -90,7 +91,7 @@ def check_sensitivity(
     examples: Any,
     sensitivity: Sensitivity | float,
     *,
-    dtypes: Sequence[str] | None = None,
+    dtypes: Any = None,
     trials: int = 2,
     seed: int = 0,
 ) -> SensitivityReport:
@@ -108,8 +109,8 @@ def check_sensitivity(
         examples: such a tree, of NumPy, PyTorch or JAX arrays: it says which shapes (batch, ...) and dtypes to try.
             Take as many examples as a batch will have: sums in low precision only fail for many.
         sensitivity: what is promised: a `Sensitivity`, or the largest distance for adding or removing one.
-        dtypes: names of dtypes to try in place of those of the arrays, as "float16".
-        trials: how often each case is tried, with other random numbers.
+        dtypes: dtypes to try in place of those of the arrays, by name, as "float16", or as a framework has them.
+        trials: how often each case is tried, 1 or more, with other random numbers.
         seed: of the random numbers: the same seed gives the same report.
 
     Returns:
@@ -117,8 +118,9 @@ def check_sensitivity(
         an arithmetic error that the function raises, count as infinite distances.
 
     Raises:
-        ValueError: fewer than two examples, or a sensitivity that is not known.
-        TypeError: arrays of numbers that are no gradients.
+        ValueError: fewer than two examples, a sensitivity that is not known, no trials, dtypes that are none of
+            gradients or that JAX does not have, results that differ in structure, shape or dtype.
+        TypeError: arrays of numbers that are no gradients, a sensitivity that is no number, results that are no sums.
 
     >>> def mean_of_clipped(grads):
     ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
@@ -133,16 +135,16 @@ def check_sensitivity(
     check_dtypes(flat.leaves, flat.paths)
     if len(flat.leaves[0]) < 2:
         raise ValueError("pass two examples or more: one of them is taken away or replaced.")
-    if not isinstance(sensitivity, Sensitivity):
-        sensitivity = Sensitivity(float(sensitivity), "example", "add_or_remove_one")
-    threshold = sensitivity.total * (sensitivity.denominator or 1.0)
+    trials, seed = check_settings(function, trials, seed)
+    sensitivity = as_promise(sensitivity)
+    threshold = min(sensitivity.total * (sensitivity.denominator or 1.0), sys.float_info.max)
     if sensitivity.relation == "replace_one":
         threshold /= 2
     clipped = function if isinstance(function, ClippedFunction) else None
     unit = Fraction(1) if clipped is None else step_of(clipped)
     call = function if clipped is None else _compiled(of_gradients(clipped, _zeros_like_one), flat.leaves[0])
     cases = []
-    for dtype in dtypes or (None,):
+    for dtype in as_dtypes(dtypes):
         bench = _Bench.of(flat, dtype, threshold, call, sensitivity.relation, unit)
         for kind in KINDS:
             rng = np.random.default_rng([seed, *kind.encode()])
@@ -243,24 +245,27 @@ class _Bench:
 
     def _measured(self, name: str, rows: np.ndarray, other: np.ndarray) -> SensitivityCase:
         try:
-            sums = [self._called(x) for x in (rows, other)]
+            results = [self._called(x) for x in (rows, other)]
         except ArithmeticError as error:
             return SensitivityCase(name, math.inf, f"raised {type(error).__name__}")
+        check_alike(results[0], results[1], (len(rows), len(other)))
+        sums = [[part for leaf in result.leaves for part in _numbers(leaf)] for result in results]
         wrong = [x[~np.isfinite(x)] for leaves in sums for x in leaves if x.dtype.kind == "f"]
         values = np.concatenate(wrong) if wrong else np.zeros(0)
         if values.size:
             return SensitivityCase(name, math.inf, f"{'NaN' if np.isnan(values).any() else 'infinity'} in the result")
         return SensitivityCase(name, root_up(squared_distance(*sums) * self.unit**2))
 
-    def _called(self, rows: np.ndarray) -> list[np.ndarray]:
+    def _called(self, rows: np.ndarray) -> FlatTree:
         ends = np.cumsum([math.prod(leaf.shape[1:]) for leaf in self.flat.leaves])
         pieces = np.split(rows, ends[:-1], axis=1)
         leaves = [
             _like(leaf, dtype, piece.reshape(len(rows), *leaf.shape[1:]))
             for leaf, dtype, piece in zip(self.flat.leaves, self.dtypes, pieces, strict=True)
         ]
-        result = self.function(self.flat.rebuild(leaves))
-        return [part for leaf in flatten(result).leaves for part in _numbers(leaf)]
+        result = flatten(self.function(self.flat.rebuild(leaves)))
+        check_sums(result)
+        return result
 
 
 def _like(leaf: Any, dtype: str, values: np.ndarray) -> Any:
@@ -269,7 +274,10 @@ def _like(leaf: Any, dtype: str, values: np.ndarray) -> Any:
         return leaf.new_tensor(values, dtype=getattr(sys.modules["torch"], dtype))
     if isinstance(leaf, np.ndarray):
         return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else _numpy_dtype(dtype))
-    return sys.modules["jax"].numpy.asarray(values.astype(_numpy_dtype(dtype)))
+    made = sys.modules["jax"].numpy.asarray(values.astype(_numpy_dtype(dtype)))
+    if bare_name(made.dtype) != dtype:
+        raise ValueError(f"JAX has no {dtype} in 32-bit mode; switch jax_enable_x64 on, or leave it out of dtypes.")
+    return made
 
 
 def _numpy_dtype(dtype: str) -> Any:

@@ -23,6 +23,7 @@ class Splits:
     def __init__(self, members: Members, named: Sequence[Any]) -> None:
         self._all, self._of_gradients = _all_splits(members, distributed().groups(named))
         self.groups = _sequence(self._all)
+        self._place = {group: place for place, group in enumerate(self.groups)}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -31,6 +32,15 @@ class Splits:
         """Forget the gradients here of which the index is none of these."""
         if self._of_gradients:
             self._of_gradients = [self._of_gradients[index] for index in indices]
+
+    def described(self) -> str:
+        """Return in words over which groups gradients are split, in which order."""
+        ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in split) for split in self._all]
+        return "splits over " + " and over ".join(filter(None, ways))
+
+    def over(self, group: Any) -> list[int]:
+        """Return the numbers of the splits over a group and, perhaps, others."""
+        return [number for number, split in enumerate(self._all) if group in split]
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of each split."""
@@ -46,23 +56,29 @@ class Splits:
         flags: list[Any],
         vectors: Sequence[list[Any]],
         merge: Callable[[Any, Any], Any],
-        reduce: Callable[[list[Any], Any], list[Any]],
+        reduce: Callable[[list[Any], Any, tuple[int, ...]], list[Any]],
     ) -> tuple[list[Any], list[Any]]:
         """Reduce the vectors of all splits to one, over one group after the other, and the flags with them.
 
-        `reduce` takes as many numbers of every member of a group, `merge` two vectors in this process.
+        `reduce` takes as many numbers of every member of a group, the group, and what has to be the same for all of
+        them: whether some gradients are split over no group, and over how many groups each vector has to be reduced.
+        `merge` takes two vectors in this process.
         """
         waiting = dict(zip(self._all, vectors, strict=True))
         length = len(vectors[0])
         for group in self.groups:
-            first = [split for split in waiting if split[:1] == (group,)]
-            flat = reduce([*flags, *(number for split in first for number in waiting.pop(split))], group)
+            first = sorted((split for split in waiting if split[:1] == (group,)), key=self._places)
+            lengths = (() in self._all, *map(len, first))
+            flat = reduce([*flags, *(number for split in first for number in waiting.pop(split))], group, lengths)
             flags, flat = flat[: len(flags)], flat[len(flags) :]
             for position, split in enumerate(first):
                 vector = flat[position * length : (position + 1) * length]
                 other = waiting.get(split[1:])
                 waiting[split[1:]] = vector if other is None else list(map(merge, other, vector))
         return flags, waiting[()]
+
+    def _places(self, split: Split) -> list[int]:
+        return [self._place[group] for group in split]
 
 
 def _all_splits(members: Members, default: Split) -> tuple[list[Split], list[int]]:
@@ -90,6 +106,9 @@ def _all_splits(members: Members, default: Split) -> tuple[list[Split], list[int
 def _sequence(splits: Sequence[Split]) -> list[Any]:
     """Return all groups, each after those that stand before it in any split.
 
+    Otherwise they come in one order for all processes, whatever stands first in the list of one, so that none waits in
+    one group for a process that waits for it in another.
+
     Raises ValueError where two stand in one order here and in the other there.
     """
     waiting, order = list(splits), []
@@ -101,6 +120,11 @@ def _sequence(splits: Sequence[Split]) -> list[Any]:
                 "two process groups are named in one order for some parameters and in the other order for others; "
                 "name them in the same order everywhere."
             )
-        order.append(ready[0])
-        waiting = [split[1:] if split[:1] == (ready[0],) else split for split in waiting]
+        order.append(min(ready, key=_in_all_processes))
+        waiting = [split[1:] if split[:1] == (order[-1],) else split for split in waiting]
     return order
+
+
+def _in_all_processes(group: Any) -> tuple[list[int], tuple[int, ...]]:
+    """Return a key that orders all groups: along one dimension of a mesh first, then along another."""
+    return [rank - group.ranks[0] for rank in group.ranks], group.ranks

@@ -4,9 +4,9 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gradclip.arguments import check_threshold
 from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
 from gradclip.clipped import ClippedFunction, check_number, not_said, others_than
-from gradclip.coefficient import check_threshold
 from gradclip.policy import check_policy
 from gradclip.quantities import as_divisor
 from gradclip.tree import flatten

@@ -73,6 +73,7 @@ OF_FLOATS = {
     ],
     "portable by value": lambda: gradclip.clip_by_value(OF_DEVICE, 1.0),
     "partial_norm": lambda: [gradclip.partial_norm(x).clip(x, 1.0) for x in (FLOATS, OF_DEVICE)],
+    "norm_at_most": lambda: [gradclip.norm_at_most(x, limit) for x in (FLOATS, OF_DEVICE) for limit in (1, 1e9)],
     "grad_norm": lambda: in_place(gradclip.grad_norm)(FLOATS, MORE),
     "no gradient": lambda: gradclip.clip_grad_norm_([torch.nn.Parameter(FLOATS)], 1.0),
     "clip_grad_norm_": lambda: in_place(lambda ps: gradclip.clip_grad_norm_(ps, 1.0))(FLOATS, MORE),
@@ -101,6 +102,7 @@ OF_FLOATS = {
     ],
     "clipped_grad, NumPy": lambda: clipped_grad(microbatch_size=1)(MORE, FLOATS.numpy()),
     "clipped_grad, nothing": lambda: clipped_grad(microbatch_size=1)(MORE, FLOATS[:0]),
+    "clipped_grad, loop": lambda: clipped_grad(method="loop")(MORE, FLOATS.numpy()),
     "clipped_fun": lambda: gradclip.clipped_fun(lambda x: {"a": x * 3}, 1.0, normalize_by=2.0)(FLOATS),
 }
 OPTIONS = (

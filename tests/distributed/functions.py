@@ -18,6 +18,22 @@ def mesh():
     return init_device_mesh("cpu", (WORLD,))
 
 
+def views_of_one_gradient_count_once():
+    """Beside a gradient that is split, of which the norm is reduced apart from that of the others."""
+    split, held = numbers(8, seed=1), numbers(2, 3, seed=2)
+    p, q, again = parameter(split, mesh(), [Shard(0)]), parameter(held), parameter(held.T)
+    again.grad = q.grad.T
+    expected = torch.linalg.vector_norm(torch.cat([split, held.reshape(-1)]))
+    for given in ([q, p, again], [again, p, q], [p, q, again]):
+        close(gradclip.grad_norm(given), expected)
+    norm = gradclip.clip_grad_norm_([again, p, q], 1.0)
+    same_everywhere(norm)
+    close(norm, expected)
+    torch.testing.assert_close(p.grad.full_tensor(), split / norm, rtol=1e-6, atol=0)
+    torch.testing.assert_close(q.grad, held / norm, rtol=1e-6, atol=0)
+    torch.testing.assert_close(again.grad, held.T / norm, rtol=1e-6, atol=0)
+
+
 def torch_signatures():
     from gradclip.integrations import torch as ours
 

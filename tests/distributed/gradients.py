@@ -1,14 +1,18 @@
 """Gradients laid out over processes, and what one process makes of the same gradients."""
 
 import math
+from contextlib import contextmanager
 from fractions import Fraction
 from types import SimpleNamespace
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import gradclip
+import gradclip.backends.torch as torch_backend
+from gradclip.sharing import Sharing
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 ERRORS = {
@@ -127,3 +131,12 @@ def check_all(parameters, full, ord=2, share=0.5, **options):
     clipped = check(parameters, full, ord, share, **options)
     for p, y in zip(parameters, clipped, strict=True):
         close(whole(p.grad), y, ord)
+
+
+@contextmanager
+def unseen():
+    """Take the path of accelerators, on which no value is looked at."""
+    hidden = mock.patch.object(torch_backend, "in_host_memory", return_value=False)
+    with hidden as asked, mock.patch.object(Sharing, "on_host", False):
+        yield
+    assert asked.called

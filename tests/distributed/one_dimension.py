@@ -2,8 +2,7 @@
 
 import math
 import os
-from contextlib import contextmanager
-from unittest import mock
+from fractions import Fraction
 
 import pytest
 import torch
@@ -12,8 +11,6 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
-import gradclip.backends.torch as torch_backend
-from gradclip.sharing import Sharing
 from gradients import (
     ORDERS,
     check,
@@ -24,6 +21,7 @@ from gradients import (
     on_one_process,
     parameter,
     same_everywhere,
+    unseen,
 )
 from worker import run_all
 
@@ -116,12 +114,18 @@ def a_tie_that_only_some_see():
     assert gradclip.clip_grad_norm_([p, plain], 5.0).item() == (5.0 if last else 13.0)
 
 
+def many_elements_at_the_threshold():
+    """The root of so many ones is no float64, and the nearest lies above it or below."""
+    count = 120_000 * WORLD
+    length = math.sqrt(count)
+    for max_norm in (math.nextafter(length, 0), length, math.nextafter(length, math.inf)):
+        p = parameter(torch.ones(120_000))
+        assert gradclip.clip_grad_norm_([p], max_norm, process_group=dist.group.WORLD).item() == pytest.approx(length)
+        assert (p.grad == 1.0).all() == (Fraction(max_norm) ** 2 >= count)
+
+
 def what_cannot_be_told_clips():
-    """Orders that are no integers, magnitudes of complex numbers, more elements than exact arithmetic is for."""
-    p = parameter(torch.ones(120_000))
-    length = math.sqrt(120_000 * WORLD)
-    assert gradclip.clip_grad_norm_([p], length, process_group=dist.group.WORLD).item() == pytest.approx(length)
-    assert p.grad.max() < 1.0
+    """Orders that are no integers, and magnitudes of complex numbers."""
     q = parameter(torch.ones(1))
     assert gradclip.clip_grad_norm_([q], WORLD ** (1 / 1.5), 1.5, process_group=dist.group.WORLD).item() > 1.0
     assert q.grad.item() < 1.0
@@ -226,15 +230,6 @@ def a_group_within_the_mesh_says_nothing_new():
     laid = [[Shard(0)], [Replicate()]]
     parameters = [parameter(x, mesh(), p) for x, p in zip(full, laid, strict=True)]
     check_all(parameters, full, process_group=dist.group.WORLD)
-
-
-@contextmanager
-def unseen():
-    """Take the path of accelerators, on which no value is looked at."""
-    hidden = mock.patch.object(torch_backend, "in_host_memory", return_value=False)
-    with hidden as asked, mock.patch.object(Sharing, "on_host", False):
-        yield
-    assert asked.called
 
 
 def where_nothing_is_looked_at():

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-HELPERS = ("mesh", "line", "network", "unseen")
+HELPERS = ("mesh", "line", "network", "layouts", "whole_gradients")
 """Functions of the scripts that take nothing and are no cases."""
 
 

@@ -31,6 +31,8 @@ SCRIPTS = [
     (3, "one_dimension.py"),
     (4, "two_dimensions.py"),
     (4, "drawn.py"),
+    (4, "misuse.py"),
+    (2, "wrappers.py"),
 ]
 CASES = [
     pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")

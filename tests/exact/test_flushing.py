@@ -84,6 +84,9 @@ CALLS = {
     "per_example_clip, automatic": lambda tree, limit: gradclip.per_example_clip(
         batches(tree), limit, rule="automatic"
     ),
+    "norm_at_most": lambda tree, limit: [
+        float(gradclip.norm_at_most(x, threshold)) for x in tree for threshold in (limit, 1e-38, 5e-309, 1e-34)
+    ],
     "partial_norm": lambda tree, limit: (sum(map(gradclip.partial_norm, tree)).norm, gradclip.partial_norm(tree)),
     "partial_norm, clip": lambda tree, limit: sum(map(gradclip.partial_norm, tree)).clip(tree, limit),
     "grad_norm": in_place(lambda holders, limit: gradclip.grad_norm(holders)),

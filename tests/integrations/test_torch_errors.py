@@ -46,7 +46,7 @@ def test_negative_and_nan_thresholds(call, limit, pair):
 @every_call
 @pytest.mark.parametrize("limit", [None, "one", torch.tensor([1.0, 2.0])], ids=repr)
 def test_thresholds_that_are_no_numbers(call, limit, pair):
-    with pytest.raises(TypeError, match="must be a number or a scalar array"):
+    with pytest.raises(TypeError, match="must be a real number or a scalar array"):
         call(pair, limit)
 
 

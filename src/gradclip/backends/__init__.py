@@ -99,6 +99,14 @@ def whole_scalar(value: Any) -> Any:
     return value.full_tensor() if any_distributed([value]) else value
 
 
+def among_several() -> bool:
+    """Say whether this process is one of several that PyTorch has made known to each other."""
+    module = sys.modules.get("torch.distributed")
+    if module is None or not module.is_available() or not module.is_initialized():
+        return False
+    return bool(module.get_world_size() > 1)
+
+
 def distributed() -> Any:
     """Return the module for what several processes hold."""
     from gradclip.backends import torch_distributed
@@ -119,6 +127,11 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
         frameworks.add("jax")
     if None in frameworks:
         at = [framework_of(leaf) for leaf in leaves].index(None)
+        if is_masked(leaves[at]):
+            raise TypeError(
+                f"{names()[at] or 'the gradient'} is a masked array, of which the mask would be lost. Pass "
+                "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
+            )
         raise TypeError(
             f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {leaves[at]!r:.80} "
             f"of type {type(leaves[at]).__name__} at {names()[at] or 'the root'}."
@@ -181,7 +194,14 @@ def framework_of(leaf: Any) -> str | None:
     return _FRAMEWORK_BY_TYPE[kind]
 
 
+def is_masked(value: Any) -> bool:
+    """Say whether a value is one of NumPy's masked arrays."""
+    return isinstance(value, np.ndarray) and hasattr(value, "mask")
+
+
 def _classify(leaf: Any) -> str | None:
+    if is_masked(leaf):
+        return None
     if isinstance(leaf, (np.ndarray, np.generic)):
         return "numpy"
     if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):

@@ -20,7 +20,7 @@ from gradclip.backends.formats import (
     is_complex,
     low_bits_mask,
 )
-from gradclip.native import Described
+from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15
 _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
@@ -139,6 +139,25 @@ class OnlyFinite(HostArrays):
     def __init__(self, arrays: Sequence[HostArray]) -> None:
         views = [x.only_finite() for x in arrays]
         super().__init__(views, lambda x: x, Described(None, range(len(views))))
+
+
+def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArray]]:
+    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not."""
+    if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
+        return None, arrays
+    return arrays.kernels, arrays.others
+
+
+def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
+    """Return the arrays, described to the kernels."""
+    if any(x.counted is not None for x in arrays):
+        return OnlyFinite(arrays)
+    return HostArrays(arrays, lambda x: x, describe_buffers([x.data for x in arrays]))
+
+
+def known_to_buffers(array: np.ndarray) -> np.ndarray:
+    """Return the array, one of bfloat16 as its bits: Python's buffers know nothing else of it."""
+    return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
 def is_finite(data: np.ndarray, dtype: str) -> np.ndarray:

@@ -191,13 +191,13 @@ class Jax(SumsByRows):
 
         @call.defjvp
         def _(primals: Any, tangents: Any) -> Any:
-            leaves, max_norm = primals
-            clipped, norm = call(leaves, max_norm)
-            mine = rule if max_norm is None else replace(rule, max_norm=max_norm)
-            mine = mine if self.holders is None else replace(mine, total=self.holders.total)
+            results, norm, counts = made = call(*primals)
+            leaves, max_norm, mask = primals
+            mine = rule if self.holders is None else replace(rule, total=self.holders.total)
             change = 0.0 if max_norm is None else tangents[1]
-            dys, dnorm = mine.jvp(jnp, leaves, tangents[0], norm, change)
-            return (clipped, norm), (dys[: len(clipped)], dnorm)
+            dtypes = [result.dtype for result in results]
+            dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
+            return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
 

@@ -18,7 +18,7 @@ from gradclip.backends import examples
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import SUPPORTED, bare_name, dtype_name, format_of
-from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.host import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import ENOUGH
 
@@ -291,25 +291,6 @@ class Host(Chunkwise):
             known.clamp(bound, self.threads())
         for x in others:
             self.clamp_chunks(x, bound)
-
-
-def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArray]]:
-    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not."""
-    if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
-        return None, arrays
-    return arrays.kernels, arrays.others
-
-
-def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
-    """Return the arrays, described to the kernels."""
-    if any(x.counted is not None for x in arrays):
-        return OnlyFinite(arrays)
-    return HostArrays(arrays, lambda x: x, native.describe_buffers([x.data for x in arrays]))
-
-
-def known_to_buffers(array: np.ndarray) -> np.ndarray:
-    """Return the array, one of bfloat16 as its bits: Python's buffers know nothing else of it."""
-    return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
 def sum_dtype(x: Any, wide: Any, dtype: str | None) -> str:

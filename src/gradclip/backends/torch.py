@@ -107,6 +107,9 @@ class TorchHost(Host):
     def leave(self, array: HostArray | torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
 
+    def scalar(self, value: Any, near: Any) -> Any:
+        return super().scalar(value.detach() if isinstance(value, torch.Tensor) else value, near)
+
     def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
 
@@ -311,15 +314,30 @@ def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def visible(tensors: Sequence[torch.Tensor]) -> bool:
-    """Say whether values can be looked at: neither the compiler nor a transform of `torch.func` stands between."""
-    if torch.compiler.is_compiling():
+    """Say whether values can be looked at: nothing that records operations or transforms them stands between."""
+    if torch.compiler.is_compiling() or _records_operations():
         return False
     functorch = torch._C._functorch
     return functorch.peek_interpreter_stack() is None or not any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
 
+def _records_operations() -> bool:
+    """Say whether `make_fx` is at work, whose tensors look like any other."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
-    """Return the backend for these tensors: the host's where all of them lie in its memory."""
+    """Return the backend for these tensors: the host's where all of them lie in its memory.
+
+    Raises RuntimeError under `torch.jit.trace`, which cannot record what is done to the bits of numbers.
+    """
+    if torch.jit.is_tracing():
+        raise RuntimeError(
+            "gradients cannot be clipped under torch.jit.trace: what it records would not depend on their values. "
+            "Use torch.compile or torch.export, or leave clipping out of what is traced."
+        )
     only_tensors = set(map(type, leaves)) <= _PLAIN
     tensors = [*leaves] if only_tensors else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     tensors += [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]

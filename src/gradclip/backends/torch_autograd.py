@@ -1,47 +1,108 @@
-"""The derivative of clipping for PyTorch's autograd."""
+"""The derivative of clipping for PyTorch, in both modes: of autograd, of `torch.func`, and one on top of another."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from array_api_compat import torch as namespace
+from torch.autograd import forward_ad
 
 
-class _Clip(torch.autograd.Function):
-    """A function from leaves to clipped leaves and a norm, with the derivative of a `ClipRule`."""
+class _Reverse(torch.autograd.Function):
+    """A function that returns results, a norm and counts, with the derivative of a `ClipRule`.
+
+    Its outputs are the norm, if there is one, the results and the counts, which are integers.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(function: Callable[..., Any], rule: Any, *leaves: torch.Tensor) -> Any:
-        clipped, norm = function(leaves, None)
-        return (*clipped, norm)
+    def forward(function: Callable[..., Any], rule: Any, max_norm: Any, mask: Any, *leaves: torch.Tensor) -> Any:
+        results, norm, counts = function(leaves, max_norm, mask)
+        return (*([norm] if rule.measures else []), *results, *counts)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         ctx.rule = inputs[1]
-        ctx.save_for_backward(*inputs[2:], output[-1])
+        norm, results, counts = _taken_apart(ctx.rule, output)
+        ctx.dtypes, ctx.counts = [result.dtype for result in results], len(counts)
+        ctx.save_for_backward(norm, *inputs[2:])
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        *leaves, norm = ctx.saved_tensors
-        gys = grads[:-1] or [torch.zeros_like(leaf) for leaf in leaves]
-        return None, None, *ctx.rule.vjp(namespace, leaves, norm, gys, grads[-1])
+        gnorm, *gys = _with_norm(ctx.rule, grads)
+        gxs, gmax = ctx.rule.vjp(namespace, _place(ctx), gys[: len(ctx.dtypes)], gnorm)
+        max_norm = ctx.saved_tensors[1]
+        return None, None, None if max_norm is None else gmax.to(max_norm), None, *gxs
+
+
+class _Both(_Reverse):
+    """The same with the rule of forward mode, which `torch.compile` does not know."""
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        _Reverse.setup_context(ctx, inputs, output)
+        ctx.save_for_forward(_with_norm(inputs[1], output)[0], *inputs[2:])
+
+    @staticmethod
+    def jvp(ctx: Any, _function: None, _rule: None, change: Any, _mask: Any, *changes: torch.Tensor) -> Any:
+        change = 0.0 if change is None else change
+        # PyTorch switches forward mode off here, without which a second one on top of this would be zero.
+        with forward_ad._set_fwd_grad_enabled(True):
+            place = _place(ctx, _primal)
+            dys, dnorm = ctx.rule.jvp(namespace, place, changes, change, ctx.dtypes)
+        return (*([dnorm] if ctx.rule.measures else []), *dys, *[None] * ctx.counts)
+
+
+def _place(ctx: Any, of: Callable[[Any], Any] = lambda x: x) -> Any:
+    norm, max_norm, mask, *leaves = map(of, ctx.saved_tensors)
+    return ctx.rule.at(leaves, norm, max_norm, mask)
+
+
+def _primal(x: Any) -> Any:
+    """Return a tensor without its change in the innermost forward mode; `vmap` has no rule for that."""
+    if x is None:
+        return None
+    functorch = torch._C._functorch
+    if functorch.is_batchedtensor(x):
+        inner = _primal(functorch.get_unwrapped(x))
+        return functorch._add_batch_dim(inner, functorch.maybe_get_bdim(x), functorch.maybe_get_level(x))
+    return forward_ad.unpack_dual(x).primal
+
+
+def _with_norm(rule: Any, outputs: Sequence[Any]) -> Sequence[Any]:
+    """Return what there is one of for each output, None first where there is no norm."""
+    return outputs if rule.measures else (None, *outputs)
+
+
+def _taken_apart(rule: Any, outputs: Sequence[Any]) -> tuple[Any, list[torch.Tensor], list[torch.Tensor]]:
+    """Return the norm, the results and the counts."""
+    norm, *others = _with_norm(rule, outputs)
+    results = [other for other in others if other.is_floating_point() or other.is_complex()]
+    return norm, results, others[len(results) :]
 
 
 def call_differentiably(
-    function: Callable[..., Any], rule: Any, leaves: Sequence[Any], max_norm: Any
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Call `function`, with the derivative of `rule` where a leaf asks for one."""
-    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    if not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)):
-        return function(leaves, max_norm)
-    if max_norm is not None:
-        rule = replace(rule, max_norm=max_norm.detach())
+    function: Callable[..., Any], rule: Any, leaves: Sequence[torch.Tensor], max_norm: Any, mask: Any = None
+) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
+    """Call `function`, with the derivative of `rule` where one is asked for."""
+    given = leaves if max_norm is None else [*leaves, max_norm]
+    if not (given and _asked(given)):
+        return function(leaves, max_norm, mask)
+    rules = _Reverse if torch.compiler.is_compiling() else _Both
+    call = function
+    if isinstance(mask, np.ndarray):
+        known, mask = mask, torch.from_numpy(mask)
+        call = lambda leaves, max_norm, _: function(leaves, max_norm, known)  # noqa: E731
+    norm, results, counts = _taken_apart(rule, rules.apply(call, rule, max_norm, mask, *leaves))
+    return results, norm, counts
 
-    def without_threshold(leaves: Sequence[Any], _: None) -> Any:
-        return function(leaves, max_norm)
 
-    *clipped, norm = _Clip.apply(without_threshold, rule, *leaves)
-    return clipped, norm
+def _asked(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether somebody may want a derivative: a leaf, forward mode, or a transform of `torch.func`."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return True
+    if torch.compiler.is_compiling():
+        return False
+    return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None

@@ -1,4 +1,4 @@
-"""PyTorch tensors that several processes hold: the part of this process, and reductions over process groups.
+"""PyTorch tensors that several processes hold: the part of this process, and over which groups they are split.
 
 A distributed tensor says for each dimension of its mesh of processes how it lies there. `Shard`: the processes hold
 different elements, so a norm has to be added up over them. `Replicate`: they hold the same, which must count once.
@@ -10,25 +10,19 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-
-@dataclass(frozen=True)
-class Group:
-    """Processes that reduce something together, more than one. Those of the same ranks are the same."""
-
-    ranks: tuple[int, ...]
-    handle: Any
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Group) and self.ranks == other.ranks
-
-    def __hash__(self) -> int:
-        return hash(self.ranks)
+from gradclip.backends.torch_groups import Group as Group
+from gradclip.backends.torch_groups import check_named as check_named
+from gradclip.backends.torch_groups import groups as groups
+from gradclip.backends.torch_groups import takes_part
+from gradclip.backends.torch_reductions import add_up as add_up
+from gradclip.backends.torch_reductions import exchange as exchange
+from gradclip.backends.torch_reductions import gathered as gathered
+from gradclip.backends.torch_reductions import rank as rank
+from gradclip.backends.torch_reductions import reduce as reduce
 
 
 @dataclass(frozen=True)
@@ -138,25 +132,27 @@ def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[
 
 def _split_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
     split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    handles = [mesh.get_group(dim) for dim in split] if _takes_part(mesh) else []
+    handles = [mesh.get_group(dim) for dim in split] if takes_part(mesh) else []
     covered = set(mesh.mesh.flatten().tolist()) if named else set()
     return groups(handles) + tuple(group for group in named if not covered.issuperset(group.ranks))
 
 
-def _takes_part(mesh: Any) -> bool:
-    return mesh.get_coordinate() is not None
+def fsdp1_shard(parameters: Sequence[Any]) -> int | None:
+    """Return the index of the first parameter of which FullyShardedDataParallel (FSDP1) keeps a shard here, or None.
+
+    It marks its parameters, and lays the shards of them flat. Where one is not, as under NO_SHARD, they are whole.
+    """
+    if all(issubclass(kind, DTensor) for kind in set(map(type, parameters))):
+        return None
+    marked = [i for i, p in enumerate(parameters) if "_fsdp_flattened" in getattr(p, "__dict__", ())]
+    flat = all(parameters[i].dim() == 1 and not _is_whole(parameters[i]) for i in marked)
+    return marked[0] if marked and flat else None
 
 
-def groups(named: Sequence[Any]) -> tuple[Group, ...]:
-    """Return the groups of several processes among process groups and all dimensions of meshes."""
-    found: list[Any] = []
-    for one in named:
-        if isinstance(one, dist.DeviceMesh):
-            found += one.get_all_groups() if _takes_part(one) else []
-        elif one != dist.GroupMember.NON_GROUP_MEMBER:
-            found.append(one)
-    listed = [Group(tuple(dist.get_process_group_ranks(handle)), handle) for handle in found]
-    return tuple(group for group in listed if len(group.ranks) > 1)
+def _is_whole(flat: Any) -> bool:
+    """Say whether one of FSDP1's flat parameters, that stands for several, is all of it."""
+    whole = getattr(flat, "_unpadded_unsharded_size", None)
+    return whole is not None and bool(flat.shape == whole)
 
 
 def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device:
@@ -172,44 +168,3 @@ def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device
 def nothing(device: torch.device) -> torch.Tensor:
     """Return a tensor without elements, for a process that holds no gradient."""
     return torch.empty(0, dtype=torch.float32, device=device)
-
-
-def reduce(values: Sequence[Any], group: Group, device: torch.device, *, largest: bool) -> list[Any]:
-    """Return the sums, or the largest, of what all members of a group pass: as many wide scalars each."""
-    on_host = not any(isinstance(value, torch.Tensor) for value in values)
-    vector = torch.from_numpy(np.array(values, np.float64)) if on_host else torch.stack(list(values))
-    with torch.no_grad():
-        reduced = vector.to(device)
-        try:
-            dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the norm could not be reduced over the ranks {', '.join(map(str, group.ranks))}: one of them has "
-                f"ended, or did not call. No gradient has been changed here. {error}"
-            ) from error
-    return list(reduced.cpu().numpy()) if on_host else list(reduced.to(vector.device).unbind())
-
-
-def rank() -> int:
-    """Return the number of this process among all."""
-    return dist.get_rank()
-
-
-def add_up(values: Sequence[Any], group: Group) -> list[Any]:
-    """Return the sums of what all members of a group pass: as many numbers of any kind each."""
-    return [sum(of_all) for of_all in zip(*_gathered(values, group), strict=True)]
-
-
-def exchange(messages: Sequence[str], groups: Sequence[Group]) -> list[str]:
-    """Return the messages of all processes that are reached through the groups, one after the other."""
-    known = list(messages)
-    for group in groups:
-        known = sorted(set(chain.from_iterable(_gathered(known, group))))
-    return known
-
-
-def _gathered(sent: Any, group: Group) -> list[Any]:
-    """Return what all members of a group send."""
-    received: list[Any] = [None] * len(group.ranks)
-    dist.all_gather_object(received, sent, group=group.handle)
-    return received

@@ -16,6 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip.backends.mapping import mapped
+from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import FlatTree, flatten
 
 
@@ -50,6 +51,10 @@ class Gradient:
         paths = [f"argument {i}{path}" for i, flat in zip(self.positions, flats, strict=True) for path in flat.paths()]
         return [path for path, grad in zip(paths, grads, strict=True) if grad is None]
 
+    def count(self, args: Sequence[Any]) -> int:
+        """Return the number of parameters."""
+        return sum(len(flatten(args[i]).leaves) for i in self.positions)
+
     def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         given, flats = list(args), [flatten(args[i]) for i in self.positions]
         leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
@@ -83,7 +88,7 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
     backward = False
 
     def look(module: torch.nn.Module, inputs: Any) -> None:
-        memory = [x.data_ptr() for x in module._parameters.values() if x is not None]
+        memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
         if backward and used.get(module, memory) != memory:
             raise RuntimeError(
                 f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
@@ -110,21 +115,24 @@ def alone(fun: Callable[..., Any], *args: Any) -> Any:
 def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
     """Return the arguments with one row of those that carry the batch."""
     return [
-        arg if axis is None else mapped(lambda x: torch.as_tensor(x)[index], arg)
+        arg if axis is None else mapped(lambda x: tensor_of(x)[index], arg)
         for arg, axis in zip(args, axes, strict=True)
     ]
 
 
 def _detached(x: Any) -> torch.Tensor:
-    return torch.as_tensor(x).detach()
+    return tensor_of(x).detach()
 
 
 def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None]) -> Exception:
     """Return an error that says what to do where `vmap` fails on what works for one example, else the error itself."""
     try:
+        one = example(args, axes, 0)
         with torch.random.fork_rng(devices=[]):
-            alone(fun, *example(args, axes, 0))
+            works = len(fun.unused(one)) < fun.count(one) if isinstance(fun, Gradient) else alone(fun, *one) is not None
     except Exception:
+        return error
+    if not works:
         return error
     first = str(error).strip().partition("\n")[0][:200]
     return RuntimeError(

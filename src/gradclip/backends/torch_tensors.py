@@ -13,6 +13,8 @@ from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host import HostArray
 from gradclip.backends.memory import Region
 
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
 
 def described(tensors: Sequence[Any]) -> native.Described:
     """Describe CPU tensors to the kernels; those of conjugates and the like as they lie in memory."""
@@ -26,7 +28,15 @@ def described(tensors: Sequence[Any]) -> native.Described:
 
 def stored(leaf: torch.Tensor) -> torch.Tensor:
     """Return the dense tensor that shares a gradient's memory."""
-    return leaf if leaf.layout is torch.strided else stored_values(leaf)
+    if leaf.layout is not torch.strided:
+        return stored_values(leaf)
+    if leaf.is_nested:
+        raise _unknown("nested", "a list of its parts, x.unbind(), or one padded tensor, x.to_padded_tensor(0.0)")
+    return leaf
+
+
+def _unknown(kind: str, instead: str) -> TypeError:
+    return TypeError(f"a {kind} tensor cannot be clipped. Pass {instead}.")
 
 
 def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradient") -> torch.Tensor:
@@ -85,6 +95,8 @@ def dense(leaf: Any) -> torch.Tensor:
 def promoted(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, integers promoted to the default dtype, or to float32 where that is narrower."""
     if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
+        if tensor.is_quantized:
+            raise _unknown("quantized", "its numbers, x.dequantize()")
         tensor = tensor.to(default_float())
     return checked_dtype(tensor)
 
@@ -96,7 +108,13 @@ def default_float() -> torch.dtype:
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
     """Return the values of a sparse tensor, those of one position summed."""
-    return tensor.coalesce().values() if tensor.layout is torch.sparse_coo else tensor.values()
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout in _COMPRESSED:
+        return tensor.values()
+    if tensor.is_nested:
+        raise _unknown("nested", "its values, x.values(), or a list of its parts, x.unbind()")
+    raise _unknown(str(tensor.layout).removeprefix("torch.").lstrip("_"), "a dense one, x.to_dense()")
 
 
 def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:

@@ -7,8 +7,8 @@ are subclasses of declearn's own. Vectors may hold NumPy, PyTorch or JAX arrays.
 
 from typing import Any
 
+from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm, clip_by_layer_norm
-from gradclip.coefficient import check_threshold
 from gradclip.integrations import needed_for
 
 with needed_for("declearn"):

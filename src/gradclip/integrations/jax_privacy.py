@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gradclip import transforms
-from gradclip.clip import clip_groups, global_norm, is_single_threshold
+from gradclip.arguments import check_threshold, is_single_threshold
+from gradclip.clip import clip_groups, global_norm
 from gradclip.clipped import ClippedFunction, Manner
-from gradclip.coefficient import check_threshold
 from gradclip.decision import Clipping
 from gradclip.integrations import needed_for
 from gradclip.norms import Order

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from gradclip import inplace
-from gradclip.coefficient import check_threshold
+from gradclip.arguments import check_threshold
 from gradclip.members import checked_list
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]

@@ -7,9 +7,9 @@ norms neither overflow nor saturate, and an example with NaN or infinities contr
 import math
 from typing import Any
 
+from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
-from gradclip.coefficient import check_threshold
 from gradclip.integrations import needed_for
 from gradclip.per_example import per_example_clip
 

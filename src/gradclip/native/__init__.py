@@ -20,6 +20,8 @@ ADDITIONS = 87
 # Squares of half types are exact in float32, where four at a time are added: three roundings, of 2**-24 each.
 HALF_SQUARES_ERROR = 2.0**-22
 
+_MOST_THREADS = 9999  # more than any machine has; the kernels start no more than the work is worth
+
 _BUILD = (
     "To build them, install a C++ compiler (GCC or Clang) and then gradclip again, by pip install --force-reinstall "
     "--no-deps --no-cache-dir; GRADCLIP_REQUIRE_NATIVE=1 in its environment shows the compiler's message."
@@ -84,9 +86,9 @@ def describe_tensors(tensors: Sequence[Any], exchange_api: Any) -> Described:
 @cache
 def default_threads() -> int:
     """Return OMP_NUM_THREADS where it is set, else the number of processors that this process may use."""
-    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0]
-    if asked.isdecimal() and int(asked) > 0:
-        return int(asked)
+    asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if asked.isascii() and asked.isdecimal() and asked.strip("0"):
+        return int(asked) if len(asked) < 5 else _MOST_THREADS
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 

@@ -1,0 +1,138 @@
+"""What users pass, checked before anything happens: thresholds, norms, flags and masks."""
+
+import math
+import numbers
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends import Backend, framework_of, is_masked
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import dtype_name, is_complex
+
+
+def check_threshold(value: Any, name: str = "max_norm") -> Any:
+    """Return a threshold that is a number as the largest float64 not above it; leave a scalar array as it is.
+
+    Raises TypeError for what is no real number, and ValueError for a negative one, NaN, or one beyond float64's range.
+    """
+    if type(value) is float and value >= 0:
+        return value
+    number = _real(value, name, f"For a float threshold write {name}=1.0.")
+    if isinstance(number, float) and not number >= 0:
+        raise ValueError(
+            f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
+        )
+    return number
+
+
+def check_norm(value: Any, name: str = "total_norm") -> Any:
+    """Return a norm that is a number as a float, NaN too; leave a scalar array of real numbers as it is.
+
+    Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
+    """
+    number = _real(value, name, "Pass what get_total_norm returns.")
+    if isinstance(number, float) and number < 0:
+        raise ValueError(f"{name} must not be negative, got {value!r}. Pass what get_total_norm returns.")
+    return number
+
+
+def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:
+    """Return a checked threshold as a float where the backend may look at its value."""
+    return value if isinstance(value, float) or not backend.concrete else check_threshold(value.item(), name)
+
+
+def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
+    """Return a checked norm as a float where the backend may look at its value."""
+    return value if isinstance(value, float) or not backend.concrete else check_norm(value.item(), name)
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """Return a flag as a bool. Raises TypeError for anything else than True and False."""
+    if isinstance(value, bool | np.bool_):
+        return bool(value)
+    raise TypeError(f"{name} must be True or False, got {value!r:.80} of type {type(value).__name__}.")
+
+
+def check_mask(mask: Any) -> Any:
+    """Return a mask as it is: None, an array of booleans, or a list or tuple of them. Raises TypeError for another."""
+    if mask is None or (is_array(mask) and dtype_name(mask) == "bool" and not is_masked(mask)):
+        return mask
+    if isinstance(mask, list | tuple) and all(isinstance(one, bool | np.bool_) for one in mask):
+        return mask
+    kind = f"an array of {dtype_name(mask)}" if is_array(mask) else f"{mask!r:.80} of type {type(mask).__name__}"
+    raise TypeError(f"mask must hold booleans, one for each example, got {kind}. From numbers make one by mask > 0.")
+
+
+def is_single_threshold(max_norm: Any) -> bool:
+    """Say whether a threshold is one number or array, rather than a tree of them."""
+    return framework_of(max_norm) is not None or isinstance(max_norm, numbers.Number | str | bytes | None)
+
+
+def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise a TypeError that names the first complex array."""
+    if isinstance(arrays, Arrays) and not arrays.any_complex:
+        return
+    for index, x in enumerate(arrays):
+        if is_complex(x):
+            raise TypeError(
+                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
+                "value. Clip it by norm, or its real and imaginary parts one by one."
+            )
+
+
+def warn_of_parameters(leaves: Sequence[Any]) -> None:
+    """Warn where leaves are parameters of PyTorch that have gradients: what is measured is then no gradient."""
+    torch = sys.modules.get("torch")
+    if torch is None or torch.nn.Parameter not in set(map(type, leaves)) or torch.compiler.is_compiling():
+        return
+    if any(type(leaf) is torch.nn.Parameter and leaf.grad is not None for leaf in leaves):
+        warnings.warn(
+            "the tree holds parameters, and they have gradients: the norm is that of the weights. For the gradients "
+            "call gradclip.grad_norm or gradclip.clip_grad_norm_ with the parameters; for the weights pass "
+            "parameter.detach().",
+            UserWarning,
+            stacklevel=4,
+        )
+
+
+def is_array(value: Any) -> bool:
+    """Say whether a value has a dtype and a shape, as the arrays of all frameworks do."""
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _real(value: Any, name: str, advice: str) -> Any:
+    if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
+        value = value[()]
+    if isinstance(value, numbers.Real) and not isinstance(value, bool):
+        return _rounded_down(value, name)
+    if getattr(value, "shape", None) == () and _holds_reals(value):
+        return value
+    raise TypeError(
+        f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
+        f"{advice}"
+    )
+
+
+def _rounded_down(value: Any, name: str) -> float:
+    exact = int(value) if isinstance(value, numbers.Integral) else value
+    try:
+        number = float(exact)
+    except OverflowError:
+        raise ValueError(
+            f"{name} must lie within float64's range, got a number of about {_digits(exact)} digits. To switch "
+            f"clipping off pass {name}=math.inf."
+        ) from None
+    return math.nextafter(number, -math.inf) if number > exact else number
+
+
+def _digits(number: Any) -> int:
+    return round(int(number).bit_length() * math.log10(2))
+
+
+def _holds_reals(array: Any) -> bool:
+    name = dtype_name(array) if hasattr(array, "dtype") else ""
+    return ("float" in name or "int" in name) and not is_masked(array)
