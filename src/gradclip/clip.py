@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gradclip import layers
+from gradclip import layers, traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
@@ -81,6 +81,7 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
+    norms.update(traced_layers.measured(backend, flat.leaves, groups, order))
     for number, group in enumerate(groups):
         if number not in norms:
             norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
@@ -226,6 +227,10 @@ def clip_groups(
     clipped = list(flat.leaves)
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
+    norms.update(found)
+    for i, result in made.items():
+        clipped[i] = result
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         if number in norms:
             continue
