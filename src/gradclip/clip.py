@@ -190,9 +190,10 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     check_real(prepared, flat.paths)
 
     own = known if isinstance(known, float) else None
+    patterns = backend.patterns(flat.leaves)
 
     def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
-        return backend.clamped_all(prepared, flat.leaves, traced if own is None else own), None, []
+        return backend.clamped_all(prepared, patterns, traced if own is None else own), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
