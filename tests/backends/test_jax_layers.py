@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.extend.core import jaxprs_in_params
 
 import gradclip
 
@@ -33,7 +34,7 @@ def all_bits(tree):
 
 def equations(jaxpr):
     """Return the number of equations in a program, those of the functions in it included."""
-    return sum(1 + sum(map(equations, jax.core.jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
+    return sum(1 + sum(map(equations, jaxprs_in_params(eqn.params))) for eqn in jaxpr.eqns)
 
 
 @pytest.mark.parametrize(
@@ -105,9 +106,9 @@ def test_derivatives_are_those_of_each_layer(ord):
 @pytest.mark.parametrize(
     ("function", "most"),
     [
-        (lambda t, c: gradclip.clip_by_layer_norm(t, 1.0), 35),
-        (gradclip.clip_by_layer_norm, 35),
-        (lambda t, c: gradclip.layer_norms(t), 8),
+        (lambda t, c: gradclip.clip_by_layer_norm(t, 1.0), 25),
+        (gradclip.clip_by_layer_norm, 25),
+        (lambda t, c: gradclip.layer_norms(t), 5),
     ],
 )
 def test_little_is_traced_for_each_layer(function, most):

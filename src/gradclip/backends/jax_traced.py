@@ -122,9 +122,7 @@ class Jax(SumsByRows):
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
-        if dtype != "float32" or self.wide is not FLOAT64:
-            return value
-        return nearest(value)
+        return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
     def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
