@@ -1,8 +1,10 @@
 """Train privately with JAX: per-example clipping by gradclip, accounting by dp-accounting, beside jax_privacy.
 
 DP-SGD (Abadi et al. 2016): each step takes every example with probability RATE, clips its gradient, sums, adds noise in
-proportion to the sum's sensitivity. Batches are padded to one size, so that a step is compiled once; padding is masked
-out exactly. JAX's noise is not from a cryptographic source: good for learning how this is done, not for release.
+proportion to the sum's sensitivity. Batches are padded to one size, so that a step is compiled once and one example
+more changes no other gradient in its last bits; padding is masked out exactly, and each example lies at a random place,
+in which none of the others has a say. JAX's noise is not from a cryptographic source: good for learning how this is
+done, not for release.
 """
 
 import argparse
@@ -45,8 +47,8 @@ def updated(params, summed):
 
 
 def gradclip_step():
-    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), keep_batch_dim=False)
-    sensitivity = clipped_grad.sensitivity("add_or_remove_one", batch_size=LARGEST)
+    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), keep_batch_dim=False, pad_to=LARGEST)
+    sensitivity = clipped_grad.sensitivity("add_or_remove_one")
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
 
@@ -95,12 +97,13 @@ def epsilon(steps):
 
 
 def sampled(rng, features, labels):
-    """Return a random batch, padded to the largest size, and which of its rows are examples."""
+    """Return a random batch, padded to the largest size, in random order, and which of its rows are examples."""
     chosen = np.flatnonzero(rng.random(EXAMPLES) < RATE)
     if len(chosen) > LARGEST:
         raise RuntimeError(f"a batch of {len(chosen)} examples does not fit into {LARGEST}: start again.")
-    rows = np.pad(chosen, (0, LARGEST - len(chosen)))
-    return features[rows], labels[rows], np.arange(LARGEST) < len(chosen)
+    places = rng.permutation(LARGEST)
+    rows = np.pad(chosen, (0, LARGEST - len(chosen)))[places]
+    return features[rows], labels[rows], places < len(chosen)
 
 
 def network():

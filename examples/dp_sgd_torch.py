@@ -1,8 +1,9 @@
 """Train privately with PyTorch: per-example clipping by gradclip, accounting by dp-accounting, beside Opacus.
 
 DP-SGD (Abadi et al. 2016): each step takes every example with probability RATE, clips its gradient, sums, adds noise in
-proportion to the sum's sensitivity. `torch.randn` is not a cryptographic source of noise: good for learning how
-this is done, not for releasing a model.
+proportion to the sum's sensitivity. Batches are padded to one size, since gradients differ in their last bits between
+batches of different sizes, and each example lies at a random place, in which none of the others has a say.
+`torch.randn` is not a cryptographic source of noise: good for learning how this is done, not for releasing a model.
 """
 
 import argparse
@@ -31,18 +32,30 @@ def gradclip_step(model, expected, largest):
     def loss_of(parameters, features, labels):
         return cross_entropy(functional_call(model, parameters, (features,)), labels)
 
-    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2))
-    # The largest batch there can be, since rounding grows with it.
-    sensitivity = clipped_grad.sensitivity("add_or_remove_one", batch_size=largest)
+    clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), pad_to=largest)
+    sensitivity = clipped_grad.sensitivity("add_or_remove_one")
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
 
     def step(features, labels):
-        summed = clipped_grad(parameters, features, labels)
+        features, labels, mask = scattered(features, labels, largest)
+        summed = clipped_grad(parameters, features, labels, mask=mask)
         for name, p in parameters.items():
             p -= LEARNING_RATE * (summed[name] + noise_std * torch.randn_like(p)) / expected
 
     return step
+
+
+def scattered(features, labels, size):
+    """Return the examples at random places of a batch of `size`, and at which places they are."""
+    if len(features) > size:
+        raise RuntimeError(f"a batch of {len(features)} examples does not fit into {size}: start again.")
+    places = torch.randperm(size)[: len(features)]
+    x, y = features.new_zeros(size, *features.shape[1:]), labels.new_zeros(size)
+    x[places], y[places] = features, labels
+    mask = torch.zeros(size, dtype=torch.bool)
+    mask[places] = True
+    return x, y, mask
 
 
 def opacus_step(model, expected, largest):
@@ -88,7 +101,10 @@ def network():
 
 def train(models, makers, steps, features, labels):
     """Train the models on the same batches, a step of each in turn; return the median seconds of a step of each."""
-    takers = [make(model, RATE * len(features), len(features)) for model, make in zip(models, makers, strict=True)]
+    expected = RATE * len(features)
+    # Six standard deviations above the expected size: a batch is larger once in a billion.
+    largest = int(expected + 6 * expected**0.5)
+    takers = [make(model, expected, largest) for model, make in zip(models, makers, strict=True)]
     times = [[] for _ in takers]
     for _ in range(steps):
         chosen = torch.rand(len(features)) < RATE

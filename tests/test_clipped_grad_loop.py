@@ -441,7 +441,7 @@ def test_a_mapping_that_cannot_be_made_again():
 def test_methods_are_two():
     with pytest.raises(ValueError, match="method must be 'vmap' or 'loop', got 'map'"):
         gradclip.clipped_grad(loss, 1.0, method="map")
-    assert gradclip.clipped_grad(loss, 1.0, method="loop").sensitivity().bound == 1.0
+    assert gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method="loop").sensitivity().bound == 1.0
 
 
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")

@@ -37,14 +37,16 @@ EXPECTED = {
         "No noise has been added: this sum is bounded in each example, not private.\n",
     ],
     "dp_sgd_torch.py": [
-        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 0.0002 rounding); noise 2.000402",
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
+        "batches padded to 223 examples; noise 2.000059",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\nOpacus ",
         "\nnot private       inf ",
     ],
     "dp_sgd_jax.py": [
-        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); noise 2.000059",
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
+        "batches padded to 223 examples; noise 2.000059",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\njax_privacy ",

@@ -1,8 +1,8 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from gradclip.arguments import check_mask
@@ -15,6 +15,8 @@ from gradclip.quantities import as_count
 from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten, listed
+
+_AT_A_TIME = 8
 
 
 class ExampleOutputs(NamedTuple):
@@ -61,11 +63,13 @@ class ClippedFunction:
     return_values: bool = False
     return_norms: bool = False
     microbatch_size: int | None = None
+    pad_to: int | None = None
     normalize_by: float = 1.0
     prng_argnum: int | None = None
     unit: str = "example"
     method: str = "vmap"
     options: Mapping[str, Any] = field(default_factory=dict)
+    assumed: bool = False  # whether nobody said which arguments carry the batch
     manner: Manner = Manner()
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
 
@@ -83,19 +87,29 @@ class ClippedFunction:
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
-            batch_size: the largest number of examples in the whole sum, padding included, for its rounding.
+            batch_size: the largest number of examples in the whole sum, padding included, for its rounding; `pad_to`
+                times `partial_sums` if it is left out.
             partial_sums: how many results of this function are added up afterwards: by `psum` over devices, an
                 all-reduce over processes, over virtual batches. The sensitivity is that of their sum.
             partial_sums_in: the dtype that they are added up in, where that is not the dtype of the results.
             summed_in: what a device adds examples up in: "float64", or "float32" where it has no other.
             elements: how many elements the gradient of one example has, or the parameters, which are counted; None
                 takes the most that calls so far had, and 2**26 before the first. A later call that has more warns.
+
+        The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
+        examples nor on its place among them is assumed. Another number of examples makes another program, in which
+        each gradient may differ in its last bits, and by much where the loss has a kink: so the bound for
+        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, `microbatch_size` of 1 or a
+        multiple of 8, or `method="loop"` gives every program one shape. The other relations speak of batches of one
+        size, in which no example changes its place. `note` says which it is.
         """
+        if batch_size is None and self.pad_to is not None:
+            batch_size = self.pad_to * as_count("partial_sums", partial_sums)
         count = None if batch_size is None else as_count("batch_size", batch_size)
         if partial_sums_in is None and self.manner.dtype is not None:
             partial_sums_in = self.seen.narrowest() if self.manner.dtype == "input" else self.manner.dtype
-        known = ("rule", "per_layer", "sum_dtype", "grid")
-        return clipped_sum_sensitivity(
+        known = ("rule", "per_layer", "nonfinite", "sum_dtype", "grid")
+        promise = clipped_sum_sensitivity(
             self.max_norm,
             relation,
             unit=self.unit,
@@ -109,6 +123,28 @@ class ClippedFunction:
             elements=self.seen.elements(elements),
             **{name: self.options[name] for name in known if name in self.options},
         )
+        if promise.note:
+            return promise
+        if relation != "add_or_remove_one":
+            return replace(promise, note=f"batches of one number of {self.unit}s")
+        if self.method == "loop":
+            return replace(promise, note=f"{self.unit}s taken one after the other")
+        if self.microbatch_size is None and self.pad_to is None:
+            return promise.without_limit(
+                "one more or less changes the shape of a batch, and so the last bits of every gradient in it. Pass "
+                f"{self._named()} pad_to=, the most {self.unit}s that a batch can have, or microbatch_size="
+            )
+        if self.microbatch_size is None:
+            return replace(promise, note=f"batches padded to {self.pad_to} {self.unit}s")
+        if self.microbatch_size != whole_program(self.microbatch_size):
+            return promise.without_limit(
+                f"in microbatches of {self.microbatch_size} the last bits of a gradient depend on its place, and one "
+                f"more or less moves the others on. Pass microbatch_size=1 or a multiple of {_AT_A_TIME}"
+            )
+        return replace(promise, note=f"microbatches of {self.microbatch_size} {self.unit}s")
+
+    def _named(self) -> str:
+        return "clipped_fun" if self.argnums is None else "clipped_grad"
 
     def __call__(self, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` where any were asked for.
@@ -122,8 +158,12 @@ class ClippedFunction:
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
+        if self.assumed:
+            self._check_assumption(args[:-1], kwargs)
         verbs = mappings.mapping_of(self.manner.framework or self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
+        if self.pad_to is not None and count > self.pad_to:
+            raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
         if self.prng_argnum is not None:
             args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
             axes[self.prng_argnum] = 0
@@ -132,10 +172,18 @@ class ClippedFunction:
         of_batch = verbs.over_batch(of_example, axes, self.manner.spmd_axis_name)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
-        summed, outputs = verbs.accumulated(step, args, axes, mask, count, self.microbatch_size or max(1, count))
+        if self.microbatch_size is not None:
+            summed, outputs = verbs.in_microbatches(step, args, axes, mask, count, self.microbatch_size)
+        else:
+            given, rows = args, count
+            if self.pad_to is not None:
+                rows = whole_program(self.pad_to)
+                given, mask = verbs.padded(args, axes, mask, count, rows)
+            summed, outputs = verbs.at_once(step, given, axes, mask, rows)
         if self.argnums is not None and count:
             self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
         result = self._finished(verbs, summed, dtypes)
+        outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _is_mapped(self, position: int, count: int) -> bool:
@@ -192,6 +240,21 @@ class ClippedFunction:
                 f"{self.batch_argnums}, prng_argnum={self.prng_argnum}), got {len(args)} positional arguments."
             )
 
+    def _check_assumption(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
+        others = others_than(range(len(args)), self.argnums, self.prng_argnum)
+        if len(others) > 1:
+            raise TypeError(not_said(self._named(), others))
+        count = batch_size([args[i] for i in self.batch_argnums], None)
+        for name, given in kwargs.items():
+            lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
+            if count > 1 and (count,) in lengths:
+                raise TypeError(
+                    f"every example would get all of {name}, which has {count} rows as the batch does. Pass it by "
+                    f"position, and to {self._named()} batch_argnums=, the positions of all that carries the batch; or "
+                    f"if every example is to get all of it, batch_argnums={self.batch_argnums[0]}."
+                )
+
     def _framework(self, args: Sequence[Any]) -> str:
         """Return the framework of the first differentiated argument, or else of the batch."""
         if self.argnums is None:
@@ -235,6 +298,28 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
             f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
     return first[0]
+
+
+def whole_program(rows: int) -> int:
+    """Return how many rows a program for so many has, if none of them is computed in another way than the others.
+
+    Libraries for matrices take some rows at a time, and what is left over one by one, which adds in another order.
+    """
+    return rows if rows == 1 else -(-rows // _AT_A_TIME) * _AT_A_TIME
+
+
+def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
+    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
+    return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
+
+
+def not_said(name: str, others: tuple[int, ...]) -> str:
+    """Return the error where it was not said which of several arguments carry the batch."""
+    return (
+        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
+        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
+    )
 
 
 def check_number(name: str, value: Any, *, integer: bool = False) -> None:

@@ -100,17 +100,26 @@ def clip_and_sum(
     backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
 ) -> Summed:
     """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
-    summed = _in_one_reading(backend, arrays, clipping, mask)
-    if summed is not None:
-        return summed
+    summed = _in_one_reading(backend, arrays, clipping, names, mask)
+    return _in_two_readings(backend, arrays, clipping, names, mask) if summed is None else summed
+
+
+def _in_two_readings(
+    backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
+) -> Summed:
     made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
     add = backend.weighted_sum if clipping.grid is None else backend.rounded_sum
     sums = [add(x, made.coefficient) for x in made.arrays]
     return Summed(sums, made.norm, made.clipped)
 
 
-def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: Any) -> Summed | None:
-    """Do it with one reading, where the backend can and every sum of squares can be trusted."""
+def _in_one_reading(
+    backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
+) -> Summed | None:
+    """Do it with one reading, where the backend can; those whose sums of squares cannot be trusted apart from others.
+
+    So what an example adds does not depend on the others.
+    """
     count = arrays.elements(batched=True)
     if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
@@ -120,12 +129,22 @@ def _in_one_reading(backend: Backend, arrays: Arrays, clipping: Clipping, mask: 
     if found is None:
         return None
     sums, squares = found
-    if not _always_trusted(arrays, clipping):
-        trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
-        if not backend.xp.all(trusted if mask is None else trusted | ~mask):
-            return None
     norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
-    return Summed(sums, norm, exceeds(norm, clipping.max_norm))
+    summed = Summed(sums, norm, exceeds(norm, clipping.max_norm))
+    if _always_trusted(arrays, clipping):
+        return summed
+    trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
+    others = ~trusted if mask is None else ~trusted & mask
+    if not backend.xp.any(others):
+        return summed
+    apart = _in_two_readings(backend, arrays, clipping, names, others)
+    # Sums of squares beyond the range added nothing; what was too small to be trusted is added a second time.
+    counted = backend.add_examples(arrays, by, trusted if mask is None else trusted & mask)
+    assert counted is not None
+    xp = backend.xp
+    norm = replace(norm, value=xp.where(others, apart.norm.product(), norm.value))
+    clipped = xp.where(others, apart.clipped, summed.clipped)
+    return Summed([a + b for a, b in zip(counted[0], apart.sums, strict=True)], norm, clipped)
 
 
 def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:

@@ -27,6 +27,9 @@ class PerExampleInfo(NamedTuple):
     `num_clipped`: how many examples had a norm above their threshold, an integer scalar. `norms`: the norm of each
     example before clipping, shape (batch,). With `per_layer` both are trees shaped as the gradients, and with a tree of
     thresholds as that.
+
+    Both tell of single examples: noise that is scaled to the sum's sensitivity does not cover them. Neither publish
+    them, nor choose thresholds by them, without noise of their own.
     """
 
     num_clipped: Any

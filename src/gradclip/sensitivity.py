@@ -35,7 +35,7 @@ coefficients that depend on their own example alone, bit for bit.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -50,6 +50,10 @@ from gradclip.tree import flatten
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 RULES = ("clip", "normalize", "automatic")
 UNITS = ("example", "group")
+_TELLING = {
+    "propagate": "under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='skip' or 'zero'",
+    "raise": "under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
+}
 _FORMATS = {"float32": FLOAT32, "float64": FLOAT64}
 _NARROW = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 ASSUMED_ELEMENTS = 2**26
@@ -68,6 +72,7 @@ class Sensitivity:
         denominator: the constant that the sum has been divided by; None is a sum.
         rounding: what the rounding of floating-point sums may add to the distance: 0 for sums of integers, NaN where
             it is not known, because no batch size was given.
+        note: which batches it speaks of, such as "batches padded to 256 examples"; where the bound is infinite, why.
 
     Raises:
         ValueError: numbers out of range, or a name that is none of those above.
@@ -85,6 +90,7 @@ class Sensitivity:
     relation: str
     denominator: float | None = None
     rounding: float = 0.0
+    note: str = ""
 
     def __post_init__(self) -> None:
         for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
@@ -104,14 +110,16 @@ class Sensitivity:
 
         Raises ValueError where the rounding is not known, or nothing bounds the distance.
         """
+        if math.isinf(self.bound + self.rounding):
+            raise ValueError(
+                f"one {self.unit} can move this sum without limit: {self.note or 'max_norm must be finite'}."
+            )
         if math.isnan(self.rounding):
             raise ValueError(
                 "how much rounding adds to this sensitivity is not known: it grows with the number of examples in a "
                 "sum. Pass batch_size=, the most examples that are summed at once; or leave the rounding out with "
                 "dataclasses.replace(sensitivity, rounding=0.0)."
             )
-        if math.isinf(self.bound + self.rounding):
-            raise ValueError(f"one {self.unit} can move this sum without limit: max_norm must be finite.")
         return rounded_up(Fraction(self.bound) + Fraction(self.rounding))
 
     def noise_std(self, noise_multiplier: float) -> float:
@@ -142,7 +150,12 @@ class Sensitivity:
         extra = f" (+ {self.rounding:.2g} rounding)" if self.rounding else ""
         if math.isnan(self.rounding):
             extra = " (+ rounding, unknown without batch_size)"
-        return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}"
+        note = f"; {self.note}" if self.note else ""
+        return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
+
+    def without_limit(self, reason: str) -> "Sensitivity":
+        """Return the same with an infinite bound, and the reason for it."""
+        return replace(self, bound=math.inf, rounding=0.0, note=reason)
 
 
 @ordinary_arithmetic
@@ -153,6 +166,7 @@ def clipped_sum_sensitivity(
     unit: str = "example",
     rule: str = "clip",
     per_layer: bool = False,
+    nonfinite: str = "skip",
     normalize_by: float = 1.0,
     to_unit: bool = False,
     batch_size: int | None = None,
@@ -172,6 +186,8 @@ def clipped_sum_sensitivity(
         unit: "example", or "group".
         rule: "clip", "normalize" or "automatic": none exceeds C.
         per_layer: each layer is clipped to its share of C; the squares of the shares add up to C**2.
+        nonfinite: the policy for NaN and infinities. Under "propagate" one of them spoils the whole sum, and under
+            "raise" the error tells of it: the bound is infinite.
         normalize_by: the constant that the sum is divided by.
         to_unit: each threshold is 1, whatever `max_norm`: gradients are divided by it as well.
         batch_size: the most units in the whole sum, over all partial sums; without it the rounding is not known, and
@@ -205,6 +221,7 @@ def clipped_sum_sensitivity(
     """
     _check_name("relation", relation, RELATIONS)
     _check_name("rule", rule, RULES)
+    _check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
     counts = {
         "batch_size": batch_size,
         "elements": elements,
@@ -218,6 +235,8 @@ def clipped_sum_sensitivity(
     thresholds = _thresholds(max_norm)
     _check_together(thresholds, grid, known, to_unit=to_unit, per_layer=per_layer, alone=_is_number(max_norm))
     denominator = None if divisor == 1 else divisor
+    if nonfinite in _TELLING:
+        return Sensitivity(math.inf, unit, relation, denominator, note=_TELLING[nonfinite])
     if math.inf in thresholds and not to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
     one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))

@@ -8,6 +8,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import numpy as np
 from gradclip.backends.arrays import check_dtypes
 from gradclip.backends.formats import bare_name, format_named
 from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
+from gradclip.clipped import ClippedFunction
 from gradclip.exact import squared_distance
 from gradclip.hostile import CROWDS, KINDS, Room
+from gradclip.kinks import Kinks, kinked, of_gradients, sizes, step_of, threshold_of
 from gradclip.per_example import check_batch
 from gradclip.sensitivity import Sensitivity, root_up
 from gradclip.tree import FlatTree, flatten
@@ -84,7 +87,7 @@ class SensitivityReport:
 
 
 def check_sensitivity(
-    function: Callable[[Any], Any],
+    function: Callable[[Any], Any] | ClippedFunction,
     examples: Any,
     sensitivity: Sensitivity | float,
     *,
@@ -99,7 +102,10 @@ def check_sensitivity(
 
     Args:
         function: from a tree of per-example gradients, batch on axis 0, to a tree of sums. It has to take
-            one example less than are given, too, where the relation is adding or removing one.
+            one example less than are given, too, where the relation is adding or removing one. Or what `clipped_grad`
+            returns, whose settings are then tried with losses of the test's own: with one whose gradients the examples
+            are, and with one that has a kink where its predictions are. Of that the last bits of a prediction decide
+            the gradient, and these are the example's own only in programs of one shape.
         examples: such a tree, of NumPy, PyTorch or JAX arrays: it says which shapes (batch, ...) and dtypes to try.
             Take as many examples as a batch will have: sums in low precision only fail for many.
         sensitivity: what is promised: a `Sensitivity`, or the largest distance for adding or removing one.
@@ -134,14 +140,50 @@ def check_sensitivity(
     threshold = min(sensitivity.total * (sensitivity.denominator or 1.0), sys.float_info.max)
     if sensitivity.relation == "replace_one":
         threshold /= 2
+    clipped = function if isinstance(function, ClippedFunction) else None
+    unit = Fraction(1) if clipped is None else step_of(clipped)
+    call = function if clipped is None else _compiled(of_gradients(clipped, _zeros_like_one), flat.leaves[0])
     cases = []
     for dtype in as_dtypes(dtypes):
-        bench = _Bench.of(flat, dtype, threshold, function, sensitivity.relation)
+        bench = _Bench.of(flat, dtype, threshold, call, sensitivity.relation, unit)
         for kind in KINDS:
             rng = np.random.default_rng([seed, *kind.encode()])
             found = max(bench.tried(kind, trials, rng), key=lambda case: case.distance)
             cases.append(found)
+    if clipped is not None:
+        cases += _kinked_cases(clipped, flat.leaves[0], sensitivity.relation, np.random.default_rng(seed))
     return SensitivityReport(sensitivity, tuple(cases))
+
+
+def _kinked_cases(
+    clipped: ClippedFunction, like: Any, relation: str, rng: np.random.Generator
+) -> Iterator[SensitivityCase]:
+    """Yield what a kink in the loss did in batches of several sizes."""
+    dtype = bare_name(like.dtype) if bare_name(like.dtype) == "float64" else "float32"
+    summed = _compiled(kinked(clipped), like)
+
+    def call(*arrays: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        result, outputs = summed(*(_like(like, dtype, x) for x in arrays))
+        return _numbers(result), _numbers(outputs.aux)[0]
+
+    kinks = Kinks(call, np.dtype(dtype), threshold_of(clipped), relation == "add_or_remove_one")
+    for size in sizes(clipped, len(like)):
+        squares = [squared_distance(*sums) for sums in kinks.tried(size, rng)]
+        name = f"one of {size} examples, the others at a kink of the loss"
+        yield SensitivityCase(name, root_up(max(squares) * step_of(clipped) ** 2))
+
+
+def _compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:
+    """Return what is called: of JAX arrays as one program, as it is in training."""
+    jax = sys.modules.get("jax")
+    return jax.jit(function) if jax is not None and isinstance(like, jax.Array) else function
+
+
+def _zeros_like_one(leaf: Any) -> Any:
+    """Return zeros in the shape of one example."""
+    if hasattr(leaf, "new_zeros"):
+        return leaf.new_zeros(leaf.shape[1:])
+    return sys.modules["jax"].numpy.zeros(leaf.shape[1:], leaf.dtype)
 
 
 @dataclass(frozen=True)
@@ -155,10 +197,17 @@ class _Bench:
     given: np.ndarray
     function: Callable[[Any], Any]
     relation: str
+    unit: Fraction
 
     @classmethod
     def of(
-        cls, flat: FlatTree, dtype: str | None, threshold: float, function: Callable[[Any], Any], relation: str
+        cls,
+        flat: FlatTree,
+        dtype: str | None,
+        threshold: float,
+        function: Callable[[Any], Any],
+        relation: str,
+        unit: Fraction,
     ) -> "_Bench":
         """Return the bench for a tree of examples, or for one like it in another dtype."""
         sizes = [math.prod(leaf.shape[1:]) for leaf in flat.leaves]
@@ -166,7 +215,7 @@ class _Bench:
         room = Room.of(sizes, list(map(format_named, dtypes)), threshold)
         rows = [_numbers(leaf)[0].reshape(len(leaf), -1) for leaf in flat.leaves]
         prefix = "" if dtype is None else f"{dtype}: "
-        return cls(flat, tuple(dtypes), prefix, room, np.concatenate(rows, axis=1), function, relation)
+        return cls(flat, tuple(dtypes), prefix, room, np.concatenate(rows, axis=1), function, relation, unit)
 
     def tried(self, kind: str, trials: int, rng: np.random.Generator) -> Iterator[SensitivityCase]:
         """Yield what one kind of example did, among all kinds of others."""
@@ -205,7 +254,7 @@ class _Bench:
         values = np.concatenate(wrong) if wrong else np.zeros(0)
         if values.size:
             return SensitivityCase(name, math.inf, f"{'NaN' if np.isnan(values).any() else 'infinity'} in the result")
-        return SensitivityCase(name, root_up(squared_distance(*sums)))
+        return SensitivityCase(name, root_up(squared_distance(*sums) * self.unit**2))
 
     def _called(self, rows: np.ndarray) -> FlatTree:
         ends = np.cumsum([math.prod(leaf.shape[1:]) for leaf in self.flat.leaves])

@@ -1,11 +1,12 @@
 """From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradclip.arguments import check_threshold
 from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
-from gradclip.clipped import ClippedFunction, check_number
+from gradclip.clipped import ClippedFunction, check_number, not_said, others_than
 from gradclip.policy import check_policy
 from gradclip.quantities import as_divisor
 from gradclip.tree import flatten
@@ -27,7 +28,7 @@ def clipped_grad(
     max_norm: Any,
     *,
     argnums: int | Sequence[int] = 0,
-    batch_argnums: int | Sequence[int] = 1,
+    batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
     per_layer: bool = False,
     uniform: bool = True,
@@ -35,6 +36,7 @@ def clipped_grad(
     return_values: bool = False,
     return_norms: bool = False,
     microbatch_size: int | None = None,
+    pad_to: int | None = None,
     normalize_by: float = 1.0,
     sum_dtype: Any = None,
     nonfinite: str = "skip",
@@ -55,7 +57,9 @@ def clipped_grad(
         fun: a loss, a scalar; of one example, or of one group of examples.
         max_norm: the threshold C of each example, >= 0, in the units of the gradients.
         argnums: the position of the parameters, or several, whose gradients share a norm.
-        batch_argnums: the position of the batch, or several: trees of arrays of shapes (batch, ...).
+        batch_argnums: the position of the batch, or several: trees of arrays of shapes (batch, ...). All other
+            arguments go to every example as they are. It may be left out, for 1, where one argument follows the
+            parameters; of `fun(params, x, y)` both x and y carry the batch: `batch_argnums=(1, 2)`.
         has_aux: `fun` returns `(loss, aux)`, `aux` a tree of arrays, which comes back for each example.
         per_layer: clip each leaf by its own norm, as in `gradclip.per_example_clip`.
         uniform: with `per_layer`, how the leaves share the threshold, as there.
@@ -64,8 +68,11 @@ def clipped_grad(
             meet a loss of a batch and `keep_batch_dim=False`.
         return_values: also return the loss of each example.
         return_norms: also return the norm of each example before clipping.
-        microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch.
-            Several devices share a batch better than they share its microbatches.
+        microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch: the
+            last ones are padded to as many, so that one program computes all. Several devices share a batch better
+            than they share its microbatches. For a sensitivity to one example more or less, 1 or a multiple of 8.
+        pad_to: the most examples that a batch can have: smaller ones are padded to it with rows of zeros that add
+            exactly nothing, so that one program of one shape computes all batches. (It has a multiple of 8 rows.)
         normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too. It and its inverse are normal
             numbers of float32, or of float64 where `sum_dtype` says so.
         sum_dtype: of the sum, as in `gradclip.per_example_clip`.
@@ -87,8 +94,9 @@ def clipped_grad(
         of that and an `ExampleOutputs`.
 
     Raises:
-        ValueError: a setting out of range. When called: batches without a common length.
-        TypeError: when called: parameters in NumPy arrays, a module or a generator of parameters in place of a tree.
+        ValueError: a setting out of range. When called: batches without a common length, or larger than `pad_to`.
+        TypeError: several arguments that may carry the batch, and no `batch_argnums`. When called: parameters in
+        NumPy arrays, a module or a generator of parameters in place of a tree.
         RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
 
     Where PyTorch's `fun` does not use a parameter, the first call warns: its gradient is zero.
@@ -96,19 +104,22 @@ def clipped_grad(
     The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
 
     >>> import jax.numpy as jnp
-    >>> summed = clipped_grad(lambda w, x: jnp.sum(w * x), max_norm=1.0)
-    >>> print(summed(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.5]])).round(6))
+    >>> def loss(w, x, y):
+    ...     return jnp.sum(x @ w - y)
+    >>> summed = clipped_grad(loss, max_norm=1.0, batch_argnums=(1, 2), pad_to=4)
+    >>> print(summed(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.5]]), jnp.ones(2)).round(6))
     [0.85 1.3 ]
-    >>> summed.sensitivity().bound
-    1.0
+    >>> print(summed.sensitivity())
+    sum over examples, add or remove one example: at most 1.0 (+ 4.8e-07 rounding); batches padded to 4 examples
 
     """
     numbers = _positions("argnums", argnums)
-    both = sorted({*numbers} & {*_positions("batch_argnums", batch_argnums)})
+    both = sorted({*numbers} & {*_positions("batch_argnums", 1 if batch_argnums is None else batch_argnums)})
     if both:
+        said = "1, its default," if batch_argnums is None else batch_argnums
         raise ValueError(
-            f"argnums={argnums} and batch_argnums={batch_argnums} overlap in {both}: an argument that carries the "
-            "batch cannot be differentiated. Pass the parameters as an argument of their own."
+            f"argnums={argnums} and batch_argnums={said} overlap in {both}: an argument that carries the batch cannot "
+            "be differentiated. Pass the parameters as an argument of their own, and batch_argnums= if it is not 1."
         )
     if prng_argnum is not None and prng_argnum in numbers:
         raise ValueError(f"prng_argnum={prng_argnum} is in argnums={argnums}, too: a key has no gradient.")
@@ -123,6 +134,7 @@ def clipped_grad(
         return_values=return_values,
         return_norms=return_norms,
         microbatch_size=microbatch_size,
+        pad_to=pad_to,
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
@@ -134,13 +146,14 @@ def clipped_fun(
     fun: Callable[..., Any],
     max_norm: Any,
     *,
-    batch_argnums: int | Sequence[int] = 0,
+    batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
     per_layer: bool = False,
     uniform: bool = True,
     keep_batch_dim: bool = True,
     return_norms: bool = False,
     microbatch_size: int | None = None,
+    pad_to: int | None = None,
     normalize_by: float = 1.0,
     sum_dtype: Any = None,
     nonfinite: str = "skip",
@@ -173,6 +186,7 @@ def clipped_fun(
         keep_batch_dim=keep_batch_dim,
         return_norms=return_norms,
         microbatch_size=microbatch_size,
+        pad_to=pad_to,
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
         unit=unit,
@@ -184,28 +198,44 @@ def _checked(
     fun: Callable[..., Any],
     max_norm: Any,
     argnums: int | tuple[int, ...] | None,
-    batch_argnums: int | Sequence[int],
+    batch_argnums: int | Sequence[int] | None,
     options: dict[str, Any],
     **settings: Any,
 ) -> ClippedFunction:
     """Return the clipped function, its settings checked."""
-    numbers = _positions("batch_argnums", batch_argnums)
+    assumed = batch_argnums is None
+    numbers = _positions("batch_argnums", (0 if argnums is None else 1) if batch_argnums is None else batch_argnums)
     prng = settings["prng_argnum"]
     if prng is not None and prng in (*numbers, *[i for i in (prng,) if i < 0]):
-        raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={batch_argnums}: pass one key.")
+        raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={numbers}: pass one key.")
     for threshold in flatten(max_norm).leaves:
         check_threshold(threshold)
     sums = FLOAT64 if "float64" in bare_name(str(options.get("sum_dtype"))) else FLOAT32
     settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
-    if settings["microbatch_size"] is not None:
-        check_number("microbatch_size", settings["microbatch_size"], integer=True)
+    for name in ("microbatch_size", "pad_to"):
+        if settings[name] is not None:
+            check_number(name, settings[name], integer=True)
     if "grid" in options and settings["normalize_by"] != 1:
         raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
         raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
     if settings["method"] not in ("vmap", "loop"):
         raise ValueError(f"method must be 'vmap' or 'loop', got {settings['method']!r}.")
-    return ClippedFunction(fun, max_norm, argnums, numbers, options=options, **settings)
+    made = ClippedFunction(fun, max_norm, argnums, numbers, options=options, assumed=assumed, **settings)
+    others = others_than(_needed(fun), argnums, prng) if assumed else ()
+    if len(others) > 1:
+        raise TypeError(not_said("clipped_fun" if argnums is None else "clipped_grad", others))
+    return made
+
+
+def _needed(fun: Callable[..., Any]) -> list[int]:
+    """Return the positions of those arguments that a function cannot do without, as far as it tells them."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [i for i, p in enumerate(by_position) if p.default is p.empty]
 
 
 def _options(*values: Any) -> dict[str, Any]:

@@ -171,7 +171,7 @@ def test_sensitivity():
         assert [mine.sensitivity(r) for r in relation] == [theirs.sensitivity(r) for r in relation]
         assert mine.sensitivity() == theirs.sensitivity() == mine.l2_norm_bound == theirs.l2_norm_bound
         assert mine.has_aux is theirs.has_aux is False
-        assert mine.clipped.sensitivity().bound == mine.l2_norm_bound
+        assert mine.clipped.sensitivity("zero_out").bound == mine.l2_norm_bound
     assert ours.clipped_fun(loss, return_norms=True).has_aux is True
     with pytest.raises(ValueError, match="neighboring_relation must be one of ADD_OR_REMOVE_ONE"):
         ours.clipped_fun(loss).sensitivity("replace")

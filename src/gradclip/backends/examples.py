@@ -11,6 +11,8 @@ from gradclip.backends.formats import is_complex
 from gradclip.backends.host import HostArray
 from gradclip.native import describe_buffers
 
+_COPIED = 1 << 18  # numbers at a time
+
 
 def add_examples(
     arrays: Sequence[HostArray], weighing: Sequence[Any], mask: Any, threads: int
@@ -20,18 +22,32 @@ def add_examples(
     Examples outside of `mask` have 0, and those whose sum is not finite add nothing. None where the kernels do not know
     all of the arrays.
     """
-    known, left_out = describe_buffers([x.data for x in arrays])
     examples = arrays[0].shape[0]
-    if not known or left_out or not examples or not all(x.data.flags.c_contiguous for x in arrays):
-        return None
     squares = np.zeros(examples) if mask is None else np.where(mask, 0.0, np.nan)
     widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
     totals = np.zeros(max(1, sum(widths)))
-    described = [describe_buffers([buffer]).kernels for buffer in (squares, totals)]
-    native.kernels.add_examples(known, examples, list(map(float, weighing)), described[0], described[1], threads)
+    for rows in _blocks(arrays, sum(widths)):
+        pieces = [np.ascontiguousarray(x.data[rows]) for x in arrays]
+        known, left_out = describe_buffers(pieces)
+        if not known or left_out:
+            return None
+        buffers = [describe_buffers([buffer]).kernels for buffer in (squares[rows], totals)]
+        some = len(squares[rows])
+        native.kernels.add_examples(known, some, list(map(float, weighing)), buffers[0], buffers[1], threads)
+    if not examples:
+        return None
     ends = np.cumsum(widths)
     sums = [
         totals[end - width : end].view(np.complex128 if is_complex(x) else np.float64).reshape(x.shape[1:])
         for x, width, end in zip(arrays, widths, ends, strict=True)
     ]
     return sums, squares if mask is None else np.where(mask, squares, 0.0)
+
+
+def _blocks(arrays: Sequence[HostArray], width: int) -> list[slice]:
+    """Return slices of the examples: one of all, or where they do not lie in one piece, of as many as are copied."""
+    examples = arrays[0].shape[0]
+    if all(x.data.flags.c_contiguous for x in arrays):
+        return [slice(0, examples)] if examples else []
+    many = max(1, _COPIED // max(1, width))
+    return [slice(start, start + many) for start in range(0, examples, many)]

@@ -93,15 +93,16 @@ class HostArray:
             yield from pieces if self.counted is None else (self._zeroed(*pair) for pair in pieces)
 
     def rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of whole examples, as slices of the first axis and 2-D arrays."""
+        """Yield blocks of whole examples, as slices of the first axis and 2-D arrays, each example in one piece.
+
+        NumPy adds the elements of an example that lies in one piece in the same order, however many there are.
+        """
         length = math.prod(self.shape[1:])
-        flat = self.data.reshape(len(self.data), length)
-        beside = None if self.counted is None else self.counted.reshape(len(self.data), length)
         many = max(1, _CHUNK // max(1, length))
-        for start in range(0, len(flat), many):
+        for start in range(0, len(self.data), many):
             block = slice(start, start + many)
-            rows = flat[block]
-            yield block, rows if beside is None else self._zeroed(rows, beside[block])
+            rows = np.ascontiguousarray(self.data[block]).reshape(-1, length)
+            yield block, rows if self.counted is None else self._zeroed(rows, self.counted[block].reshape(-1, length))
 
     def _zeroed(self, piece: np.ndarray, beside: np.ndarray) -> np.ndarray:
         """Return a piece, zeros where `beside` is not finite."""

@@ -1,7 +1,7 @@
 """Functions of one example over a batch, for JAX: `jax.vmap`, and microbatches in a loop that is compiled once.
 
-A microbatch is a slice of the batch. The last one ends where the batch ends, and masks what the one before it
-has seen, so that a batch of any length is neither copied nor padded.
+A microbatch is a slice of the batch. The last one is filled up with rows that are masked, and what puts it together
+stays outside of the program for a microbatch: that is the same one for all, and a long batch is not copied.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,32 +54,44 @@ class JaxMapping:
     def cast(self, x: jax.Array, dtype: Any) -> jax.Array:
         return x.astype(dtype)
 
-    def accumulated(
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[tuple[Any, ...], jax.Array]:
+        def longer(x: Any) -> jax.Array:
+            x = jnp.asarray(x)
+            return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
+
+        many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
+        return tuple(_apart(many, axes)), longer(jnp.ones(count, bool) if mask is None else mask)
+
+    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+        return step(args, mask)
+
+    def in_microbatches(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
     ) -> tuple[Any, Any]:
-        if size >= count:
-            return step(args, mask)
-        rows = jnp.arange(count)
-
-        def microbatch(i: Any) -> tuple[Any, Any, Any, Any]:
-            start = jnp.minimum(i * size, count - size)
-            fresh = _rows(rows, start, size) >= i * size
-            here = [arg if axis is None else _rows(arg, start, size) for arg, axis in zip(args, axes, strict=True)]
-            if mask is None:
-                return start, fresh, *step(here, fresh if count % size else None)
-            return start, fresh, *step(here, fresh & _rows(mask, start, size))
-
-        def body(i: Any, carry: Any) -> Any:
-            start, fresh, summed, outputs = microbatch(i)
-            put = partial(_put, start=start, fresh=fresh if count % size else None)
-            return jax.tree.map(jnp.add, carry[0], summed), jax.tree.map(put, carry[1], outputs)
-
-        _, _, sums, outputs = jax.eval_shape(microbatch, 0)
-        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-        blank = jax.tree.map(lambda x: jnp.zeros((count, *x.shape[1:]), x.dtype), outputs)
         number = -(-count // size)
         if mask is not None:
-            number = -(-jnp.max(jnp.where(mask, rows + 1, 0)) // size)
+            number = -(-jnp.max(jnp.where(mask, jnp.arange(1, count + 1), 0), initial=0) // size)
+        if count < size:
+            args, mask = self.padded(args, axes, mask, count, size)
+        rows = max(count, size)
+
+        def microbatch(i: Any) -> tuple[Any, Any]:
+            here = [arg if axis is None else _rows(arg, i, size, rows) for arg, axis in zip(args, axes, strict=True)]
+            fresh = i * size + jnp.arange(size) < rows
+            counted = fresh if mask is None else fresh & _rows(mask, i, size, rows)
+            return lax.optimization_barrier(step(_apart(here, axes), counted))
+
+        def body(i: Any, carry: Any) -> Any:
+            summed, outputs = microbatch(i)
+            put = partial(lax.dynamic_update_slice_in_dim, start_index=i * size, axis=0)
+            return jax.tree.map(jnp.add, carry[0], summed), jax.tree.map(put, carry[1], outputs)
+
+        sums, outputs = jax.eval_shape(microbatch, 0)
+        empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+        places = -(-rows // size) * size
+        blank = jax.tree.map(lambda x: jnp.zeros((places, *x.shape[1:]), x.dtype), outputs)
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
 
@@ -102,13 +114,14 @@ class JaxLoop(JaxMapping):
         return call
 
 
-def _rows(tree: Any, start: Any, size: int) -> Any:
-    return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), start, size), tree)
+def _rows(tree: Any, i: Any, size: int, rows: int) -> Any:
+    """Return the microbatch of number `i`; beyond the last row it repeats that."""
+    if rows % size == 0:
+        return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size), tree)
+    places = jnp.minimum(i * size + jnp.arange(size), rows - 1)
+    return jax.tree.map(lambda x: jnp.asarray(x)[places], tree)
 
 
-def _put(whole: jax.Array, part: jax.Array, start: Any, fresh: Any) -> jax.Array:
-    """Return `whole` with the rows from `start` replaced, those that are not `fresh` left as they are."""
-    if fresh is not None:
-        old = lax.dynamic_slice_in_dim(whole, start, part.shape[0])
-        part = jnp.where(fresh.reshape(-1, *[1] * (part.ndim - 1)), part, old)
-    return lax.dynamic_update_slice_in_dim(whole, part, start, 0)
+def _apart(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Return the arguments, compiled apart from how their rows were put together, whatever their number."""
+    return [arg if axis is None else lax.optimization_barrier(arg) for arg, axis in zip(args, axes, strict=True)]

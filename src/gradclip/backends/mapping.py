@@ -39,10 +39,18 @@ class Mapping(Protocol):
     def cast(self, x: Any, dtype: Any) -> Any:
         """Return an array in another dtype."""
 
-    def accumulated(
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[tuple[Any, ...], Any]:
+        """Return the arguments with `size` examples, those beyond `count` zeros, and a mask that leaves these out."""
+
+    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+        """Return `step(args, mask)`; of no examples, zeros and no rows."""
+
+    def in_microbatches(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
     ) -> tuple[Any, Any]:
-        """Call `step(args, mask)` with `size` of the `count` examples at a time.
+        """Call `step(args, mask)` with `size` of the `count` examples at a time, the last ones padded to as many.
 
         Returns the sum of its first results, and its second ones put together: trees with a row for each example,
         zeros for trailing microbatches of which the mask holds no example, which are skipped.

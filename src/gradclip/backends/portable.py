@@ -146,7 +146,8 @@ class Portable(HeldByOne, InMemory):
         wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
         if divisor is not None:
             wides = [wide / self.over_examples(divisor, wide) for wide in wides]
-        sums = [self._sum(raised(self.xp, wide, p), axes_of(wide, batched)) for wide in wides]
+        powers = [raised(self.xp, wide, p) for wide in wides]
+        sums = [self.sum_rows(x) if batched else self._sum(x, axes_of(x, False)) for x in powers]
         return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
     def largest_of(self, x: Array, batched: bool) -> Array:
@@ -164,6 +165,10 @@ class Portable(HeldByOne, InMemory):
         """Return |x| in the wide format."""
         parts = [self.widen(part) for part in self.parts(x)]
         return self.xp.abs(parts[0]) if len(parts) == 1 else self.xp.hypot(*parts)
+
+    def sum_rows(self, wide: Array) -> Array:
+        """Return the sum over all axes but the first."""
+        return self._sum(wide, axes_of(wide, True))
 
     def _sum(self, wide: Array, axes: tuple[int, ...]) -> Array:
         if self.wide is FLOAT64:

@@ -1,5 +1,6 @@
 """PyTorch: CPU tensors as host memory; any other device, and tracing, through the portable operations."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
@@ -216,6 +217,16 @@ class Torch(Portable):
             for b in _blocks(x)
         ]
         return torch.cat(sums)
+
+    def sum_rows(self, wide: torch.Tensor) -> torch.Tensor:
+        """Return the sum over all axes but the first, in an order that does not depend on how many rows there are."""
+        rest = wide.reshape(wide.shape[0], math.prod(wide.shape[1:]))
+        while rest.shape[1] > 1:
+            half = rest.shape[1] // 2
+            last = rest[:, 2 * half :]
+            rest = rest[:, :half] + rest[:, half : 2 * half]
+            rest = torch.cat([rest, last], 1) if last.shape[1] else rest
+        return rest.sum(1)
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
         blocks = _blocks(x)

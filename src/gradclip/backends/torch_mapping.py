@@ -5,6 +5,7 @@ What is random in a function, as dropout is, is drawn for each example on its ow
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -90,33 +91,50 @@ class TorchMapping:
     def cast(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
         return x.to(dtype)
 
-    def accumulated(
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[tuple[Any, ...], torch.Tensor]:
+        mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
+        return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
+
+    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+        if count:
+            return step(args, mask)
+        # `vmap` over no examples loses the shape of one where a reshape has a -1.
+        summed, outputs = step(
+            _mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
+        )
+        return summed, mapped(lambda x: x[:0], outputs)
+
+    def in_microbatches(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
     ) -> tuple[Any, Any]:
-        if count == 0:
-            # `vmap` over no examples loses the shape of one where a reshape has a -1.
-            padding = [
-                arg if axis is None else mapped(_row_of_zeros, arg) for arg, axis in zip(args, axes, strict=True)
-            ]
-            summed, outputs = step(padding, torch.zeros(1, dtype=torch.bool, device="cpu"))
-            return summed, mapped(lambda x: x[:0], outputs)
         end = _end_of(mask, count)
         sums, pieces = None, []
         for start in range(0, max(1, end), size):
             rows = slice(start, start + size)
-            here = [arg if axis is None else _rows(arg, rows) for arg, axis in zip(args, axes, strict=True)]
-            summed, outputs = step(here, None if mask is None else mask[rows])
+            here = _mapped_args(partial(_rows, rows=rows), args, axes)
+            some = None if mask is None else mask[rows]
+            summed, outputs = step(*self.padded(here, axes, some, min(size, count - start), size))
             sums = summed if sums is None else mapped(torch.add, sums, summed)
             pieces.append(outputs)
         return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
 
 
-def _rows(tree: Any, rows: slice) -> Any:
-    return mapped(lambda x: tensor_of(x)[rows], tree)
+def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
 
 
-def _row_of_zeros(x: Any) -> torch.Tensor:
-    return tensor_of(x).new_zeros((1, *x.shape[1:]))
+def _rows(x: Any, rows: slice) -> torch.Tensor:
+    return tensor_of(x)[rows]
+
+
+def _filled_up(x: Any, size: int) -> torch.Tensor:
+    """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
+    given = tensor_of(x)
+    full = given.new_zeros((size, *given.shape[1:]))
+    full[: given.shape[0]] = given
+    return full
 
 
 def _end_of(mask: Any, count: int) -> int:
@@ -128,7 +146,7 @@ def _end_of(mask: Any, count: int) -> int:
 
 def _joined(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
     """Return the parts one below the other, and zeros up to `count` rows."""
-    missing = count - sum(part.shape[0] for part in parts)
+    missing = max(0, count - sum(part.shape[0] for part in parts))
     if len(parts) == 1 and not missing:
         return parts[0]
     return torch.cat([*parts, parts[0].new_zeros((missing, *parts[0].shape[1:]))])

@@ -6,6 +6,7 @@ gradients NaN. As in newer releases of the library, `clip_norm` may be a tree of
 float32 at least, and a batch need not be a multiple of `microbatch_size`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -52,7 +53,10 @@ class BoundedSensitivityCallable:
         return self.fun(*args, **kwargs)
 
     def sensitivity(self, neighboring_relation: Any = None) -> Any:
-        """Return the L2 sensitivity under one of `dp_accounting.NeighboringRelation`, REPLACE_SPECIAL for None."""
+        """Return the L2 sensitivity under one of `dp_accounting.NeighboringRelation`, REPLACE_SPECIAL for None.
+
+        It speaks of batches of one shape, padded and masked by `is_padding_example`.
+        """
         name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
         if name not in _TIMES_BOUND:
             raise ValueError(
@@ -177,7 +181,7 @@ def clipped_fun(
         norms = None if outputs.norms is None else outputs.norms.astype(jnp.float32)
         return value, (outputs.aux, norms) if has_aux and return_norms else outputs.aux if has_aux else norms
 
-    bound = (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by
+    bound = (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by if nan_safe else math.inf
     return BoundedSensitivityCallable(call, bound, has_aux or return_norms, clipped)
 
 
