@@ -1,4 +1,4 @@
-"""What users say of sums, checked: numbers, NumPy's scalars among them, counts, constants to divide by, dtypes, names."""
+"""What users say of sums, checked: numbers (those of NumPy too), counts, constants to divide by, dtypes, names."""
 
 import math
 import numbers
