@@ -1,6 +1,6 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
-import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
 from gradclip.call_arguments import check_parameters, closed, has_mappings, opened
 from gradclip.per_example import per_example_clip
-from gradclip.quantities import as_count
+from gradclip.quantities import as_count, shown
 from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten, listed
@@ -245,7 +245,7 @@ class ClippedFunction:
         others = others_than(range(len(args)), self.argnums, self.prng_argnum)
         if len(others) > 1:
             raise TypeError(not_said(self._named(), others))
-        count = batch_size([args[i] for i in self.batch_argnums], None)
+        count = batch_size([arg if i in self.batch_argnums else None for i, arg in enumerate(args)], None)
         for name, given in kwargs.items():
             lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
             if count > 1 and (count,) in lengths:
@@ -322,13 +322,11 @@ def not_said(name: str, others: tuple[int, ...]) -> str:
     )
 
 
-def check_number(name: str, value: Any, *, integer: bool = False) -> None:
-    """Raise a ValueError or TypeError where a setting is no positive number."""
-    kinds = (int,) if integer else (int, float)
-    if isinstance(value, bool) or not (isinstance(value, kinds) or hasattr(value, "dtype")):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+def check_number(name: str, value: Any) -> int:
+    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
+    return as_count(name, value)
 
 
 def _with(args: Sequence[Any], index: int, new: Any) -> tuple[Any, ...]:
