@@ -242,3 +242,46 @@ def test_total_norms_are_those_of_tensors(tensors):
 def test_scalars_of_jax_are_no_parameters(scalar):
     with pytest.raises(TypeError, match=r"parameters must be an iterable of objects with a \.grad"):
         gradclip.grad_norm(scalar)
+
+
+@pytest.mark.parametrize("name", ["process_group", "mesh"])
+@pytest.mark.parametrize("value", ["dp", 3, object(), ["dp"]])
+def test_groups_are_groups_where_there_are_no_other_processes(name, value):
+    for call in (lambda **named: gradclip.clip_grad_norm_([holder()], 1.0, **named), gradclip.grad_norm):
+        with pytest.raises(TypeError, match="process_group and mesh take process groups and meshes"):
+            call(**({"parameters": [holder()]} if call is gradclip.grad_norm else {}), **{name: value})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((None, torch.ones(4, 3)), "argument 0 must hold the parameters, in arrays of PyTorch or JAX, got None"),
+        (("w", torch.ones(4, 3)), "argument 0 must hold the parameters, in arrays of PyTorch or JAX, got 'w'"),
+        ((jnp.zeros(3), torch.ones(4, 3)), "argument 1 holds arrays of torch, but the parameters are of jax"),
+        ((torch.zeros(3), jnp.ones((4, 3))), "argument 1 holds arrays of jax, but the parameters are of torch"),
+    ],
+)
+def test_parameters_and_batch_are_arrays_of_one_framework(arguments, message):
+    with pytest.raises(TypeError, match=message):
+        gradclip.clipped_grad(loss, 1.0)(*arguments)
+
+
+@pytest.mark.parametrize("arguments", [(torch.zeros(3), torch.ones(4, 3)), (jnp.zeros(3), jnp.ones((4, 3)))])
+def test_a_function_without_auxiliary_results_is_named(arguments):
+    with pytest.raises(TypeError, match=r"with has_aux=True fun must return a pair, \(value, aux\), got a"):
+        gradclip.clipped_grad(loss, 1.0, has_aux=True)(*arguments)
+
+
+def test_elements_are_counted_of_arrays():
+    with pytest.raises(TypeError, match=r"elements must be a number of elements, or a tree of arrays .* got 'many'"):
+        gradclip.clipped_grad(loss, 1.0, pad_to=8).sensitivity(elements="many")
+
+
+def test_examples_to_check_are_arrays_of_examples():
+    def summed(rows):
+        return rows.sum(axis=0)
+
+    with pytest.raises(ValueError, match="every leaf must carry the batch on axis 0"):
+        gradclip.check_sensitivity(summed, [1.0, 2.0], 1.0)
+    with pytest.raises(TypeError, match="examples has dtype int64, which cannot be clipped"):
+        gradclip.check_sensitivity(summed, np.ones((4, 3), int), 1.0)

@@ -200,6 +200,10 @@ class ClippedFunction:
                 given[i] = closed(kind, given[i])
             *given, kwargs = given
             result = self.fun(*given, **kwargs)
+            if self.has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
+                raise TypeError(
+                    f"with has_aux=True fun must return a pair, (value, aux), got a {type(result).__name__}."
+                )
             value, aux = result if self.has_aux else (result, ())
             return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
 
@@ -270,9 +274,22 @@ class ClippedFunction:
                 "jax.numpy.asarray or torch.from_numpy; per-example gradients that you have can be clipped with "
                 "gradclip.per_example_clip."
             )
-        if "torch" in found:
-            return "torch"
-        return "jax"
+        if found & {"torch", "jax"} or found == {"number"}:
+            framework = "torch" if "torch" in found else "jax"
+            self._check_batch_of(framework, args)
+            return framework
+        raise TypeError(
+            f"argument {first} must hold the parameters, in arrays of PyTorch or JAX, got {args[first]!r:.80} of type "
+            f"{type(args[first]).__name__}. Pass them, or say with argnums where they are."
+        )
+
+    def _check_batch_of(self, framework: str, args: Sequence[Any]) -> None:
+        other = "jax" if framework == "torch" else "torch"
+        for i in self.batch_argnums:
+            if other in {framework_of(leaf) for leaf in flatten(args[i]).leaves}:
+                raise TypeError(
+                    f"argument {i} holds arrays of {other}, but the parameters are of {framework}. Convert one of them."
+                )
 
 
 def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:

@@ -259,7 +259,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
             )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
-    shapes = [tuple(x.shape) for x in leaves]
+    shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
     batch = shapes[0][:1]
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
     if wrong:
