@@ -16,7 +16,7 @@ LAYERS = [
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "derivative", "sensitivity", "members", "layers"},
-    {"splits", "agreement", "seen", "call_arguments", "check_arguments"},
+    {"splits", "agreement", "seen", "call_arguments", "check_arguments", "example_options"},
     {"replicas"},
     {"sharing"},
     {"decision"},

@@ -21,7 +21,7 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
     """
     if type(value) is float and value >= 0:
         return value
-    number = _real(value, name, f"For a float threshold write {name}=1.0.")
+    number = _real(value, name, f"Write {name}=1.0, for example.")
     if isinstance(number, float) and not number >= 0:
         raise ValueError(
             f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
@@ -42,12 +42,12 @@ def check_norm(value: Any, name: str = "total_norm") -> Any:
 
 def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:
     """Return a checked threshold as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_threshold(value.item(), name)
+    return value if isinstance(value, float) or not backend.concrete else check_threshold(item(value, name), name)
 
 
 def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
     """Return a checked norm as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_norm(value.item(), name)
+    return value if isinstance(value, float) or not backend.concrete else check_norm(item(value, name), name)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -104,6 +104,13 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
+def item(scalar: Any, name: str) -> Any:
+    """Return the number in a scalar array. Raises ValueError for a tensor on PyTorch's meta device, which has none."""
+    if getattr(scalar, "is_meta", False):
+        raise ValueError(f"{name} is a tensor on the meta device, which holds no value. Pass a number.")
+    return scalar.item()
+
+
 def _real(value: Any, name: str, advice: str) -> Any:
     if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
         value = value[()]
@@ -111,6 +118,8 @@ def _real(value: Any, name: str, advice: str) -> Any:
         return _rounded_down(value, name)
     if getattr(value, "shape", None) == () and _holds_reals(value):
         return value
+    if name == "max_norm" and isinstance(value, dict | list | tuple):
+        advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
     raise TypeError(
         f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
         f"{advice}"

@@ -77,7 +77,9 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     flat, order = flatten(tree), Order.parse(ord)
     warn_of_parameters(flat.leaves)
     backend = _backend_of(flat, axis_name)
-    shape, groups = (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix)
+    shape, groups = (
+        (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix, "prefix")
+    )
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}

@@ -79,7 +79,12 @@ class Layerwise:
         if members.tree is not None:
             return cls._of_tree(members.tree, max_norm)
         grads, single = members.gradients, is_single_threshold(max_norm)
-        max_norms = [max_norm] * len(grads) if single else list(max_norm)
+        if not single and not isinstance(max_norm, list | tuple):
+            raise TypeError(
+                f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters in their "
+                f"order, got {max_norm!r:.80} of type {type(max_norm).__name__}."
+            )
+        max_norms = [max_norm] * len(grads) if single else max_norm
         if len(max_norms) != len(grads):
             raise ValueError(
                 f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, got a list of "
@@ -102,8 +107,9 @@ class Layerwise:
         """Return layers without those that are others again, which must have the same threshold."""
         keys = [frozenset(map(id, layer)) for layer in layers]
         unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
-        asked = dict(zip(keys, map(check_threshold, max_norms), strict=True))
-        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, max_norms, strict=True) if key)
+        checked = [check_threshold(max_norm) for max_norm in max_norms]
+        asked = dict(zip(keys, checked, strict=True))
+        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
         if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
             raise ValueError(
                 "a gradient occurs twice, in two layers or with two thresholds, so that it is not clear what it is "

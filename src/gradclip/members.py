@@ -141,7 +141,7 @@ def as_list(parameters: Any) -> Sequence[Any]:
         return parameters
     if hasattr(parameters, "grad"):
         return [parameters]
-    if not isinstance(parameters, Iterable):
+    if not isinstance(parameters, Iterable) or getattr(parameters, "shape", None) == ():
         raise TypeError(
             "parameters must be an iterable of objects with a .grad, or one such object, got "
             f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."

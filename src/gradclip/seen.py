@@ -63,7 +63,13 @@ class Seen:
         if isinstance(given, numbers.Integral):
             return as_count("elements", given)
         if given is not None:
-            return as_count("elements", _elements(flatten(given).leaves, batched=False))
+            leaves = flatten(given).leaves
+            if not all(hasattr(leaf, "shape") for leaf in leaves):
+                raise TypeError(
+                    f"elements must be a number of elements, or a tree of arrays such as the parameters, got "
+                    f"{given!r:.80} of type {type(given).__name__}."
+                )
+            return as_count("elements", _elements(leaves, batched=False))
         if not self._elements:
             self._assumed_elements = ASSUMED_ELEMENTS
         return self._elements or None

@@ -39,7 +39,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from gradclip.arguments import check_threshold
+from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
 from gradclip.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
@@ -217,6 +217,7 @@ def clipped_sum_sensitivity(
     5.0
     """
     check_name("relation", relation, RELATIONS)
+    per_layer, to_unit = check_flag("per_layer", per_layer), check_flag("to_unit", to_unit)
     check_name("rule", rule, RULES)
     check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
     counts = {

@@ -132,7 +132,7 @@ def check_sensitivity(
     """
     flat = flatten(examples)
     check_batch(flat, flat.leaves, None)
-    check_dtypes(flat.leaves, flat.paths)
+    check_dtypes(flat.leaves, lambda: [f"examples{path}" for path in flat.paths()])
     if len(flat.leaves[0]) < 2:
         raise ValueError("pass two examples or more: one of them is taken away or replaced.")
     trials, seed = check_settings(function, trials, seed)

@@ -5,20 +5,21 @@ that are already imported.
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import BFLOAT16, FLOAT64, Format
+from gradclip.backends.formats import BFLOAT16, FLOAT64, Format, dtype_name
 from gradclip.backends.host import HostArray
 from gradclip.backends.when_imported import when_imported
 
 Array = Any
 
 _FRAMEWORK_BY_TYPE: dict[type, str | None] = {}
+_WHOLE = ("int", "uint", "qint", "quint")
 
 
 class Backend(Protocol):
@@ -134,8 +135,8 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
                 "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
             )
         raise TypeError(
-            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {leaves[at]!r:.80} "
-            f"of type {type(leaves[at]).__name__} at {names()[at] or 'the root'}."
+            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {_shown(leaves[at])} at "
+            f"{names()[at] or 'the root'}.{_instead_of(leaves[at])}"
         )
     frameworks -= {"number"}
     if "jax" in frameworks:
@@ -153,6 +154,8 @@ def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> li
 
     Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
     """
+    known = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and not dtype_name(leaf).startswith(_WHOLE)]
+    check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
     arrays = list(map(_host_array, leaves))
     for index, x in enumerate(arrays):
         if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
@@ -171,6 +174,22 @@ def _host_array(leaf: Any) -> HostArray:
 
         return on_host(leaf)
     return HostArray.of(np.asarray(leaf))
+
+
+def _shown(leaf: Any) -> str:
+    text = " ".join(repr(leaf).split())
+    return f"{text:.80} of type {type(leaf).__name__}"
+
+
+def _instead_of(leaf: Any) -> str:
+    """Return the advice in the error about a leaf that is no array."""
+    if hasattr(leaf, "named_parameters"):
+        return " Of a module pass the gradients, [p.grad for p in model.parameters()], or call gradclip.grad_norm."
+    if isinstance(leaf, Mapping):
+        return " Pass dict(...) of it."
+    if hasattr(leaf, "to_numpy"):
+        return " Pass its to_numpy()."
+    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
 
 
 def _module_of(framework: str | None) -> Any:
