@@ -82,6 +82,8 @@ def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> Non
     """Raise a TypeError that names the first complex array."""
     if isinstance(arrays, Arrays) and not arrays.any_complex:
         return
+    if not any(map(is_complex, {x.dtype: x for x in arrays}.values())):
+        return
     for index, x in enumerate(arrays):
         if is_complex(x):
             raise TypeError(

@@ -82,13 +82,13 @@ class Gradients:
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
-    def check_replaceable(self, backend: Backend) -> None:
+    def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
         """Raise a TypeError that names a holder which takes no other gradient, where its own cannot be written.
 
         The holders of a framework take any.
         """
         parameters = self.members.parameters
-        if all_of_frameworks(parameters) or all(map(backend.writable, self.grads)):
+        if backend.can_write(self.grads, arrays) or all_of_frameworks(parameters):
             return
         for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
             if grad is None or framework_of(parameter) is not None or backend.writable(grad):

@@ -8,19 +8,19 @@ import numpy as np
 
 from gradclip import native
 from gradclip.backends.formats import is_complex
-from gradclip.backends.host import HostArray
+from gradclip.backends.host import HostArrays
 from gradclip.native import describe_buffers
 
 
 def add_examples(
-    arrays: Sequence[HostArray], weighing: Sequence[Any], mask: Any, threads: int
+    arrays: HostArrays, weighing: Sequence[Any], mask: Any, threads: int
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
 
     Examples outside of `mask` have 0, and those whose sum is not finite add nothing. None where the kernels do not know
     all of the arrays.
     """
-    known, left_out = describe_buffers([x.data for x in arrays])
+    known, left_out = arrays.kernels, arrays.left_out
     examples = arrays[0].shape[0]
     if not known or left_out or not examples or not all(x.data.flags.c_contiguous for x in arrays):
         return None
