@@ -331,7 +331,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
             "Use torch.compile or torch.export, or leave clipping out of what is traced."
         )
     given = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
-    here = not given and in_host_memory(leaves)
+    here = not (given or torch.compiler.is_compiling()) and in_host_memory(leaves)
     tensors = leaves if here else [leaf for leaf in (*leaves, *given) if isinstance(leaf, torch.Tensor)]
     seen = visible(tensors)
     if seen and (here or in_host_memory(tensors)):
