@@ -21,7 +21,11 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
     """
     if type(value) is float and value >= 0:
         return value
-    number = _real(value, name, f"Write {name}=1.0, for example.")
+    too_large = (
+        f"{name} must lie within float64's range, got a number of about {{digits}} digits. To switch clipping off pass "
+        f"{name}=math.inf."
+    )
+    number = _real(value, name, f"Write {name}=1.0, for example.", too_large)
     if isinstance(number, float) and not number >= 0:
         raise ValueError(
             f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
@@ -34,9 +38,11 @@ def check_norm(value: Any, name: str = "total_norm") -> Any:
 
     Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
     """
-    number = _real(value, name, "Pass what get_total_norm returns.")
+    advice = "Pass what get_total_norm returns."
+    must = f"{name} must not be negative, nor beyond float64's range"
+    number = _real(value, name, advice, f"{must}, got a number of about {{digits}} digits. {advice}")
     if isinstance(number, float) and number < 0:
-        raise ValueError(f"{name} must not be negative, got {value!r}. Pass what get_total_norm returns.")
+        raise ValueError(f"{must}, got {value!r}. {advice}")
     return number
 
 
@@ -76,6 +82,8 @@ def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> Non
     """Raise a TypeError that names the first complex array."""
     if isinstance(arrays, Arrays) and not arrays.any_complex:
         return
+    if not any(map(is_complex, {x.dtype: x for x in arrays}.values())):
+        return
     for index, x in enumerate(arrays):
         if is_complex(x):
             raise TypeError(
@@ -111,11 +119,11 @@ def item(scalar: Any, name: str) -> Any:
     return scalar.item()
 
 
-def _real(value: Any, name: str, advice: str) -> Any:
+def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
     if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return _rounded_down(value, name)
+        return _rounded_down(value, too_large)
     if getattr(value, "shape", None) == () and _holds_reals(value):
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
@@ -126,15 +134,12 @@ def _real(value: Any, name: str, advice: str) -> Any:
     )
 
 
-def _rounded_down(value: Any, name: str) -> float:
+def _rounded_down(value: Any, too_large: str) -> float:
     exact = int(value) if isinstance(value, numbers.Integral) else value
     try:
         number = float(exact)
     except OverflowError:
-        raise ValueError(
-            f"{name} must lie within float64's range, got a number of about {_digits(exact)} digits. To switch "
-            f"clipping off pass {name}=math.inf."
-        ) from None
+        raise ValueError(too_large.format(digits=_digits(exact))) from None
     return math.nextafter(number, -math.inf) if number > exact else number
 
 

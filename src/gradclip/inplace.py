@@ -199,7 +199,7 @@ def entered(
     backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
     arrays = gradients.enter(backend)
     if to_write:
-        gradients.check_replaceable(backend)
+        gradients.check_replaceable(backend, arrays)
     if not backend.collide(gradients.grads, arrays):
         return gradients, backend, arrays
     gradients, kept = gradients.each_memory_once(backend)

@@ -78,18 +78,13 @@ class Layerwise:
         """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
         if members.tree is not None:
             return cls._of_tree(members.tree, max_norm)
-        grads, single = members.gradients, is_single_threshold(max_norm)
-        if not single and not isinstance(max_norm, list | tuple):
-            raise TypeError(
-                f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters in their "
-                f"order, got {max_norm!r:.80} of type {type(max_norm).__name__}."
-            )
+        grads = members.gradients
+        single = is_single_threshold(max_norm) and not getattr(max_norm, "shape", ())
+        if not (single or isinstance(max_norm, list | tuple)):
+            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
         max_norms = [max_norm] * len(grads) if single else max_norm
         if len(max_norms) != len(grads):
-            raise ValueError(
-                f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, got a list of "
-                f"{len(max_norms)}."
-            )
+            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
         return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, list)
 
     @classmethod
@@ -130,3 +125,7 @@ class Layerwise:
                 "two gradients are views of the same memory, so they cannot be layers of their own. Pass one of them."
             )
         return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
+
+
+def _one_for_each(grads: Sequence[Any]) -> str:
+    return f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, in their order"

@@ -46,6 +46,7 @@ class Backend(Protocol):
     def region(self, leaf: Any) -> Any: ...
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool: ...
     def writable(self, leaf: Any) -> bool: ...
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool: ...
     def leave(self, array: Array, leaf: Any) -> Any: ...
     def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]: ...
     def check_sum_dtype(self, dtype: str | None) -> None: ...
@@ -121,10 +122,7 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
 
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
-    kinds = set(map(type, leaves))
-    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
-        _FRAMEWORK_BY_TYPE.update({type(leaf): _classify(leaf) for leaf in leaves})
-    frameworks = {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
+    frameworks = _frameworks_of(leaves)
     if frameworks <= {"number", "numpy"} and "jax" in map(framework_of, scalars):
         frameworks.add("jax")
     if None in frameworks:
@@ -212,6 +210,18 @@ def framework_of(leaf: Any) -> str | None:
     if kind not in _FRAMEWORK_BY_TYPE:
         _FRAMEWORK_BY_TYPE[kind] = _classify(leaf)
     return _FRAMEWORK_BY_TYPE[kind]
+
+
+def all_of_frameworks(values: Sequence[Any]) -> bool:
+    """Say whether all values belong to a framework, numbers too."""
+    return None not in _frameworks_of(values)
+
+
+def _frameworks_of(values: Sequence[Any]) -> set[str | None]:
+    kinds = set(map(type, values))
+    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
+        _FRAMEWORK_BY_TYPE.update({type(value): _classify(value) for value in values})
+    return {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
 
 
 def is_masked(value: Any) -> bool:
