@@ -204,7 +204,8 @@ class Jax(SumsByRows):
             constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
             change = 0.0 if constant else tangents[1]
             dtypes = [result.dtype for result in results]
-            dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
+            with self.precision():  # a leaf may be float64 though 64-bit mode is off
+                dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
