@@ -190,10 +190,10 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
 
-    own = known if isinstance(known, float) else None
+    own, patterns = known if isinstance(known, float) else None, backend.patterns(flat.leaves)
 
     def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
-        return backend.clamped_all(prepared, flat.leaves, traced if own is None else own), None, []
+        return backend.clamped_all(prepared, patterns, traced if own is None else own), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
@@ -258,9 +258,12 @@ def _clip_at_once(
             return {}
         known, results = made
         norms = known.norms(backend, flat.leaves)
-        for index, group, result in zip(known.members, known.group_of, results, strict=True):
-            if known.numbers[group] in norms:
-                clipped[index] = backend.leave(result, flat.leaves[index])
+        pairs = zip(known.members, known.group_of, results, strict=True)
+        ours = [(index, result) for index, group, result in pairs if known.numbers[group] in norms]
+        indices = [index for index, _ in ours]
+        left = backend.leave_all([result for _, result in ours], [flat.leaves[index] for index in indices])
+        for index, result in zip(indices, left, strict=True):
+            clipped[index] = result
         return norms
 
 

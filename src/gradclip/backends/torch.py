@@ -158,9 +158,6 @@ class Torch(Portable):
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
 
-    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
-        return Arrays([arrays[index] for index in indices])
-
     def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array, leaf)
 
