@@ -20,6 +20,7 @@ LAYERS = [
     {"replicas"},
     {"sharing"},
     {"decision"},
+    {"traced_layers"},
     {"clip", "norm_at_most", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from gradclip import layers
+from gradclip import layers, traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
@@ -83,6 +83,7 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     with backend.precision():
         known = _measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
+    norms.update(traced_layers.measured(backend, flat.leaves, groups, order))
     for number, group in enumerate(groups):
         if number not in norms:
             norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
@@ -190,7 +191,8 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
 
-    own, patterns = known if isinstance(known, float) else None, backend.patterns(flat.leaves)
+    own = known if isinstance(known, float) else None
+    patterns = backend.patterns(flat.leaves)
 
     def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
         return backend.clamped_all(prepared, patterns, traced if own is None else own), None, []
@@ -228,6 +230,10 @@ def clip_groups(
     clipped = list(flat.leaves)
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
+    norms.update(found)
+    for i, result in made.items():
+        clipped[i] = result
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         if number in norms:
             continue

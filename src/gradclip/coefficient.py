@@ -67,6 +67,17 @@ class Coefficient:
         """Return the factors of a sum over examples: 1 for those that are kept."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
 
+    def each(self, backend: Backend, *, narrow: bool) -> "list[Coefficient]":
+        """Return what vectors hold, as one coefficient for each entry; `narrow` says whether half types are scaled."""
+        pairs = [self.wide, self.narrow] if narrow else [self.wide]
+        factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+        found = iter(backend.unstacked([self.keep, self.blank, *(x for x in factors if x is not None)]))
+        keeps, blanks = next(found), next(found)
+        nothing = [None] * len(keeps)
+        scalars = [nothing if factor is None else next(found) for factor in factors]
+        wides = list(map(Factors, *scalars[:2]))
+        return list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+
     def spoiled(self, xp: Any, finite: Any) -> "Coefficient":
         """Return the coefficient, NaN where `finite` is False."""
         wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
@@ -257,7 +268,8 @@ def _flushed(xp: Any, factor: Any, smallest: float) -> Any:
 def _upper(norm: Norm) -> Any:
     upper = norm.value * (1.0 / (1.0 - norm.error))
     # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
-    return upper + _in_units_of(norm, norm.floor) if norm.floor else upper
+    without = isinstance(norm.floor, float) and norm.floor == 0
+    return upper if without else upper + _in_units_of(norm, norm.floor)
 
 
 def undecided(norm: Norm, max_norm: float) -> bool:

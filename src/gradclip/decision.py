@@ -24,7 +24,7 @@ from gradclip.coefficient import (
 )
 from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, measure, relative_error
-from gradclip.shards import measure_all
+from gradclip.shards import measure_all, measure_each
 from gradclip.sharing import Sharing
 
 
@@ -69,23 +69,49 @@ def decide(
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
     hold; under `sharing` other processes hold more. Raises FloatingPointError under the policy "raise".
     """
+    _check_visible(backend, clipping)
+    arrays, norm = _settled(backend, arrays, clipping, batched, mask, sharing)
+    finite = backend.xp.isfinite(norm.value)
+    if clipping.nonfinite == "raise" and not backend.xp.all(finite):
+        (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
+    made = _decided(backend, arrays, clipping, norm, finite, sharing)
+    if mask is None:
+        return made
+    chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
+    return replace(made, coefficient=chosen)
+
+
+def decide_each(backend: Backend, groups: Sequence[Arrays], clipping: Clipping) -> tuple[Norm, Coefficient, list[Any]]:
+    """Decide for many groups of traced arrays at once: return norms, coefficients, as vectors, and the arrays to scale.
+
+    A threshold is one for all of them, or a vector.
+    """
+    _check_visible(backend, clipping)
+    norm = measure_each(backend, groups, clipping.order)
+    if clipping.nonfinite == "zero":
+        groups = list(map(backend.without_nonfinite, groups))
+        norm = measure_each(backend, groups, clipping.order)
+    arrays = Arrays([x for group in groups for x in group])
+    made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), None)
+    return norm, made.coefficient, list(arrays)
+
+
+def _check_visible(backend: Backend, clipping: Clipping) -> None:
     if clipping.nonfinite == "raise" and not backend.visible:
         raise ValueError(
             "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
             "vmap, or pass nonfinite='skip' and look at the returned norm."
         )
-    arrays, norm = _settled(backend, arrays, clipping, batched, mask, sharing)
-    finite = backend.xp.isfinite(norm.value)
-    if clipping.nonfinite == "raise" and not backend.xp.all(finite):
-        (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
+
+
+def _decided(
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, sharing: Sharing | None
+) -> Decision:
     threshold = backend.scalar(clipping.max_norm, arrays)
     in_range = settled(backend, norm)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, sharing)
     clipped = exceeds(in_range, threshold) & ~chosen.keep
-    chosen = policy.apply(clipping.nonfinite, backend, finite, chosen)
-    if mask is not None:
-        chosen = replace(chosen, blank=chosen.blank | ~mask, keep=chosen.keep & mask)
-    return Decision(norm, chosen, clipped, arrays)
+    return Decision(norm, policy.apply(clipping.nonfinite, backend, finite, chosen), clipped, arrays)
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ norm, and can be differentiated themselves. `total` adds up what the leaves know
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
 from gradclip.norms import Order
@@ -196,6 +196,42 @@ class ClipRule:
         if self.total is not sum:  # Others may hold it.
             extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
         return [m == extreme for m in magnitudes]
+
+
+@dataclass(frozen=True)
+class LayersRule:
+    """How clipped leaves and norms change where each group of leaves, in order, of so many has a norm of its own.
+
+    The threshold, and its change, is one for all groups, or a vector.
+    """
+
+    measures: ClassVar[bool] = True
+
+    rule: ClipRule
+    sizes: Sequence[int]
+    total: Callable[[Sequence[Array]], Array] = sum
+
+    def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: Any, mask: None) -> At:
+        """Return the place of a call, as that of a `ClipRule`; there is a norm for each group."""
+        return self.rule.at(leaves, norm, max_norm, mask)
+
+    def jvp(
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the changes of the results and of the norms."""
+        rule = replace(self.rule, total=self.total)
+        dys, dnorms, start = [], [], 0
+        for number, size in enumerate(self.sizes):
+            group = slice(start, start := start + size)
+            place = At(at.leaves[group], at.norm[number], _entry(at.max_norm, number))
+            found, dnorm = rule.jvp(xp, place, changes[group], _entry(change, number), dtypes[group])
+            dys.extend(found)
+            dnorms.append(dnorm)
+        return dys, dnorms
+
+
+def _entry(value: Any, number: int) -> Any:
+    return value[number] if getattr(value, "ndim", 0) else value
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import Format, format_of
@@ -78,7 +80,10 @@ class Partial:
 
 @dataclass(frozen=True)
 class Norm:
-    """A computed norm: `value * divisor`, with a proven relative `error`, and `floor` added to it at most."""
+    """A computed norm: `value * divisor`, with a proven relative `error`, and `floor` added to it at most.
+
+    Or many of them, as vectors, where `error` and `floor` may be one number for all.
+    """
 
     value: Any
     divisor: Any
@@ -135,17 +140,65 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
         shape = arrays[0].shape[:1] if batched else ()
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
-    def compute() -> tuple[Any, Any]:
-        groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
-        partials = [partial(backend, group, order, batched=batched) for group in groups]
-        whole = combine(backend, partials, order)
-        return rooted(backend, whole, order), whole.divisor
+    value, divisor = backend.with_care(lambda: _value(backend, arrays, order, batched), arrays, count)
+    error = _error(backend, arrays, order, count, batched)
+    return Norm(value, divisor, error, floor_of(backend, arrays, count))
 
-    value, divisor = backend.with_care(compute, arrays, count)
+
+def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
+    """Return the norms of groups of arrays, as a vector with one for each."""
+    counts = [group.elements() for group in groups]
+
+    def compute() -> tuple[Any, Any]:
+        found = [
+            _value(backend, group, order, False) if count else (backend.zeros((), group), None)
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        values, divisors = zip(*found, strict=True)
+        return backend.stacked(values), _stacked_divisors(backend, values, divisors)
+
+    everything = Arrays([x for group in groups for x in group])
+    value, divisor = backend.with_care(compute, everything, max(counts))
+    known = list(zip(groups, counts, strict=True))
+    errors = [_error(backend, group, order, count, False) if count else 0.0 for group, count in known]
+    floors = [floor_of(backend, group, count) if count else 0.0 for group, count in known]
+    return Norm(value, divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
+
+
+def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
+    """Return norms as a vector of them."""
+    values = [norm.value for norm in norms]
+    divisor = _stacked_divisors(backend, values, [norm.divisor for norm in norms])
+    errors, floors = [norm.error for norm in norms], [norm.floor for norm in norms]
+    return Norm(backend.stacked(values), divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
+
+
+def _value(backend: Backend, arrays: Arrays, order: Order, batched: bool) -> tuple[Any, Any]:
+    """Return a norm and its divisor."""
+    groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
+    partials = [partial(backend, group, order, batched=batched) for group in groups]
+    whole = combine(backend, partials, order)
+    return rooted(backend, whole, order), whole.divisor
+
+
+def _error(backend: Backend, arrays: Arrays, order: Order, count: int, batched: bool) -> float:
     exact = order.extreme and not arrays.any_complex
     sum_error = backend.sum_error(count, arrays, order.p, batched=batched)
-    error = relative_error(order, sum_error, backend.wide, exact=exact)
-    return Norm(value, divisor, error, floor_of(backend, arrays, count))
+    return relative_error(order, sum_error, backend.wide, exact=exact)
+
+
+def _stacked_divisors(backend: Backend, values: Sequence[Any], divisors: Sequence[Any]) -> Any:
+    if all(divisor is None for divisor in divisors):
+        return None
+    pairs = zip(values, divisors, strict=True)
+    return backend.stacked([backend.xp.ones_like(value) if divisor is None else divisor for value, divisor in pairs])
+
+
+def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
+    """Return one number for all where they are the same, else a vector."""
+    if all(isinstance(number, float) for number in numbers):
+        return numbers[0] if len(set(numbers)) == 1 else backend.scalar(np.array(numbers), ())
+    return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
 
 
 def floor_of(backend: Backend, arrays: Arrays, count: int) -> float:

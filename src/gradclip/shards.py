@@ -27,6 +27,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from gradclip import norms
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
@@ -125,16 +126,23 @@ def measure_all(backend: Backend, arrays: Arrays, order: Order) -> Norm:
     return Norm(value, divisor, error, floor_of(backend, arrays, count))
 
 
+def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
+    """Return the norms of groups of arrays, as a vector with one for each, whoever holds their parts."""
+    if backend.holders is None and all(backend.where_held(group) is None for group in groups):
+        return norms.measure_each(backend, groups, order)
+    return norms.stacked(backend, [measure_all(backend, group, order) for group in groups])
+
+
 def _of_all_parts(backend: Backend, arrays: Arrays, order: Order) -> Norm:
     """Return the norm but for its floor, by one reduction over the holders."""
     groups = backend.holders.groups(arrays)
-    norms = [measure(backend, group, order) for group in groups]
-    if not norms:
+    parts = [measure(backend, group, order) for group in groups]
+    if not parts:
         return measure(backend, arrays, order)
-    known = [vector(backend.xp, norm, order, empty=not x.elements()) for norm, x in zip(norms, groups, strict=True)]
+    known = [vector(backend.xp, norm, order, empty=not x.elements()) for norm, x in zip(parts, groups, strict=True)]
     reduce = backend.holders.largest if order.extreme else backend.holders.total
-    whole = norm_of(backend, reduce(list(map(backend.xp.stack, known))), order, len(norms) * backend.holders.count())
-    return replace(whole, error=max(norm.error for norm in norms)) if order.extreme else whole
+    whole = norm_of(backend, reduce(list(map(backend.xp.stack, known))), order, len(parts) * backend.holders.count())
+    return replace(whole, error=max(norm.error for norm in parts)) if order.extreme else whole
 
 
 def _places(order: Order) -> tuple[int, int]:

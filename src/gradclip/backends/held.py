@@ -1,6 +1,6 @@
 """Who holds the arrays of a tree: one process and its framework, unless a backend says otherwise."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from gradclip.backends.arrays import Arrays
@@ -14,6 +14,10 @@ class HeldByOne:
     def plain(self, leaves: Sequence[Any]) -> bool:
         """Say whether these are plain numbers in host memory, of which no derivative is asked for."""
         return False
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        """Return what layers have in common whose norms can be one vector; None where each is better taken alone."""
+        return None
 
     def over(self, axis_name: Any) -> Any:
         """Return the backend for arrays that are split over axes of a mesh. Raises TypeError where there are none."""

@@ -86,6 +86,11 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | N
     return (mesh, specs, Axes(tuple(names))) if names else None
 
 
+def varying_together(arrays: Sequence[Any]) -> frozenset[Hashable]:
+    """Return the axes over which one of the arrays varies, as far as JAX keeps track of them."""
+    return frozenset().union(*[_varying(x) for x in arrays if isinstance(x, jax.Array)])
+
+
 def in_one_piece() -> bool:
     """Say whether each array lies on one device, as far as the code that is traced can tell."""
     kinds = set(jax.sharding.get_abstract_mesh().axis_types)

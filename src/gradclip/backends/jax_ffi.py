@@ -3,6 +3,7 @@
 A call under `vmap` is one call still: the arrays get a leading axis, and each row of it a norm.
 """
 
+import itertools
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -37,6 +38,7 @@ def registered() -> bool:
         jax.ffi.register_ffi_target("gradclip_power_sums", native.kernels.xla_power_sums(), platform="cpu")
         jax.ffi.register_ffi_target("gradclip_add_examples", native.kernels.xla_add_examples(), platform="cpu")
         jax.ffi.register_ffi_target("gradclip_extremes", native.kernels.xla_extremes(), platform="cpu")
+        jax.ffi.register_ffi_target("gradclip_entries", native.kernels.xla_entries(), platform="cpu")
     except (AttributeError, RuntimeError):  # a JAX that has no such interface, or another version of it
         return False
     return True
@@ -64,6 +66,14 @@ def add_examples(
     wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
     call = jax.ffi.ffi_call("gradclip_add_examples", wide, vmap_method="sequential")
     return call(weighing, included, *arrays, threads=np.int64(native.default_threads()))
+
+
+def entries(vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Return each vector's entries as scalars. XLA compiles what takes them as one program for all of them."""
+    scalars = [jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0])]
+    call = jax.ffi.ffi_call("gradclip_entries", scalars, vmap_method="broadcast_all")
+    found = iter(call(*vectors))
+    return [list(itertools.islice(found, vector.shape[0])) for vector in vectors]
 
 
 def _call(

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,7 +12,8 @@ from jax import lax
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import is_complex
-from gradclip.backends.jax_ffi import add_examples, extremes, power_sums
+from gradclip.backends.jax_axes import varying_together
+from gradclip.backends.jax_ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax_traced import Jax
 from gradclip.backends.portable import ENOUGH
 
@@ -51,6 +52,16 @@ class JaxKernels(Jax):
         return self._read(
             lambda arrays: extremes(arrays, rows)[index], lambda arrays, _: portable(arrays, batched=batched), arrays
         )
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        # A vector of what varies over different axes would vary over all of them.
+        return varying_together(arrays)
+
+    def stacked(self, scalars: Sequence[jax.Array]) -> jax.Array:
+        return lax.concatenate([lax.broadcast(x, (1,)) for x in scalars], 0)
+
+    def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
+        return entries(vectors)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
         rule = type(weighing)

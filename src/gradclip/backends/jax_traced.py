@@ -125,7 +125,9 @@ class Jax(SumsByRows):
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
-        return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
+        if dtype != "float32" or self.wide is not FLOAT64:
+            return value
+        return nearest(value)
 
     def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
@@ -182,6 +184,9 @@ class Jax(SumsByRows):
             return super().shrink(arrays, coefficient)
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
         return super().shrink(Arrays(self._apart(list(arrays))), coefficient)
+
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any]) -> list[jax.Array]:
+        return list(map(self.shrunk, self._apart(list(arrays)), coefficients))
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # One barrier for all would make each of them vary over the axes of all.

@@ -107,6 +107,14 @@ class Portable(HeldByOne, InMemory):
         here = self.gather(terms)
         return here[0] if len(here) == 1 else self._sum(self.xp.stack(here), (0,))
 
+    def stacked(self, scalars: Sequence[Array]) -> Array:
+        """Return scalars as a vector."""
+        return self.xp.stack(scalars)
+
+    def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
+        """Return the entries of each vector as scalars."""
+        return [[vector[i] for i in range(vector.shape[0])] for vector in vectors]
+
     # Reductions
 
     def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
@@ -252,6 +260,10 @@ class Portable(HeldByOne, InMemory):
     def shrink(self, arrays: Arrays, coefficient: Any) -> list[Array]:
         """Return the arrays scaled by the coefficient, no element above the exact product."""
         return [self.shrunk(x, coefficient) for x in arrays]
+
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any]) -> list[Array]:
+        """Return the arrays, each scaled by its own coefficient."""
+        return list(map(self.shrunk, arrays, coefficients))
 
     def shrunk(self, x: Array, coefficient: Any) -> Array:
         """Return one array scaled."""

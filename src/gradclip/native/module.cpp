@@ -107,6 +107,7 @@ NB_MODULE(_kernels, m) {
       "tensors"_a, "exchange_api"_a);
   m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
   m.def("xla_add_examples", [] { return capsule_of(xla_add_examples); });
+  m.def("xla_entries", [] { return capsule_of(xla_entries); });
   m.def("xla_extremes", [] { return capsule_of(xla_extremes); });
   m.def(
       "add_examples",

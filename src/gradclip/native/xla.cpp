@@ -199,6 +199,41 @@ void examples(const xla_ffi::Call& call) {
   add_examples(arrays, included.size(), by, squares.data(), totals.data(), threads_of(call));
 }
 
+std::size_t size_of(xla_ffi::DataType type) {
+  switch (type) {
+    case xla_ffi::kBool: return 1;
+    case xla_ffi::kFloat32: return 4;
+    case xla_ffi::kFloat64: return 8;
+    default: throw std::invalid_argument("entries must be booleans, float32 or float64");
+  }
+}
+
+// Hands the entries of vectors out as scalars: those of the first vector, then those of the second, and so on. Leading
+// axes of all are rows.
+void entries(const xla_ffi::Call& call) {
+  int64_t result = 0;
+  for (int64_t i = 0; i < call.arguments.count; ++i) {
+    const xla_ffi::Buffer& vector = *call.arguments.buffers[i];
+    const std::size_t bytes = size_of(vector.dtype);
+    const int64_t length = vector.rank ? vector.dims[vector.rank - 1] : 0;
+    const int64_t rows = length ? product(dims_of(vector)) / length : 0;
+    const auto* from = static_cast<const std::byte*>(vector.data);
+    for (int64_t entry = 0; entry < length; ++entry, ++result) {
+      if (result >= call.results.count) throw std::invalid_argument("there must be a result for each entry");
+      const xla_ffi::Buffer& scalar = *call.results.buffers[result];
+      if (scalar.dtype != vector.dtype || product(dims_of(scalar)) != rows) {
+        throw std::invalid_argument("a result must have the type of its entry, and as many rows");
+      }
+      auto* to = static_cast<std::byte*>(scalar.data);
+      for (int64_t row = 0; row < rows; ++row) {
+        std::memcpy(to + static_cast<std::size_t>(row) * bytes,
+                    from + static_cast<std::size_t>(row * length + entry) * bytes, bytes);
+      }
+    }
+  }
+  if (result != call.results.count) throw std::invalid_argument("there must be an entry for each result");
+}
+
 // Answers the question that comes at registration, if this is it.
 bool described(const xla_ffi::Call& call) {
   for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
@@ -235,5 +270,7 @@ xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) n
 xla_ffi::Error* xla_power_sums(xla_ffi::Call* call) { return run(call, power_sums); }
 
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call) { return run(call, extremes); }
+
+xla_ffi::Error* xla_entries(xla_ffi::Call* call) { return run(call, entries); }
 
 xla_ffi::Error* xla_add_examples(xla_ffi::Call* call) { return run(call, examples); }

@@ -16,3 +16,6 @@ xla_ffi::Error* xla_add_examples(xla_ffi::Call* call);
 
 // Attribute threads. Results: the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite.
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call);
+
+// Results: each entry of each of the vectors, in turn.
+xla_ffi::Error* xla_entries(xla_ffi::Call* call);

@@ -10,7 +10,7 @@ namespace xla_ffi {
 constexpr int kMajorVersion = 0, kMinorVersion = 2;
 
 // Values of the fields below that are enumerations, each held as an int.
-enum DataType : int { kInt64 = 5, kFloat16 = 10, kFloat32 = 11, kFloat64 = 12, kComplex64 = 15, kBfloat16 = 16, kComplex128 = 18 };
+enum DataType : int { kBool = 1, kInt64 = 5, kFloat16 = 10, kFloat32 = 11, kFloat64 = 12, kComplex64 = 15, kBfloat16 = 16, kComplex128 = 18 };
 constexpr int kMetadataExtension = 1;
 constexpr int kScalarAttribute = 3;
 constexpr int kExecute = 3;
