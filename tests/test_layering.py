@@ -21,6 +21,7 @@ LAYERS = [
     {"sharing"},
     {"decision"},
     {"traced_layers"},
+    {"groups"},
     {"clip", "norm_at_most", "streamed"},
     {"gradients"},
     {"inplace", "per_example"},

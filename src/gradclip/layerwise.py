@@ -7,9 +7,9 @@ from typing import Any
 from gradclip.arguments import check_threshold, is_single_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
-from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.groups import norm_dtype
 from gradclip.inplace import entered
 from gradclip.members import Members
 from gradclip.norms import Order

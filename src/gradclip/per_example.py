@@ -9,11 +9,11 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
-from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
 from gradclip.example_options import added_to_norms, check_options, checked_dtype
 from gradclip.grid import grid_for
+from gradclip.groups import norm_dtype
 from gradclip.norms import Order
 from gradclip.tree import FlatTree, flatten, listed
 

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 from gradclip import transforms
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.clip import clip_groups, global_norm
+from gradclip.clip import global_norm
 from gradclip.clipped import ClippedFunction, Manner
 from gradclip.decision import Clipping
+from gradclip.groups import clip_groups
 from gradclip.integrations import needed_for
 from gradclip.norms import Order
 from gradclip.tree import flatten
