@@ -8,12 +8,13 @@ NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
 DEMO ?=
 COMPILERS ?= g++ clang++-14
+MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint bench wheel compilers versions sanitize clean
+.PHONY: help demo test attack lint bench wheel compilers versions sanitize clean
 
 # Tests and timings without the kernels would be those of something else; the demo and the linters do without.
-test bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
+test attack bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
 
 help:  ## Show this menu
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -24,6 +25,9 @@ demo: .venv-demo/ready  ## Train a recurrent network with and without clipping; 
 test: $(VENV)/ready  ## Set up and run all tests, Lucid's in an environment of their own
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
+
+attack: $(VENV)/ready  ## Look for faults with random cases for half an hour; MINUTES=5 for less
+	$(BIN)/python tests/attack/run.py --minutes $(MINUTES)
 
 lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff check .

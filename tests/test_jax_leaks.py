@@ -1,11 +1,15 @@
 """JAX's own check that no traced array outlives its trace, on every public function."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 import gradclip
 import gradclip.backends.jax as jax_backend
+from gradclip.inplace import clip_grads_with_norm_
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.ones((2, 2), jnp.float16)}
 BATCH = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.ones((2, 3))}
@@ -39,9 +43,9 @@ def everything(threshold, scale):
 
 
 def test_nothing_leaks():
-    derivatives = jax.grad(total(everything), argnums=(0, 1))
+    both = jax.value_and_grad(total(everything), argnums=(0, 1))
     with jax.checking_leaks():
-        jax.eval_shape(jax.jit(lambda c, s: (everything(c, s), derivatives(c, s))), 1.0, jnp.ones(()))
+        jax.eval_shape(jax.jit(both), 1.0, jnp.ones(()))
         jax.eval_shape(jax.jit(jax.vmap(everything)), jnp.ones(2), jnp.ones(2))
 
 
@@ -51,16 +55,20 @@ def test_nothing_leaks_without_the_kernels(monkeypatch):
         jax.eval_shape(jax.jit(everything), 1.0, jnp.ones(()))
 
 
-def test_in_place_calls_leak_nothing():
-    class Holder:
-        def __init__(self, grad):
-            self.grad = grad
-
+@pytest.mark.parametrize(
+    ("clip", "expected"),
+    [
+        (gradclip.clip_grad_norm_, [0.6, 0.8]),
+        (gradclip.clip_grad_layer_norm_, [0.6, 0.8]),
+        (gradclip.clip_grad_value_, [1.0, 1.0]),
+        (lambda parameters, threshold: clip_grads_with_norm_(parameters, threshold, 10.0), [0.3, 0.4]),
+    ],
+)
+def test_in_place_calls_leak_nothing(clip, expected):
     def clipped(x, threshold):
-        parameter = Holder(x)
-        norm = gradclip.clip_grad_norm_([parameter], threshold)
-        return parameter.grad, norm
+        parameter = SimpleNamespace(grad=x)
+        return clip([parameter], threshold), parameter.grad
 
     with jax.checking_leaks():
-        found, _ = jax.jit(clipped)(jnp.array([3.0, 4.0]), 1.0)
-    np.testing.assert_allclose(found, [0.6, 0.8], rtol=1e-6)
+        _, found = jax.jit(clipped)(jnp.array([3.0, 4.0]), 1.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-6)

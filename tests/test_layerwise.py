@@ -91,3 +91,13 @@ def test_policies_are_those_of_a_layer(policy, result):
     gradclip.clip_grad_layer_norm_(parameters, 1.0, nonfinite=policy)
     assert parameters[0].grad.round(6).tolist() == [0.6, 0.8]
     assert np.array_equal(parameters[1].grad, result, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    "max_norm", [{1.0, 2.0}, {"a": 1.0, "b": 2.0}, iter([1.0, 2.0]), np.ones(2), torch.ones(2)], ids=lambda x: type(x)
+)
+def test_thresholds_without_an_order_or_in_one_array_are_refused(framework, max_norm):
+    parameters = holders(framework, ([3.0, 4.0],), ([6.0, 8.0],))
+    with pytest.raises(TypeError, match=r"a number, or a list with one for each of the 2 parameters, in their order"):
+        gradclip.clip_grad_layer_norm_(parameters, max_norm)
+    assert [framework.to_numpy(p.grad).tolist() for p in parameters] == [[3.0, 4.0], [6.0, 8.0]]

@@ -38,7 +38,7 @@ CALLS = {
         f"a prefix of the tree .* and {COUNT - 10} more",
     ),
     "other containers": (lambda: gradclip.clip_by_layer_norm(TREE, [1.0] * COUNT), "and 2990 more"),
-    "a tree of thresholds": (lambda: gradclip.clip_by_global_norm(TREE, TREE), "max_norm must be a number"),
+    "a tree of thresholds": (lambda: gradclip.clip_by_global_norm(TREE, TREE), "max_norm must be a real number"),
     "batches": (
         lambda: gradclip.per_example_clip({key: np.ones(i % 7) for i, key in enumerate(TREE)}, 1.0),
         "the shapes are .* and [0-9]+ more. ",

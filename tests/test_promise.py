@@ -141,3 +141,10 @@ def test_keys_and_labels_are_padded():
     for settings in ({"pad_to": 8}, {"microbatch_size": 2}):
         padded = jax.jit(gradclip.clipped_grad(fun, 100.0, batch_argnums=(1, 2, 3), **settings))(*args)
         assert jnp.allclose(padded, plain, rtol=1e-6)
+
+
+def test_a_grid_is_promised_before_any_call():
+    clipped = gradclip.clipped_fun(lambda x: x, 1.0, batch_argnums=0, grid=4, pad_to=8)
+    assert clipped.sensitivity().bound == 1.0
+    with pytest.raises(ValueError, match="too coarse for 1000 elements"):
+        clipped.sensitivity(elements=1000)

@@ -21,7 +21,11 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
     """
     if type(value) is float and value >= 0:
         return value
-    number = _real(value, name, f"For a float threshold write {name}=1.0.")
+    too_large = (
+        f"{name} must lie within float64's range, got a number of about {{digits}} digits. To switch clipping off pass "
+        f"{name}=math.inf."
+    )
+    number = _real(value, name, f"Write {name}=1.0, for example.", too_large)
     if isinstance(number, float) and not number >= 0:
         raise ValueError(
             f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
@@ -34,20 +38,22 @@ def check_norm(value: Any, name: str = "total_norm") -> Any:
 
     Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
     """
-    number = _real(value, name, "Pass what get_total_norm returns.")
+    advice = "Pass what get_total_norm returns."
+    must = f"{name} must not be negative, nor beyond float64's range"
+    number = _real(value, name, advice, f"{must}, got a number of about {{digits}} digits. {advice}")
     if isinstance(number, float) and number < 0:
-        raise ValueError(f"{name} must not be negative, got {value!r}. Pass what get_total_norm returns.")
+        raise ValueError(f"{must}, got {value!r}. {advice}")
     return number
 
 
 def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:
     """Return a checked threshold as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_threshold(value.item(), name)
+    return value if isinstance(value, float) or not backend.concrete else check_threshold(item(value, name), name)
 
 
 def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
     """Return a checked norm as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_norm(value.item(), name)
+    return value if isinstance(value, float) or not backend.concrete else check_norm(item(value, name), name)
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -75,6 +81,8 @@ def is_single_threshold(max_norm: Any) -> bool:
 def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
     """Raise a TypeError that names the first complex array."""
     if isinstance(arrays, Arrays) and not arrays.any_complex:
+        return
+    if not any(map(is_complex, {x.dtype: x for x in arrays}.values())):
         return
     for index, x in enumerate(arrays):
         if is_complex(x):
@@ -104,28 +112,34 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _real(value: Any, name: str, advice: str) -> Any:
+def item(scalar: Any, name: str) -> Any:
+    """Return the number in a scalar array. Raises ValueError for a tensor on PyTorch's meta device, which has none."""
+    if getattr(scalar, "is_meta", False):
+        raise ValueError(f"{name} is a tensor on the meta device, which holds no value. Pass a number.")
+    return scalar.item()
+
+
+def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
     if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
-        return _rounded_down(value, name)
+        return _rounded_down(value, too_large)
     if getattr(value, "shape", None) == () and _holds_reals(value):
         return value
+    if name == "max_norm" and isinstance(value, dict | list | tuple):
+        advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
     raise TypeError(
         f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
         f"{advice}"
     )
 
 
-def _rounded_down(value: Any, name: str) -> float:
+def _rounded_down(value: Any, too_large: str) -> float:
     exact = int(value) if isinstance(value, numbers.Integral) else value
     try:
         number = float(exact)
     except OverflowError:
-        raise ValueError(
-            f"{name} must lie within float64's range, got a number of about {_digits(exact)} digits. To switch "
-            f"clipping off pass {name}=math.inf."
-        ) from None
+        raise ValueError(too_large.format(digits=_digits(exact))) from None
     return math.nextafter(number, -math.inf) if number > exact else number
 
 

@@ -1,23 +1,18 @@
 """Functional clipping: new trees from old ones, the input never touched."""
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
-from gradclip import layers, traced_layers
+from gradclip import traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
-from gradclip.decision import Clipping, decide
-from gradclip.derivative import ClipRule, ValueRule
+from gradclip.backends import find
+from gradclip.decision import Clipping
+from gradclip.derivative import ValueRule
+from gradclip.groups import backend_of, clip_groups, measured_at_once, norm_of
 from gradclip.norms import Order
 from gradclip.policy import check_policy
-from gradclip.shards import measure_all
-from gradclip.tree import FlatTree, flatten
+from gradclip.tree import flatten
 
 
 @ordinary_arithmetic
@@ -51,7 +46,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """
     flat, order = flatten(tree), Order.parse(ord)
     warn_of_parameters(flat.leaves)
-    return norm_of(_backend_of(flat, axis_name), flat.leaves, order)
+    return norm_of(backend_of(flat, axis_name), flat.leaves, order)
 
 
 @ordinary_arithmetic
@@ -76,10 +71,12 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     """
     flat, order = flatten(tree), Order.parse(ord)
     warn_of_parameters(flat.leaves)
-    backend = _backend_of(flat, axis_name)
-    shape, groups = (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix)
+    backend = backend_of(flat, axis_name)
+    shape, groups = (
+        (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix, "prefix")
+    )
     with backend.precision():
-        known = _measured_at_once(backend, flat, groups, order)
+        known = measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
     norms.update(traced_layers.measured(backend, flat.leaves, groups, order))
     for number, group in enumerate(groups):
@@ -197,123 +194,3 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
 
     clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
-
-
-def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
-    """Return the norm of the leaves together, as a scalar of their framework."""
-    rule = ClipRule(order, math.inf, "propagate")
-    patterns = backend.patterns(leaves)
-
-    def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
-        with backend.precision():
-            arrays = backend.enter(prepared)
-            norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), patterns), []
-
-    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
-
-
-@ordinary_arithmetic
-def clip_groups(
-    flat: FlatTree,
-    groups: Sequence[Sequence[int]],
-    max_norms: Sequence[Any],
-    clipping: Clipping,
-    axis_name: Any = None,
-) -> tuple[list[Any], list[Any]]:
-    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
-    warn_of_parameters(flat.leaves)
-    thresholds = [check_threshold(max_norm) for max_norm in max_norms]
-    backend = _backend_of(flat, axis_name, *thresholds)
-    clipped = list(flat.leaves)
-    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
-    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
-    made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
-    norms.update(found)
-    for i, result in made.items():
-        clipped[i] = result
-    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
-        if number in norms:
-            continue
-        mine = replace(clipping, max_norm=known_threshold(backend, threshold))
-        leaves = [flat.leaves[i] for i in group]
-        together = partial(_names, outline, group)
-        results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
-        for i, result in zip(group, results, strict=True):
-            clipped[i] = result
-    return clipped, [norms[number] for number in range(len(groups))]
-
-
-def _clip_at_once(
-    backend: Any,
-    flat: FlatTree,
-    groups: Sequence[Sequence[int]],
-    thresholds: Sequence[Any],
-    clipping: Clipping,
-    clipped: list[Any],
-) -> dict[int, Any]:
-    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
-    if clipping.to_unit or not all(isinstance(threshold, float) for threshold in thresholds):
-        return {}
-    with backend.precision():
-        known = _measured_at_once(backend, flat, groups, clipping.order)
-        made = known and known.clipped(backend, thresholds)
-        if not made:
-            return {}
-        known, results = made
-        norms = known.norms(backend, flat.leaves)
-        for index, group, result in zip(known.members, known.group_of, results, strict=True):
-            if known.numbers[group] in norms:
-                clipped[index] = backend.leave(result, flat.leaves[index])
-        return norms
-
-
-def _measured_at_once(
-    backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
-) -> layers.Layers | None:
-    """Measure many groups of leaves with one call, where that can be done."""
-    if len(groups) < 2 or not backend.plain(flat.leaves):
-        return None
-    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
-
-
-def _backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:
-    backend = find(flat.leaves, flat.paths, *scalars)
-    return backend if axis_name is None or not flat.leaves else backend.over(axis_name)
-
-
-def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
-    paths = flat.paths()
-    return [paths[i] or "the gradient" for i in group]
-
-
-def _clip_together(
-    backend: Backend,
-    leaves: Sequence[Any],
-    threshold: Any,
-    clipping: Clipping,
-    names: Callable[[], Sequence[str]],
-) -> tuple[list[Any], Any]:
-    known = isinstance(clipping.max_norm, float)
-    # JAX keeps what the functions here hold on to, so no traced array may be among it.
-    clipping = clipping if known else replace(clipping, max_norm=None)
-    patterns = backend.patterns(leaves)
-
-    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
-        with backend.precision():
-            arrays = backend.enter(prepared)
-            asked = clipping if known else replace(clipping, max_norm=max_norm)
-            made = decide(backend, arrays, asked, names)
-            shrunk = backend.shrink(made.arrays, made.coefficient)
-            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
-            return backend.leave_all(shrunk, patterns), norm, []
-
-    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
-    clip = backend.differentiable(primal, rule)
-    given = None if isinstance(threshold, float) else threshold
-    return clip(list(map(backend.prepare, leaves)), given, None)[:2]
-
-
-def norm_dtype(arrays: Arrays) -> str:
-    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
-    return "float64" if FLOAT64 in arrays.formats else "float32"

@@ -1,6 +1,6 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
-import math
+import numbers
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,7 +11,7 @@ from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
 from gradclip.call_arguments import check_parameters, closed, has_mappings, opened
 from gradclip.per_example import per_example_clip
-from gradclip.quantities import as_count
+from gradclip.quantities import as_count, shown
 from gradclip.seen import Seen
 from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.tree import flatten, listed
@@ -200,6 +200,10 @@ class ClippedFunction:
                 given[i] = closed(kind, given[i])
             *given, kwargs = given
             result = self.fun(*given, **kwargs)
+            if self.has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
+                raise TypeError(
+                    f"with has_aux=True fun must return a pair, (value, aux), got a {type(result).__name__}."
+                )
             value, aux = result if self.has_aux else (result, ())
             return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
 
@@ -245,7 +249,7 @@ class ClippedFunction:
         others = others_than(range(len(args)), self.argnums, self.prng_argnum)
         if len(others) > 1:
             raise TypeError(not_said(self._named(), others))
-        count = batch_size([args[i] for i in self.batch_argnums], None)
+        count = batch_size([arg if i in self.batch_argnums else None for i, arg in enumerate(args)], None)
         for name, given in kwargs.items():
             lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
             if count > 1 and (count,) in lengths:
@@ -270,9 +274,22 @@ class ClippedFunction:
                 "jax.numpy.asarray or torch.from_numpy; per-example gradients that you have can be clipped with "
                 "gradclip.per_example_clip."
             )
-        if "torch" in found:
-            return "torch"
-        return "jax"
+        if found & {"torch", "jax"} or found == {"number"}:
+            framework = "torch" if "torch" in found else "jax"
+            self._check_batch_of(framework, args)
+            return framework
+        raise TypeError(
+            f"argument {first} must hold the parameters, in arrays of PyTorch or JAX, got {args[first]!r:.80} of type "
+            f"{type(args[first]).__name__}. Pass them, or say with argnums where they are."
+        )
+
+    def _check_batch_of(self, framework: str, args: Sequence[Any]) -> None:
+        other = "jax" if framework == "torch" else "torch"
+        for i in self.batch_argnums:
+            if other in {framework_of(leaf) for leaf in flatten(args[i]).leaves}:
+                raise TypeError(
+                    f"argument {i} holds arrays of {other}, but the parameters are of {framework}. Convert one of them."
+                )
 
 
 def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
@@ -322,13 +339,11 @@ def not_said(name: str, others: tuple[int, ...]) -> str:
     )
 
 
-def check_number(name: str, value: Any, *, integer: bool = False) -> None:
-    """Raise a ValueError or TypeError where a setting is no positive number."""
-    kinds = (int,) if integer else (int, float)
-    if isinstance(value, bool) or not (isinstance(value, kinds) or hasattr(value, "dtype")):
-        raise TypeError(f"{name} must be a number, got {value!r} of type {type(value).__name__}.")
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value!r}.")
+def check_number(name: str, value: Any) -> int:
+    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
+    return as_count(name, value)
 
 
 def _with(args: Sequence[Any], index: int, new: Any) -> tuple[Any, ...]:

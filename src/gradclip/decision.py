@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from gradclip import exact, policy
@@ -139,6 +140,10 @@ def _in_two_readings(
     return Summed(sums, made.norm, made.clipped)
 
 
+# Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
+_known_weighing = lru_cache(maxsize=64)(weighing)
+
+
 def _in_one_reading(
     backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
 ) -> Summed | None:
@@ -150,7 +155,10 @@ def _in_one_reading(
     if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
     error = relative_error(clipping.order, backend.examples_sum_error(count), FLOAT64, exact=False)
-    by = weighing(backend.xp, error, clipping.max_norm, clipping.gamma, to_unit=clipping.to_unit)
+    weigh, max_norm = weighing, clipping.max_norm
+    if backend.concrete:
+        weigh, max_norm = _known_weighing, float(max_norm)
+    by = weigh(backend.xp, error, max_norm, clipping.gamma, to_unit=clipping.to_unit)
     found = backend.add_examples(arrays, by, mask)
     if found is None:
         return None

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Parts, any_distributed, distributed, find, framework_of
+from gradclip.backends import Backend, Parts, all_of_frameworks, any_distributed, distributed, find, framework_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
 from gradclip.members import Members
@@ -82,14 +82,13 @@ class Gradients:
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
-    def check_replaceable(self, backend: Backend) -> None:
+    def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
         """Raise a TypeError that names a holder which takes no other gradient, where its own cannot be written.
 
         The holders of a framework take any.
         """
         parameters = self.members.parameters
-        kinds = {type(parameter): parameter for parameter in parameters}
-        if all(framework_of(parameter) is not None for parameter in kinds.values()):
+        if backend.can_write(self.grads, arrays) or all_of_frameworks(parameters):
             return
         for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
             if grad is None or framework_of(parameter) is not None or backend.writable(grad):
@@ -102,6 +101,8 @@ class Gradients:
                     f"{type(parameter).__name__}, takes no other gradient. Pass holders whose .grad can be set, or use "
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 ) from error
+            except Exception:  # it has a setter, which need not take views: what replaces this is none
+                pass
 
     def enter(self, backend: Backend) -> Arrays:
         """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""

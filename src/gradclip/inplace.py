@@ -12,10 +12,10 @@ from gradclip.arguments import check_norm, check_real, check_threshold, known_no
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.clip import norm_dtype
 from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.groups import norm_dtype
 from gradclip.members import Members
 from gradclip.norms import Order, measure
 from gradclip.policy import check_policy
@@ -199,7 +199,7 @@ def entered(
     backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
     arrays = gradients.enter(backend)
     if to_write:
-        gradients.check_replaceable(backend)
+        gradients.check_replaceable(backend, arrays)
     if not backend.collide(gradients.grads, arrays):
         return gradients, backend, arrays
     gradients, kept = gradients.each_memory_once(backend)

@@ -7,9 +7,9 @@ from typing import Any
 from gradclip.arguments import check_threshold, is_single_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
-from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
+from gradclip.groups import norm_dtype
 from gradclip.inplace import entered
 from gradclip.members import Members
 from gradclip.norms import Order
@@ -78,13 +78,13 @@ class Layerwise:
         """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
         if members.tree is not None:
             return cls._of_tree(members.tree, max_norm)
-        grads, single = members.gradients, is_single_threshold(max_norm)
-        max_norms = [max_norm] * len(grads) if single else list(max_norm)
+        grads = members.gradients
+        single = is_single_threshold(max_norm) and not getattr(max_norm, "shape", ())
+        if not (single or isinstance(max_norm, list | tuple)):
+            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
+        max_norms = [max_norm] * len(grads) if single else max_norm
         if len(max_norms) != len(grads):
-            raise ValueError(
-                f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, got a list of "
-                f"{len(max_norms)}."
-            )
+            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
         return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, list)
 
     @classmethod
@@ -102,8 +102,9 @@ class Layerwise:
         """Return layers without those that are others again, which must have the same threshold."""
         keys = [frozenset(map(id, layer)) for layer in layers]
         unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
-        asked = dict(zip(keys, map(check_threshold, max_norms), strict=True))
-        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, max_norms, strict=True) if key)
+        checked = [check_threshold(max_norm) for max_norm in max_norms]
+        asked = dict(zip(keys, checked, strict=True))
+        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
         if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
             raise ValueError(
                 "a gradient occurs twice, in two layers or with two thresholds, so that it is not clear what it is "
@@ -124,3 +125,7 @@ class Layerwise:
                 "two gradients are views of the same memory, so they cannot be layers of their own. Pass one of them."
             )
         return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
+
+
+def _one_for_each(grads: Sequence[Any]) -> str:
+    return f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, in their order"

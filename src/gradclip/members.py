@@ -63,12 +63,13 @@ class Members:
             return [getattr(parameter, "grad", None) for parameter in self.parameters], lacking
 
     def _gradients_of_all(self) -> list[Any]:
-        if not self.parameters or framework_of(self.parameters[0]) is not None:
-            return [parameter.grad for parameter in self.parameters]
+        listed = self.parameters
+        if not listed or framework_of(listed[0]) is not None or len(set(map(id, listed))) == len(listed):
+            return [parameter.grad for parameter in listed]
         # A property may hand out another object each time, so that a holder listed twice would count twice.
-        each = {id(parameter): parameter for parameter in self.parameters}
+        each = {id(parameter): parameter for parameter in listed}
         grads = {key: parameter.grad for key, parameter in each.items()}
-        return [grads[id(parameter)] for parameter in self.parameters]
+        return [grads[id(parameter)] for parameter in listed]
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""
@@ -141,7 +142,7 @@ def as_list(parameters: Any) -> Sequence[Any]:
         return parameters
     if hasattr(parameters, "grad"):
         return [parameters]
-    if not isinstance(parameters, Iterable):
+    if not isinstance(parameters, Iterable) or getattr(parameters, "shape", None) == ():
         raise TypeError(
             "parameters must be an iterable of objects with a .grad, or one such object, got "
             f"{type(parameters).__name__}. Pass model.parameters(), or a list of parameters."

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradclip import exact
-from gradclip.arguments import check_threshold
+from gradclip.arguments import check_threshold, item
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
@@ -73,7 +73,7 @@ def _known(max_norm: Any) -> tuple[float, Fraction | None]:
     value = whole_scalar(max_norm)
     check_threshold(value)
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = value.item()
+        value = item(value, "max_norm")
     threshold = check_threshold(value)
     if math.isinf(threshold):
         return threshold, None

@@ -9,16 +9,13 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import bare_name
-from gradclip.clip import norm_dtype
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
-from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
+from gradclip.example_options import added_to_norms, check_options, checked_dtype
+from gradclip.grid import grid_for
+from gradclip.groups import norm_dtype
 from gradclip.norms import Order
-from gradclip.policy import check_policy
 from gradclip.tree import FlatTree, flatten, listed
-
-RULES = ("clip", "normalize", "automatic")
 
 
 class PerExampleInfo(NamedTuple):
@@ -103,15 +100,23 @@ def per_example_clip(
     [1.2, 1.6]
 
     """
-    if to_unit and (per_layer or grid is not None):
-        raise ValueError("to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm.")
+    check_options(
+        max_norm,
+        per_layer=per_layer,
+        uniform=uniform,
+        nonfinite=nonfinite,
+        rule=rule,
+        gamma=gamma,
+        sum_dtype=sum_dtype,
+        grid=grid,
+        to_unit=to_unit,
+    )
     mask = check_mask(mask)
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
-    clipping = Clipping(None, Order(2.0), check_policy(nonfinite), to_unit, _gamma(rule, gamma))
-    plan.check_grid(check_grid(grid), sum_dtype)
+    clipping = Clipping(None, Order(2.0), nonfinite, to_unit, added_to_norms(rule, gamma))
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
-    dtype = _checked_dtype(sum_dtype) if grid is None else "int64"
+    dtype = checked_dtype(sum_dtype) if grid is None else "int64"
     backend.check_sum_dtype(dtype)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
@@ -139,10 +144,6 @@ class _Plan:
     def of(cls, flat: FlatTree, max_norm: Any, per_layer: bool, uniform: bool) -> "_Plan":
         leaves = range(len(flat.leaves))
         if not is_single_threshold(max_norm):
-            if per_layer:
-                raise ValueError(
-                    "per_layer=True takes one number for max_norm; a tree of thresholds says it all itself."
-                )
             prefix, groups = flat.split_by(max_norm)
             return cls(prefix, groups, list(map(check_threshold, prefix.leaves)), [1.0] * len(groups))
         threshold = check_threshold(max_norm)
@@ -151,14 +152,6 @@ class _Plan:
         sizes = [math.prod(getattr(leaf, "shape", ())[1:]) for leaf in flat.leaves]
         shares = layer_shares(sizes, uniform=uniform) if sizes else []
         return cls(flat, [[i] for i in leaves], [threshold] * len(leaves), shares)
-
-    def check_grid(self, grid: int | None, sum_dtype: Any) -> None:
-        """Raise a ValueError where the thresholds, or a dtype of sums, do not go together with a grid."""
-        if grid is not None:
-            for threshold in self.thresholds:
-                check_threshold_of_grid(threshold)
-            if sum_dtype is not None:
-                raise ValueError("sums on a grid are int64; leave out sum_dtype.")
 
 
 class _Batch:
@@ -251,24 +244,6 @@ def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
     return [share if math.frexp(share)[0] in (0.0, 0.5) else share * (1.0 - 2.0**-50) for share in shares]
 
 
-def _gamma(rule: str, gamma: float) -> float | None:
-    """Return what a rule adds to norms, None for the rule that leaves small ones as they are."""
-    if rule not in RULES:
-        raise ValueError(f"rule must be one of {', '.join(map(repr, RULES))}, got {rule!r}.")
-    if not (isinstance(gamma, (int, float)) and 0 < gamma < math.inf):
-        raise ValueError(f"gamma must be a finite number > 0, got {gamma!r}. For no gamma use rule='normalize'.")
-    return {"clip": None, "normalize": 0.0, "automatic": float(gamma)}[rule]
-
-
-def _checked_dtype(sum_dtype: Any) -> str | None:
-    if sum_dtype is None:
-        return None
-    name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))
-    if name not in ("float32", "float64"):
-        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}: narrower sums lose examples.")
-    return name
-
-
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
     """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
     for index, array in flat.sparse.items():
@@ -276,9 +251,15 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
             f"per-example gradients must be dense, got {type(array).__name__} at {flat.paths()[index] or 'grads'}. "
             "Call .todense() on it."
         )
+    for index, leaf in enumerate(flat.leaves):
+        if not str(getattr(leaf, "layout", "torch.strided")).endswith("strided"):
+            raise TypeError(
+                f"per-example gradients must be dense, got a {leaf.layout} tensor at {flat.paths()[index] or 'grads'}. "
+                "Call .to_dense() on it."
+            )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
-    shapes = [tuple(x.shape) for x in leaves]
+    shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
     batch = shapes[0][:1]
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
     if wrong:

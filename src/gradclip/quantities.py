@@ -1,14 +1,17 @@
-"""Numbers that users pass, checked: real numbers, counts, constants to divide by. NumPy's scalars are numbers, too."""
+"""What users say of sums, checked: numbers (those of NumPy too), counts, constants to divide by, dtypes, names."""
 
 import math
 import numbers
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from gradclip.backends.formats import Format
+from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.rounding import rounded_up
 
 _LARGEST_COUNT = 2**63 - 1
+_WIDE = {"float32": FLOAT32, "float64": FLOAT64}
+_HALF = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
 def as_number(name: str, value: Any) -> float:
@@ -53,6 +56,25 @@ def as_divisor(name: str, value: Any, sums: Format) -> float:
             f"it, got {value!r}.{wider}"
         )
     return number
+
+
+def as_format(name: str, dtype: Any, *, narrow: bool = False) -> Format:
+    """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type.
+
+    Raises ValueError for another than float32 and float64, or, where `narrow`, the half types.
+    """
+    known = _WIDE | _HALF if narrow else _WIDE
+    found = bare_name(str(getattr(dtype, "__name__", dtype)))
+    if found not in known:
+        *first, last = known
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {shown(dtype)}.")
+    return known[found]
+
+
+def check_name(what: str, name: Any, known: Sequence[str]) -> None:
+    """Raise a ValueError for a name that is none of those known."""
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
 
 
 def shown(value: Any) -> str:

@@ -58,15 +58,21 @@ class Seen:
                 stacklevel=2,
             )
 
-    def elements(self, given: Any) -> int:
-        """Return how many elements a promise is for: a number, those of a tree, those seen, or 2**26 before a call."""
+    def elements(self, given: Any) -> int | None:
+        """Return how many elements a promise is for: a number, those of a tree, those seen; None, for 2**26, before."""
         if isinstance(given, numbers.Integral):
             return as_count("elements", given)
         if given is not None:
-            return as_count("elements", _elements(flatten(given).leaves, batched=False))
+            leaves = flatten(given).leaves
+            if not all(hasattr(leaf, "shape") for leaf in leaves):
+                raise TypeError(
+                    f"elements must be a number of elements, or a tree of arrays such as the parameters, got "
+                    f"{given!r:.80} of type {type(given).__name__}."
+                )
+            return as_count("elements", _elements(leaves, batched=False))
         if not self._elements:
             self._assumed_elements = ASSUMED_ELEMENTS
-        return self._elements or ASSUMED_ELEMENTS
+        return self._elements or None
 
     def narrowest(self) -> str:
         """Return the narrowest dtype of real numbers so far, float32 before a call."""

@@ -39,11 +39,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
-from gradclip.arguments import check_threshold
+from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
-from gradclip.quantities import as_count, as_divisor, as_number, shown
+from gradclip.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
 from gradclip.rounding import Summation, root_up, rounded_up
 from gradclip.tree import flatten
 
@@ -54,8 +53,6 @@ _TELLING = {
     "propagate": "under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='skip' or 'zero'",
     "raise": "under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
 }
-_FORMATS = {"float32": FLOAT32, "float64": FLOAT64}
-_NARROW = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 ASSUMED_ELEMENTS = 2**26
 
 
@@ -101,8 +98,8 @@ class Sensitivity:
             raise ValueError(f"rounding must be 0 or more, or NaN where it is not known, got {self.rounding!r}.")
         if self.denominator is not None and not 0 < self.denominator < math.inf:
             raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
-        _check_name("unit", self.unit, UNITS)
-        _check_name("relation", self.relation, RELATIONS)
+        check_name("unit", self.unit, UNITS)
+        check_name("relation", self.relation, RELATIONS)
 
     @property
     def total(self) -> float:
@@ -219,9 +216,10 @@ def clipped_sum_sensitivity(
     >>> clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, "replace_one", normalize_by=2.0, grid=2**20).bound
     5.0
     """
-    _check_name("relation", relation, RELATIONS)
-    _check_name("rule", rule, RULES)
-    _check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
+    check_name("relation", relation, RELATIONS)
+    per_layer, to_unit = check_flag("per_layer", per_layer), check_flag("to_unit", to_unit)
+    check_name("rule", rule, RULES)
+    check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
     counts = {
         "batch_size": batch_size,
         "elements": elements,
@@ -229,8 +227,8 @@ def clipped_sum_sensitivity(
         "microbatches": microbatches,
     }
     known = {name: None if count is None else as_count(name, count) for name, count in counts.items()}
-    sum_format, device = _format("sum_dtype", sum_dtype), _format("summed_in", summed_in)
-    added_in = None if partial_sums_in is None else _format("partial_sums_in", partial_sums_in, _FORMATS | _NARROW)
+    sum_format, device = as_format("sum_dtype", sum_dtype), as_format("summed_in", summed_in)
+    added_in = None if partial_sums_in is None else as_format("partial_sums_in", partial_sums_in, narrow=True)
     divisor = as_divisor("normalize_by", normalize_by, sum_format)
     thresholds = _thresholds(max_norm)
     _check_together(thresholds, grid, known, to_unit=to_unit, per_layer=per_layer, alone=_is_number(max_norm))
@@ -297,17 +295,3 @@ def _check_together(
     for threshold in thresholds:
         check_threshold_of_grid(threshold)
     grid_for(int(grid), counts["elements"] or 1, counts["batch_size"] or 1)
-
-
-def _check_name(what: str, name: Any, known: tuple[str, ...]) -> None:
-    if not isinstance(name, str) or name not in known:
-        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
-
-
-def _format(name: str, dtype: Any, known: Mapping[str, Format] = _FORMATS) -> Format:
-    """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type."""
-    found = bare_name(str(getattr(dtype, "__name__", dtype)))
-    if found not in known:
-        *first, last = known
-        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {shown(dtype)}.")
-    return known[found]

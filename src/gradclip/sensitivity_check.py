@@ -15,7 +15,7 @@ import numpy as np
 
 from gradclip.backends.arrays import check_dtypes
 from gradclip.backends.formats import bare_name, format_named
-from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
+from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums, numbers_of
 from gradclip.clipped import ClippedFunction
 from gradclip.exact import squared_distance
 from gradclip.hostile import CROWDS, KINDS, Room
@@ -132,7 +132,7 @@ def check_sensitivity(
     """
     flat = flatten(examples)
     check_batch(flat, flat.leaves, None)
-    check_dtypes(flat.leaves, flat.paths)
+    check_dtypes(flat.leaves, lambda: [f"examples{path}" for path in flat.paths()])
     if len(flat.leaves[0]) < 2:
         raise ValueError("pass two examples or more: one of them is taken away or replaced.")
     trials, seed = check_settings(function, trials, seed)
@@ -164,7 +164,7 @@ def _kinked_cases(
 
     def call(*arrays: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
         result, outputs = summed(*(_like(like, dtype, x) for x in arrays))
-        return _numbers(result), _numbers(outputs.aux)[0]
+        return numbers_of(result), numbers_of(outputs.aux)[0]
 
     kinks = Kinks(call, np.dtype(dtype), threshold_of(clipped), relation == "add_or_remove_one")
     for size in sizes(clipped, len(like)):
@@ -213,7 +213,7 @@ class _Bench:
         sizes = [math.prod(leaf.shape[1:]) for leaf in flat.leaves]
         dtypes = [bare_name(leaf.dtype) if dtype is None else dtype for leaf in flat.leaves]
         room = Room.of(sizes, list(map(format_named, dtypes)), threshold)
-        rows = [_numbers(leaf)[0].reshape(len(leaf), -1) for leaf in flat.leaves]
+        rows = [numbers_of(leaf)[0].reshape(len(leaf), -1) for leaf in flat.leaves]
         prefix = "" if dtype is None else f"{dtype}: "
         return cls(flat, tuple(dtypes), prefix, room, np.concatenate(rows, axis=1), function, relation, unit)
 
@@ -249,7 +249,7 @@ class _Bench:
         except ArithmeticError as error:
             return SensitivityCase(name, math.inf, f"raised {type(error).__name__}")
         check_alike(results[0], results[1], (len(rows), len(other)))
-        sums = [[part for leaf in result.leaves for part in _numbers(leaf)] for result in results]
+        sums = [[part for leaf in result.leaves for part in numbers_of(leaf)] for result in results]
         wrong = [x[~np.isfinite(x)] for leaves in sums for x in leaves if x.dtype.kind == "f"]
         values = np.concatenate(wrong) if wrong else np.zeros(0)
         if values.size:
@@ -287,15 +287,3 @@ def _numpy_dtype(dtype: str) -> Any:
     import ml_dtypes
 
     return ml_dtypes.bfloat16
-
-
-def _numbers(leaf: Any) -> list[np.ndarray]:
-    """Return the real and imaginary parts of an array, or the array, flat: in float64, or integers."""
-    if hasattr(leaf, "detach"):
-        tensor = leaf.detach().cpu().resolve_conj()
-        leaf = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-    array = np.asarray(leaf).reshape(-1)
-    if array.dtype.kind in "biu":
-        return [array]
-    parts = [array.real, array.imag] if array.dtype.kind == "c" else [array]
-    return [part.astype(np.float64) for part in parts]

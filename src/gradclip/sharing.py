@@ -58,6 +58,7 @@ class Sharing:
         alone = not named and all(beside is UNNAMED for beside in members.beside)
         if alone and not any_distributed(members.parameters) and not any_distributed(members.gradients):
             return None
+        distributed().check_known(named)
         return cls(members, named)
 
     def ask(self, order: Order, nonfinite: str, max_norm: Any = None) -> None:

@@ -219,6 +219,8 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
+    if any(getattr(x, "is_meta", False) for x in arrays.items):
+        raise ValueError("a tensor on the meta device holds no values to be measured. Pass the tensors that hold them.")
     norm = measure(backend, arrays, order)
     known = shards.vector(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)

@@ -1,15 +1,15 @@
 """From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from numbers import Integral
 from typing import Any
 
-from gradclip.arguments import check_threshold
-from gradclip.backends.formats import FLOAT32, FLOAT64, bare_name
+from gradclip.arguments import check_flag
+from gradclip.backends.formats import FLOAT32, FLOAT64
 from gradclip.clipped import ClippedFunction, check_number, not_said, others_than
-from gradclip.policy import check_policy
-from gradclip.quantities import as_divisor
-from gradclip.tree import flatten
+from gradclip.example_options import check_options, checked_dtype
+from gradclip.quantities import as_divisor, shown
 
 # What `per_example_clip` is told, in the order of `_options`, and its own defaults.
 _DEFAULTS = {
@@ -126,7 +126,7 @@ def clipped_grad(
     return _checked(
         fun,
         max_norm,
-        numbers[0] if isinstance(argnums, int) else numbers,
+        numbers if isinstance(argnums, Iterable) else numbers[0],
         batch_argnums,
         _options(per_layer, uniform, nonfinite, rule, gamma, sum_dtype, grid),
         has_aux=has_aux,
@@ -203,18 +203,21 @@ def _checked(
     **settings: Any,
 ) -> ClippedFunction:
     """Return the clipped function, its settings checked."""
+    if not callable(fun):
+        raise TypeError(f"fun must be a function, got {shown(fun)} of type {type(fun).__name__}.")
+    for name in ("has_aux", "keep_batch_dim", "return_values", "return_norms"):
+        settings[name] = check_flag(name, settings.get(name, False))
     assumed = batch_argnums is None
     numbers = _positions("batch_argnums", (0 if argnums is None else 1) if batch_argnums is None else batch_argnums)
     prng = settings["prng_argnum"]
-    if prng is not None and prng in (*numbers, *[i for i in (prng,) if i < 0]):
-        raise ValueError(f"prng_argnum={prng} must be >= 0 and not in batch_argnums={numbers}: pass one key.")
-    for threshold in flatten(max_norm).leaves:
-        check_threshold(threshold)
-    sums = FLOAT64 if "float64" in bare_name(str(options.get("sum_dtype"))) else FLOAT32
+    if prng is not None and (not isinstance(prng, int) or isinstance(prng, bool) or prng < 0 or prng in numbers):
+        raise ValueError(f"prng_argnum={prng!r} must be >= 0 and not in batch_argnums={numbers}: pass one key.")
+    check_options(max_norm, **options)
+    sums = FLOAT64 if checked_dtype(options.get("sum_dtype")) == "float64" else FLOAT32
     settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
     for name in ("microbatch_size", "pad_to"):
         if settings[name] is not None:
-            check_number(name, settings[name], integer=True)
+            settings[name] = check_number(name, settings[name])
     if "grid" in options and settings["normalize_by"] != 1:
         raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
     if settings["unit"] not in ("example", "group"):
@@ -239,17 +242,20 @@ def _needed(fun: Callable[..., Any]) -> list[int]:
 
 
 def _options(*values: Any) -> dict[str, Any]:
-    """Return those of the options that are not the defaults, the policy checked."""
+    """Return those of the options that are not the defaults."""
     given = dict(zip(_DEFAULTS, values, strict=True))
-    check_policy(given["nonfinite"])
-    return {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+    return {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
 
 
 def _positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
     """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
-    numbers = (given,) if isinstance(given, int) else tuple(given)
+    if not isinstance(given, Integral | Iterable):
+        raise TypeError(f"{name} must be a position or several, got {shown(given)} of type {type(given).__name__}.")
+    numbers = (given,) if isinstance(given, Integral) else tuple(given)
     if not numbers:
         raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
-    if any(isinstance(i, bool) or not isinstance(i, int) or i < 0 for i in numbers):
-        raise ValueError(f"{name} must be positions counted from 0, got {given}.")
-    return numbers
+    if any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in numbers):
+        raise ValueError(f"{name} must be positions counted from 0, got {shown(given)}.")
+    if len({*numbers}) < len(numbers):
+        raise ValueError(f"{name} names a position twice, got {shown(given)}. Pass each once.")
+    return tuple(map(int, numbers))

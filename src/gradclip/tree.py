@@ -5,9 +5,8 @@ a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so tha
 working. `None` is an empty container: it has no leaves and comes back as it was.
 """
 
-import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,23 +48,28 @@ class FlatTree:
             return optree.tree_unflatten(self.structure, values)
         return self.structure.unflatten(values)
 
-    def split_by(self, prefix: Any) -> "tuple[FlatTree, list[list[int]]]":
+    def split_by(self, prefix: Any, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
         """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
 
-        Raises ValueError where `prefix` is not a prefix of this tree.
+        Raises ValueError that says `what` it is where `prefix` is not a prefix of this tree.
         """
         leaves, structure = self._flatten(prefix)
         numbered = self.arrange(range(len(self.leaves)))
         try:
             subtrees = structure.flatten_up_to(numbered)
         except ValueError as mismatch:
-            groups = _matched_by_keys(_keys(structure, self._flatten), _keys(self.structure, self._flatten))
-            if groups:
-                return FlatTree(leaves, structure, self._flatten), groups
+            given = FlatTree(leaves, structure, self._flatten)
+            groups, alone = _matched_by_keys(_keys(structure, self._flatten), _keys(self.structure, self._flatten))
+            idle = [path for path, group in zip(given.paths(), groups, strict=True) if not group]
+            if not idle and not alone:
+                return given, groups
+            paths = self.paths()
+            lacking = f"there is none for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
+            beyond = f"no gradient lies at {listed([path or 'the root' for path in idle])}" if idle else ""
             raise ValueError(
-                "the thresholds must be one number or a prefix of the tree of gradients "
-                f"(the same containers, cut off at any depth): {_shortened(str(mismatch))}"
-            ) from None
+                f"{what} must be one number or a prefix of the tree of gradients (the same containers, cut off at any "
+                f"depth): {', and '.join(filter(None, (lacking, beyond)))}."
+            ) from mismatch
         groups = [self._flatten(subtree)[0] for subtree in subtrees]
         return FlatTree(leaves, structure, self._flatten), groups
 
@@ -80,28 +84,28 @@ def _keys(structure: Any, flattened_by: Any) -> list[tuple[Any, ...]]:
 
 
 def _key(entry: Any) -> Any:
-    return next(getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name))
+    return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), str(entry))
 
 
-def _matched_by_keys(prefixes: Sequence[tuple[Any, ...]], paths: Sequence[tuple[Any, ...]]) -> list[list[int]]:
-    """Return the indices of the paths that begin with each prefix; nothing unless each has one, and one alone.
+def _matched_by_keys(
+    prefixes: Sequence[tuple[Any, ...]], paths: Sequence[tuple[Any, ...]]
+) -> tuple[list[list[int]], list[int]]:
+    """Return the indices of the paths that begin with each prefix, and of those that begin with none.
 
     So plain dicts are prefixes of other containers with the same keys, such as a State of Flax.
     """
-    groups = [[i for i, path in enumerate(paths) if path[: len(prefix)] == prefix] for prefix in prefixes]
-    once = sorted(i for group in groups for i in group) == list(range(len(paths)))
-    return groups if once and all(groups) and all(prefixes) else []
+    groups: dict[tuple[Any, ...], list[int]] = {prefix: [] for prefix in prefixes}
+    alone: list[int] = []
+    for i, path in enumerate(paths):
+        found = next((path[:n] for n in range(len(path) + 1) if path[:n] in groups), None)
+        (alone if found is None else groups[found]).append(i)
+    return list(groups.values()), alone
 
 
 def listed(items: Sequence[str], separator: str = ", ") -> str:
     """Return what an error says of many things: the first ten, and how many more there are."""
     more = len(items) - _MOST_LISTED
     return separator.join([*items[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
-
-
-def _shortened(message: str) -> str:
-    """Return a message in which lists are not longer than that."""
-    return re.sub(r"(?<=[\[{])[^][{}]*(?=[\]}])", lambda found: listed(found[0].split(", ")), message)
 
 
 def flatten(tree: Any) -> FlatTree:
@@ -132,4 +136,6 @@ def _belongs_to_jax(leaf: Any) -> bool:
     """
     torch = sys.modules.get("torch")
     known = (np.ndarray, np.generic, int, float, complex)
-    return not (isinstance(leaf, known) or (torch is not None and isinstance(leaf, torch.Tensor)))
+    if isinstance(leaf, known) or (torch is not None and isinstance(leaf, torch.Tensor)):
+        return False
+    return not isinstance(leaf, Iterator)

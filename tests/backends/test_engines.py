@@ -37,7 +37,7 @@ class NarrowDevice(Torch):
 
     def __init__(self):
         super().__init__(torch.device("cpu"), visible=True)
-        self.wide, self.wide_dtype = FLOAT32, torch.float32
+        self.wide = FLOAT32
 
 
 def on(backend, tensor, order):

@@ -97,3 +97,15 @@ def test_a_pipe_that_nobody_reads_ends_it_in_silence():
     with os.fdopen(writer, "w") as unread:
         done = started("info", stdout=unread)
     assert (done.returncode, done.stderr) == (1, "")
+
+
+@pytest.mark.parametrize("arguments", ["info", "--version", "--help", ""])
+def test_a_closed_output_ends_it_with_one_line(arguments):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m gradclip {arguments} >&-', sys.executable],
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert done.stderr.startswith("error: the output could not be written: standard output is closed.")

@@ -5,20 +5,21 @@ that are already imported.
 """
 
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
 
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import BFLOAT16, FLOAT64, Format
+from gradclip.backends.formats import BFLOAT16, FLOAT64, Format, dtype_name
 from gradclip.backends.host import HostArray
 from gradclip.backends.when_imported import when_imported
 
 Array = Any
 
 _FRAMEWORK_BY_TYPE: dict[type, str | None] = {}
+_WHOLE = ("int", "uint", "qint", "quint")
 
 
 class Backend(Protocol):
@@ -48,6 +49,7 @@ class Backend(Protocol):
     def region(self, leaf: Any) -> Any: ...
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool: ...
     def writable(self, leaf: Any) -> bool: ...
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool: ...
     def leave(self, array: Array, leaf: Any) -> Any: ...
     def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]: ...
     def check_sum_dtype(self, dtype: str | None) -> None: ...
@@ -124,10 +126,7 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
 
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
-    kinds = set(map(type, leaves))
-    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
-        _FRAMEWORK_BY_TYPE.update({type(leaf): _classify(leaf) for leaf in leaves})
-    frameworks = {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
+    frameworks = _frameworks_of(leaves)
     if frameworks <= {"number", "numpy"} and "jax" in map(framework_of, scalars):
         frameworks.add("jax")
     if None in frameworks:
@@ -138,8 +137,8 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
                 "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
             )
         raise TypeError(
-            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {leaves[at]!r:.80} "
-            f"of type {type(leaves[at]).__name__} at {names()[at] or 'the root'}."
+            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {_shown(leaves[at])} at "
+            f"{names()[at] or 'the root'}.{_instead_of(leaves[at])}"
         )
     frameworks -= {"number"}
     if "jax" in frameworks:
@@ -157,6 +156,8 @@ def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> li
 
     Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
     """
+    known = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and not dtype_name(leaf).startswith(_WHOLE)]
+    check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
     arrays = list(map(_host_array, leaves))
     for index, x in enumerate(arrays):
         if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
@@ -175,6 +176,22 @@ def _host_array(leaf: Any) -> HostArray:
 
         return on_host(leaf)
     return HostArray.of(np.asarray(leaf))
+
+
+def _shown(leaf: Any) -> str:
+    text = " ".join(repr(leaf).split())
+    return f"{text:.80} of type {type(leaf).__name__}"
+
+
+def _instead_of(leaf: Any) -> str:
+    """Return the advice in the error about a leaf that is no array."""
+    if hasattr(leaf, "named_parameters"):
+        return " Of a module pass the gradients, [p.grad for p in model.parameters()], or call gradclip.grad_norm."
+    if isinstance(leaf, Mapping):
+        return " Pass dict(...) of it."
+    if hasattr(leaf, "to_numpy"):
+        return " Pass its to_numpy()."
+    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
 
 
 def _module_of(framework: str | None) -> Any:
@@ -197,6 +214,18 @@ def framework_of(leaf: Any) -> str | None:
     if kind not in _FRAMEWORK_BY_TYPE:
         _FRAMEWORK_BY_TYPE[kind] = _classify(leaf)
     return _FRAMEWORK_BY_TYPE[kind]
+
+
+def all_of_frameworks(values: Sequence[Any]) -> bool:
+    """Say whether all values belong to a framework, numbers too."""
+    return None not in _frameworks_of(values)
+
+
+def _frameworks_of(values: Sequence[Any]) -> set[str | None]:
+    kinds = set(map(type, values))
+    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
+        _FRAMEWORK_BY_TYPE.update({type(value): _classify(value) for value in values})
+    return {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
 
 
 def is_masked(value: Any) -> bool:

@@ -8,14 +8,14 @@ import numpy as np
 
 from gradclip import native
 from gradclip.backends.formats import is_complex
-from gradclip.backends.host import HostArray
+from gradclip.backends.host import HostArrays
 from gradclip.native import describe_buffers
 
 _COPIED = 1 << 18  # numbers at a time
 
 
 def add_examples(
-    arrays: Sequence[HostArray], weighing: Sequence[Any], mask: Any, threads: int
+    arrays: HostArrays, weighing: Sequence[Any], mask: Any, threads: int
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
 
@@ -27,8 +27,9 @@ def add_examples(
     widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
     totals = np.zeros(max(1, sum(widths)))
     for rows in _blocks(arrays, sum(widths)):
-        pieces = [np.ascontiguousarray(x.data[rows]) for x in arrays]
-        known, left_out = describe_buffers(pieces)
+        known, left_out = arrays.kernels, arrays.left_out
+        if not all(x.data.flags.c_contiguous for x in arrays):
+            known, left_out = describe_buffers([np.ascontiguousarray(x.data[rows]) for x in arrays])
         if not known or left_out:
             return None
         buffers = [describe_buffers([buffer]).kernels for buffer in (squares[rows], totals)]
@@ -44,7 +45,7 @@ def add_examples(
     return sums, squares if mask is None else np.where(mask, squares, 0.0)
 
 
-def _blocks(arrays: Sequence[HostArray], width: int) -> list[slice]:
+def _blocks(arrays: HostArrays, width: int) -> list[slice]:
     """Return slices of the examples: one of all, or where they do not lie in one piece, of as many as are copied."""
     examples = arrays[0].shape[0]
     if all(x.data.flags.c_contiguous for x in arrays):

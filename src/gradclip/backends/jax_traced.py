@@ -92,6 +92,9 @@ class Jax(SumsByRows):
     def prepare_in_place(self, leaf: Any) -> jax.Array:
         return jnp.asarray(leaf)
 
+    def writable(self, leaf: Any) -> bool:
+        return of_numpy(leaf) and bool(leaf.flags.writeable)
+
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[Any]:
         return list(map(self._put, leaves, self.shrink(new, coefficient)))
 
@@ -101,7 +104,7 @@ class Jax(SumsByRows):
     def _put(self, leaf: Any, result: jax.Array) -> Any:
         """Return what stands in place of a gradient: one of NumPy's itself, written, where that can be."""
         result = self.leave(result, leaf)
-        if not (isinstance(result, np.ndarray) and leaf.flags.writeable):
+        if not (isinstance(result, np.ndarray) and self.writable(leaf)):
             return result
         leaf[...] = result
         return leaf
@@ -204,7 +207,8 @@ class Jax(SumsByRows):
             constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
             change = 0.0 if constant else tangents[1]
             dtypes = [result.dtype for result in results]
-            dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
+            with self.precision():  # a leaf may be float64 though 64-bit mode is off
+                dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call

@@ -81,6 +81,10 @@ class InMemory:
         """Return where a gradient lies, None where it shares its memory with no other that can be written."""
         return None
 
+    def can_write(self, leaves: Sequence[Any], arrays: Any) -> bool:
+        """Say whether all gradients can surely be written where they lie; `arrays` are these gradients."""
+        return False
+
     def collide(self, leaves: Sequence[Any], arrays: Any) -> bool:
         """Say whether two gradients may share memory, quickly, True where in doubt; `arrays` are these gradients."""
         regions = map(self.region, leaves)

@@ -9,6 +9,7 @@ import importlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,8 @@ from gradclip.backends.formats import SUPPORTED, bare_name, dtype_name, format_o
 from gradclip.backends.host import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import ENOUGH
+
+_is_writeable = attrgetter("flags.writeable")
 
 
 class _Namespace:
@@ -86,6 +89,15 @@ class Host(Chunkwise):
     def writable(self, leaf: Any) -> bool:
         """Say whether a gradient can be written where it lies."""
         return isinstance(leaf, np.ndarray) and leaf.flags.writeable
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        """Say whether all gradients can be written where they lie; `arrays` are these gradients."""
+        return self._all_known(arrays) or self._all_writable(leaves)
+
+    def _all_writable(self, leaves: Sequence[Any]) -> bool:
+        if set(map(type, leaves)) <= {np.ndarray}:
+            return all(map(_is_writeable, leaves))
+        return all(map(self.writable, leaves))
 
     def wrote(self, leaves: Sequence[Any]) -> None:
         """Take note that gradients have been written behind their framework's back."""
@@ -179,7 +191,8 @@ class Host(Chunkwise):
         return np.min(np.stack(found), axis=0)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
-        return examples.add_examples(arrays, weighing, mask, self.threads())
+        known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
+        return examples.add_examples(known, weighing, mask, self.threads())
 
     # Results
 
@@ -190,7 +203,7 @@ class Host(Chunkwise):
         if isinstance(arrays, OnlyFinite):
             return self._shrunk_finite(arrays, coefficient)
         if coefficient.keep:
-            return [x.copy() for x in arrays]
+            return self.copies(arrays)
         results, targets = self.places_for(arrays)
         known, others = split(arrays)
         if known and not others and targets:
@@ -227,7 +240,7 @@ class Host(Chunkwise):
         """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
         if new is arrays and coefficient.keep:
             return leaves
-        if (new is arrays and self._all_known(arrays)) or all(map(self.writable, leaves)):
+        if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
             if new is not arrays:
                 for x in arrays:
                     x.put_zeros()
@@ -239,7 +252,7 @@ class Host(Chunkwise):
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
         """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
-        if self._all_known(arrays) or all(map(self.writable, leaves)):
+        if self.can_write(leaves, arrays):
             self.clamp_(arrays, bound)
             self.wrote(leaves)
             return leaves
@@ -277,12 +290,20 @@ class Host(Chunkwise):
         pairs = [(f.first, 1.0 if f.second is None else f.second) for f in (coefficient.wide, coefficient.narrow)]
         known.scale(to, *pairs, self.threads())
 
-    def clamped(self, prepared: Any, leaf: Any, bound: float) -> Any:
-        """Return the leaf, prepared, with each element in [-bound, bound]."""
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
         with self.precision():
-            copies = [x.copy() for x in self.enter([prepared])]
-            self.clamp_(viewed_arrays(copies), bound)
-            return self.leave(copies[0], leaf)
+            copies = self.copies(self.enter(prepared))
+            if copies:
+                self.clamp_(self.entered_copies(copies), bound)
+            return self.leave_all(copies, leaves)
+
+    def copies(self, arrays: Arrays) -> list[Any]:
+        """Return copies of the arrays, in the same memory orders."""
+        return [x.copy() for x in arrays]
+
+    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
+        """Return what `copies` has returned as arrays."""
+        return viewed_arrays(copies)
 
     def clamp_(self, arrays: Arrays, bound: float) -> None:
         """Clamp arrays where they are; write only the chunks in which something changes."""

@@ -49,6 +49,10 @@ class Portable(HeldByOne, InMemory):
         """Return prepared leaves as the arrays that the operations take."""
         return Arrays(prepared)
 
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
+        """Return some of the arrays, which share their memory."""
+        return Arrays([arrays[index] for index in indices])
+
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
         """Return gradients as arrays that share their memory. Raises TypeError for those that cannot be clipped."""
         arrays = list(map(self.prepare_in_place, leaves))

@@ -39,6 +39,7 @@ from gradclip.backends.torch_tensors import (
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
+_FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 _is_cpu = attrgetter("is_cpu")
 
 
@@ -51,6 +52,8 @@ class TorchHost(Host):
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
+        if type(leaf) is torch.Tensor and leaf.dtype in _FLOATING and leaf.layout is torch.strided:
+            return with_memory(stored(leaf))
         return promoted(with_memory(dense(leaf)))
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
@@ -89,14 +92,18 @@ class TorchHost(Host):
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
         torch.autograd.graph.increment_version(leaves)
 
-    def shrink(self, arrays: Arrays, coefficient: Any) -> list[Any]:
-        if coefficient.keep and self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
-            return [tensor.clone() for tensor in arrays.sources]
-        return super().shrink(arrays, coefficient)
+    def copies(self, arrays: Arrays) -> list[Any]:
+        return [tensor.clone() for tensor in arrays.sources] if self._plainly(arrays) else super().copies(arrays)
+
+    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
+        return self.enter(copies) if isinstance(copies[0], torch.Tensor) else super().entered_copies(copies)
+
+    def _plainly(self, arrays: Arrays) -> bool:
+        """Say whether these are tensors that need no view as NumPy arrays, which takes as long as all the rest."""
+        return self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray)
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        # Without a view of each as a NumPy array, which takes as long as all the rest.
-        if self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray):
+        if self._plainly(arrays):
             results = list(map(torch.empty_like, arrays.sources))
             targets = described(results)
             same_order = all(x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True))
@@ -125,10 +132,6 @@ class TorchHost(Host):
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
         return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
 
-    def clamped(self, prepared: torch.Tensor, leaf: Any, bound: float) -> torch.Tensor:
-        """Clamp with PyTorch's own operation, which has a derivative."""
-        return Torch(prepared.device, visible=True).clamped(prepared, leaf, bound)
-
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
 
@@ -154,9 +157,6 @@ class Torch(Portable):
 
     def prepare_in_place(self, leaf: Any) -> torch.Tensor:
         return stored(leaf)
-
-    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
-        return Arrays([arrays[index] for index in indices])
 
     def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
         return restored(array, leaf)
@@ -338,11 +338,11 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
             "gradients cannot be clipped under torch.jit.trace: what it records would not depend on their values. "
             "Use torch.compile or torch.export, or leave clipping out of what is traced."
         )
-    only_tensors = set(map(type, leaves)) <= _PLAIN
-    tensors = [*leaves] if only_tensors else [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-    tensors += [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    given = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    here = not (given or torch.compiler.is_compiling()) and in_host_memory(leaves)
+    tensors = leaves if here else [leaf for leaf in (*leaves, *given) if isinstance(leaf, torch.Tensor)]
     seen = visible(tensors)
-    if seen and in_host_memory(tensors):
+    if seen and (here or in_host_memory(tensors)):
         return HOST
     return Torch(tensors[0].device, visible=seen)
 

@@ -15,6 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from gradclip.backends.torch_groups import Group as Group
+from gradclip.backends.torch_groups import check_known as check_known
 from gradclip.backends.torch_groups import check_named as check_named
 from gradclip.backends.torch_groups import groups as groups
 from gradclip.backends.torch_groups import takes_part

@@ -35,6 +35,12 @@ def _handles(one: Any) -> Sequence[Any]:
     return one.get_all_groups() if isinstance(one, dist.DeviceMesh) else [one]
 
 
+def check_known(named: Sequence[Any]) -> None:
+    """Raise as `check_named` does where this process knows of no others, which would have to be told."""
+    if not dist.is_initialized():
+        check_named(named)
+
+
 def check_named(named: Sequence[Any]) -> None:
     """Raise a TypeError for what is no process group or mesh, a ValueError for one that this process is not in."""
     for mistake in filter(None, map(_mistake, named)):

@@ -39,6 +39,10 @@ def _unknown(kind: str, instead: str) -> TypeError:
     return TypeError(f"a {kind} tensor cannot be clipped. Pass {instead}.")
 
 
+def _quantized() -> TypeError:
+    return _unknown("quantized", "its numbers, x.dequantize()")
+
+
 def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradient") -> torch.Tensor:
     """Return a CPU tensor. Raises ValueError where it has elements, but no memory that holds them."""
     if tensor.untyped_storage().nbytes() or not tensor.numel():
@@ -96,7 +100,7 @@ def promoted(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, integers promoted to the default dtype, or to float32 where that is narrower."""
     if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
         if tensor.is_quantized:
-            raise _unknown("quantized", "its numbers, x.dequantize()")
+            raise _quantized()
         tensor = tensor.to(default_float())
     return checked_dtype(tensor)
 
@@ -150,8 +154,12 @@ def viewed(tensor: torch.Tensor) -> HostArray:
 
 def on_host(leaf: Any) -> HostArray:
     """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
-    tensor = whole_scalar(leaf).detach()
-    return viewed((tensor if tensor.layout is torch.strided else stored_values(tensor)).cpu())
+    tensor = stored(whole_scalar(leaf).detach())
+    if tensor.is_quantized:
+        raise _quantized()
+    if tensor.is_meta:
+        raise ValueError("a tensor on the meta device holds no values. Pass the tensors that hold them.")
+    return viewed(tensor.cpu())
 
 
 def unviewed(array: HostArray) -> torch.Tensor:

@@ -13,6 +13,8 @@ _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text
 
 def main() -> None:
     """Run the command line. Output that cannot be written ends it with one line."""
+    if sys.stdout is None:
+        sys.exit("error: the output could not be written: standard output is closed.")
     try:
         try:
             _run(sys.argv[1:])

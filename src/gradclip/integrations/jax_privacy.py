@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gradclip import transforms
-from gradclip.arguments import check_threshold, is_single_threshold
-from gradclip.clip import clip_groups, global_norm
+from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
+from gradclip.clip import global_norm
 from gradclip.clipped import ClippedFunction, Manner
 from gradclip.decision import Clipping
+from gradclip.groups import clip_groups
 from gradclip.integrations import needed_for
 from gradclip.norms import Order
 from gradclip.tree import flatten
@@ -101,6 +102,10 @@ def clip_pytree(
     >>> print([round(float(x), 4) for x in clipped["w"]], norm)
     [0.3, 0.4] 10.0
     """
+    rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
+    nan_safe = check_flag("nan_safe", nan_safe)
+    if not (is_array(return_zero) and return_zero.shape == ()):
+        return_zero = check_flag("return_zero", return_zero)
     flat = flatten(jax.tree.map(jnp.asarray, pytree))
     single = is_single_threshold(clip_norm)
     prefix, groups = (None, [range(len(flat.leaves))]) if single else flat.split_by(clip_norm)
@@ -157,6 +162,9 @@ def clipped_fun(
     >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(jnp.array([0.0, 0.5, -2.0, 3.0])))
     0.5
     """
+    rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
+    nan_safe = check_flag("nan_safe", nan_safe)
+    check_threshold(l2_clip_norm, "l2_clip_norm")
     made = transforms.clipped_fun(
         _widened(fun, dtype, has_aux),
         l2_clip_norm,
@@ -248,6 +256,9 @@ def clipped_grad(
     >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, jnp.array([0.0, 7.0, -2.0])))
     3.5
     """
+    has_aux = check_flag("has_aux", has_aux)
+    for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
+        check_flag(name, flag)
     transforms.clipped_grad(fun, l2_clip_norm, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum)
     wants_outputs = has_aux or return_values or return_grad_norms
     argnums = argnums if isinstance(argnums, int) else tuple(argnums)

@@ -9,10 +9,11 @@ accepted and ignored.
 import contextlib
 import types
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from gradclip import inplace
+from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
 from gradclip.backends.torch_tensors import tensor_of
 from gradclip.clip import global_norm
@@ -54,7 +55,7 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(parameter, max_norm=1.0), parameter.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    policy = "raise" if error_if_nonfinite else "propagate"
+    policy = "raise" if check_flag("error_if_nonfinite", error_if_nonfinite) else "propagate"
     with _runtime_errors(norm_type):
         norm = inplace.clip_grad_norm_(_listed(parameters), max_norm, order_of(norm_type), nonfinite=policy)
     return tensor_of(norm)
@@ -98,8 +99,8 @@ def get_total_norm(
     >>> get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
     tensor(5.)
     """
-    listed = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-    order = order_of(norm_type)
+    check_flag("error_if_nonfinite", error_if_nonfinite)
+    listed, order = _tensors(tensors), order_of(norm_type)
     with torch.no_grad():
         if any_distributed(listed):
             norm = inplace.grad_norm([types.SimpleNamespace(grad=tensor) for tensor in listed], order)
@@ -142,6 +143,17 @@ def order_of(norm_type: float | str) -> Order:
     if p > 0 or p == -torch.inf:
         return Order(p)
     raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The usual one is 2.0.")
+
+
+def _tensors(tensors: Any) -> list[Any]:
+    if isinstance(tensors, torch.Tensor):
+        return [tensors]
+    if isinstance(tensors, Mapping) or not isinstance(tensors, Iterable):
+        raise TypeError(
+            f"tensors must be a tensor or an iterable of them, got {type(tensors).__name__}. Pass the gradients, such "
+            "as [p.grad for p in model.parameters() if p.grad is not None]; of a dict its values()."
+        )
+    return list(tensors)
 
 
 def _listed(parameters: Any) -> Any:

@@ -1,0 +1,143 @@
+"""Groups of leaves that share a norm: measured and clipped together, as one call where that can be done."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gradclip import layers, traced_layers
+from gradclip.arguments import check_threshold, known_threshold, warn_of_parameters
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import Backend, find
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.decision import Clipping, decide
+from gradclip.derivative import ClipRule
+from gradclip.norms import Order
+from gradclip.shards import measure_all
+from gradclip.tree import FlatTree
+
+
+def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
+    """Return the norm of the leaves together, as a scalar of their framework."""
+    rule = ClipRule(order, math.inf, "propagate")
+    patterns = backend.patterns(leaves)
+
+    def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
+        with backend.precision():
+            arrays = backend.enter(prepared)
+            norm = measure_all(backend, arrays, order)
+            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), patterns), []
+
+    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
+
+
+@ordinary_arithmetic
+def clip_groups(
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    max_norms: Sequence[Any],
+    clipping: Clipping,
+    axis_name: Any = None,
+) -> tuple[list[Any], list[Any]]:
+    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    warn_of_parameters(flat.leaves)
+    thresholds = [check_threshold(max_norm) for max_norm in max_norms]
+    backend = backend_of(flat, axis_name, *thresholds)
+    clipped = list(flat.leaves)
+    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
+    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
+    norms.update(found)
+    for i, result in made.items():
+        clipped[i] = result
+    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
+        if number in norms:
+            continue
+        mine = replace(clipping, max_norm=known_threshold(backend, threshold))
+        leaves = [flat.leaves[i] for i in group]
+        together = partial(_names, outline, group)
+        results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
+        for i, result in zip(group, results, strict=True):
+            clipped[i] = result
+    return clipped, [norms[number] for number in range(len(groups))]
+
+
+def _clip_at_once(
+    backend: Any,
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+    clipped: list[Any],
+) -> dict[int, Any]:
+    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
+    if clipping.to_unit or not all(isinstance(threshold, float) for threshold in thresholds):
+        return {}
+    with backend.precision():
+        known = measured_at_once(backend, flat, groups, clipping.order)
+        made = known and known.clipped(backend, thresholds)
+        if not made:
+            return {}
+        known, results = made
+        norms = known.norms(backend, flat.leaves)
+        pairs = zip(known.members, known.group_of, results, strict=True)
+        ours = [(index, result) for index, group, result in pairs if known.numbers[group] in norms]
+        indices = [index for index, _ in ours]
+        left = backend.leave_all([result for _, result in ours], [flat.leaves[index] for index in indices])
+        for index, result in zip(indices, left, strict=True):
+            clipped[index] = result
+        return norms
+
+
+def measured_at_once(
+    backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
+) -> layers.Layers | None:
+    """Measure many groups of leaves with one call, where that can be done."""
+    if len(groups) < 2 or not backend.plain(flat.leaves):
+        return None
+    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
+
+
+def backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:
+    """Return the backend of a tree and its thresholds, over mesh axes where such are named."""
+    backend = find(flat.leaves, flat.paths, *scalars)
+    return backend if axis_name is None or not flat.leaves else backend.over(axis_name)
+
+
+def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
+    paths = flat.paths()
+    return [paths[i] or "the gradient" for i in group]
+
+
+def _clip_together(
+    backend: Backend,
+    leaves: Sequence[Any],
+    threshold: Any,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+) -> tuple[list[Any], Any]:
+    known = isinstance(clipping.max_norm, float)
+    # JAX keeps what the functions here hold on to, so no traced array may be among it.
+    clipping = clipping if known else replace(clipping, max_norm=None)
+    patterns = backend.patterns(leaves)
+
+    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
+        with backend.precision():
+            arrays = backend.enter(prepared)
+            asked = clipping if known else replace(clipping, max_norm=max_norm)
+            made = decide(backend, arrays, asked, names)
+            shrunk = backend.shrink(made.arrays, made.coefficient)
+            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
+            return backend.leave_all(shrunk, patterns), norm, []
+
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
+    clip = backend.differentiable(primal, rule)
+    given = None if isinstance(threshold, float) else threshold
+    return clip(list(map(backend.prepare, leaves)), given, None)[:2]
+
+
+def norm_dtype(arrays: Arrays) -> str:
+    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
+    return "float64" if FLOAT64 in arrays.formats else "float32"

@@ -1,0 +1,110 @@
+"""A short run of every attack, always with the same cases; and that each attack finds what it is for."""
+
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from attack import derivatives, layouts, run, settings
+
+SEED = 12
+CASES = {"trees": 200, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32}
+PARTS = 2
+"""Into how many tests an attack is divided, so that two processes share them."""
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("name", CASES)
+def test_nothing_is_found(name, part):
+    numbers = range(part, CASES[name], PARTS)
+    found = {number: problem for number in numbers if (problem := run.case(name, SEED, number))}
+    assert not found, "\n".join(f"number {number} of seed {SEED}: {problem}" for number, problem in found.items())
+
+
+def test_nothing_is_found_over_processes():
+    layouts.over_processes(np.random.default_rng(SEED), world=2, draws=8)
+
+
+# What is wrong on purpose
+
+
+def usual_clip(tree, max_norm, *, ord=2, nonfinite="propagate"):
+    """Return the usual formula, in the dtypes of the leaves."""
+    norm = sum((abs(x) ** 2).sum() for x in tree) ** 0.5
+    share = max_norm / (norm + 1e-6)
+    return [cast(x * share, x.dtype) if share < 1 else x for x in tree], norm
+
+
+def cast(x, dtype):
+    return x.to(dtype) if isinstance(x, torch.Tensor) else x.astype(dtype)
+
+
+def without_derivative(tree, max_norm, **options):
+    tree = {key: x.detach() for key, x in tree.items()}
+    return REAL["clip_by_global_norm"](tree, max_norm, **options)
+
+
+def twice(grads, max_norm, **options):
+    """Return a sum that one example moves by more than twice the promise."""
+    total, info = REAL["per_example_clip"](grads, max_norm, **options)
+    return [x * 3 for x in total], info
+
+
+def part_alone(tree, ord=2):
+    """Return the norm of a part, measured as if the part held another element of its size."""
+    known = REAL["partial_norm"](tree, ord)
+    return known + known
+
+
+def by_default_dtype(tree, ord=2):
+    """Return the norm in the default dtype of PyTorch."""
+    norm = REAL["global_norm"](tree, ord)
+    return norm.to(torch.get_default_dtype()) if isinstance(norm, torch.Tensor) else norm
+
+
+NAMES = ("clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm")
+REAL = {name: getattr(gradclip, name) for name in NAMES}
+BROKEN = [
+    ("trees", "clip_by_global_norm", usual_clip),
+    ("derivatives", "clip_by_global_norm", without_derivative),
+    ("private", "per_example_clip", twice),
+    ("layouts", "partial_norm", part_alone),
+    ("settings", "global_norm", by_default_dtype),
+]
+
+
+def numbers_for(name, function):
+    """Return the numbers of cases to try: where calls are of many kinds, those of the kind that is broken."""
+    if name not in ("derivatives", "settings"):
+        return range(60)
+    draw = {"derivatives": derivatives.draw, "settings": settings.draw}[name]
+    drawn = ((number, draw(np.random.default_rng([SEED, number]))) for number in range(3000))
+    if name == "derivatives":
+        return [number for number, case in drawn if (case.function, case.mode) == (function, "torch autograd")]
+    kinds = ("torch", function, "torch default float16")
+    return [number for number, case in drawn if (case.framework.name, case.call, case.setting) == kinds]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "function", "broken"), BROKEN)
+def test_what_is_broken_is_found(name, function, broken):
+    with mock.patch.object(gradclip, function, broken):
+        found = (run.case(name, SEED, number) or "" for number in numbers_for(name, function))
+        assert any(problem.startswith("AssertionError") for problem in found)
+
+
+def test_a_finding_is_printed_with_the_command_that_repeats_it(capsys):
+    with mock.patch.object(run, "attacks", return_value={"trees": lambda rng: 1 / 0}):
+        assert run.main(["--minutes", "0.0001", "--seed", "7"])
+        assert run.main(["--only", "trees", "--seed", "7", "--number", "3"])
+    printed = capsys.readouterr().out
+    assert "FOUND by trees, seed 7, number 0: ZeroDivisionError" in printed
+    assert "again: python tests/attack/run.py --only trees --seed 7 --number 0" in printed
+
+
+def test_without_findings_all_is_well(capsys):
+    with mock.patch.object(run, "attacks", return_value={"trees": lambda rng: None}):
+        assert not run.main(["--minutes", "0.0001", "--seed", "7"])
+    assert "trees 0 of" in capsys.readouterr().out
