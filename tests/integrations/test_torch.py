@@ -127,9 +127,7 @@ def test_skips_parameters_without_gradient():
     assert [p.grad.item() for p in ps[1:]] == CLIPPED[torch.float32]
 
 
-@pytest.mark.parametrize(
-    "ps", [[], (), [torch.nn.Parameter(torch.zeros(2))], iter([])], ids=["list", "tuple", "none", "iter"]
-)
+@pytest.mark.parametrize("ps", [[], (), [torch.nn.Parameter(torch.zeros(2))]], ids=["list", "tuple", "none"])
 def test_norm_of_nothing_is_zero(ps):
     norm = clip_grad_norm_(ps, 1.0)
     assert isinstance(norm, torch.Tensor)

@@ -101,8 +101,9 @@ class HostArray:
         many = max(1, _CHUNK // max(1, length))
         for start in range(0, len(self.data), many):
             block = slice(start, start + many)
-            rows = np.ascontiguousarray(self.data[block]).reshape(-1, length)
-            yield block, rows if self.counted is None else self._zeroed(rows, self.counted[block].reshape(-1, length))
+            rows = np.ascontiguousarray(self.data[block])
+            rows = rows.reshape(len(rows), length)
+            yield block, rows if self.counted is None else self._zeroed(rows, self.counted[block].reshape(rows.shape))
 
     def _zeroed(self, piece: np.ndarray, beside: np.ndarray) -> np.ndarray:
         """Return a piece, zeros where `beside` is not finite."""

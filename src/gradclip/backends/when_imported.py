@@ -9,7 +9,7 @@ from typing import Any
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
     """Call `then` after a module has been imported, which may be now."""
-    if name in sys.modules:
+    if sys.modules.get(name) is not None:
         then()
     else:
         sys.meta_path.insert(0, _Watch(name, then))
