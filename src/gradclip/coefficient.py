@@ -199,10 +199,10 @@ def _tiny_too(backend: Backend, norm: Norm, numerator: Any, larger: Any, plain: 
     boost = one * 2.0**120
     if norm.divisor is not None:
         boost = xp.where(norm.divisor > 1, one * 2.0**-392, xp.where(norm.divisor < 1, 0.0, boost))
+    # A factor that is chosen, and no constant: compilers multiply by constants last.
+    raised = xp.where(tiny, numerator, 0.0) * xp.where(tiny, one * 2.0**900, one)
     # Only of 0, or of what is read as 0, is the quotient by less so tiny.
-    boosted = (xp.where(tiny, numerator, 0.0) * 2.0**900) * (
-        boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend)
-    )
+    boosted = raised * (boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend))
     first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1021)
     return Factors(first, xp.where(tiny, one * _WIDE_SECOND, one))
 
