@@ -252,11 +252,11 @@ class Host(Chunkwise):
         known, others = split(arrays)
         return self.known_writable and known is not None and not others
 
-    def _put(self, leaf: Any, x: HostArray, result: HostArray) -> Any:
+    def _put(self, leaf: Any, x: HostArray, result: Any) -> Any:
         """Write a result where the gradient lies, or return another that replaces it."""
         if not self.writable(leaf):
             return self.leave(result, leaf)
-        x.data[...] = result.data
+        x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
         self.wrote([leaf])
         return leaf
 
