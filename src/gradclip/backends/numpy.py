@@ -178,6 +178,12 @@ class Host(Chunkwise):
             found.append(math.nan if nonfinite else smallest)
         return np.min(np.stack(found), axis=0)
 
+    def quartered(self, arrays: Arrays) -> Arrays:
+        return viewed_arrays([x.quartered() for x in arrays])
+
+    def chosen_where(self, flags: Any, compute: Callable[[], Any], found: Any) -> Any:
+        return super().chosen_where(flags, compute, found) if np.any(flags) else found
+
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
         return examples.add_examples(arrays, weighing, mask, self.threads())
 
