@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +11,9 @@ import pytest
 import torch
 
 import gradclip
+from gradclip.backends.numpy import HOST
+from gradclip.norms import Order, measure
+from gradclip.sharing import Sharing
 
 HUGE = 1.5e308 + 1.5e308j
 STEP = 2.0**-1074
@@ -179,3 +183,14 @@ def test_real_and_complex_leaves_at_a_tie(array, p, size):
     assert all(np.array_equal(np.asarray(x), np.asarray(y)) for x, y in zip(clipped, tree, strict=True))
     assert gradclip.norm_at_most(tree, 5, p)
     assert not gradclip.norm_at_most(tree, Fraction(5) - Fraction(1, 10**30), p)
+
+
+@pytest.mark.parametrize("p", [math.inf, -math.inf])
+def test_what_processes_tell_each_other_is_not_below_such_magnitudes(p):
+    rng = np.random.default_rng(3)
+    sharing = SimpleNamespace(_order=Order(p))
+    for _ in range(100):
+        x = below(rng, 1)
+        arrays = HOST.enter([x])
+        number, *_ = Sharing._vector(sharing, HOST.xp, measure(HOST, arrays, Order(p)), arrays)
+        assert Fraction(abs(float(number))) ** 2 >= square(x[0])
