@@ -4,9 +4,9 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
 ||y|| <= C in exact arithmetic, for every order, dtype and finite input. The argument:
 
 1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor: d bounds the relative
-   error of m, and `floor` what elements that the device reads as zero can add. d is 0 where m is exact (then upper
-   is m itself) or overstates the error by more than 4u, u the unit roundoff of this arithmetic, which covers
-   the rounding of upper and of C in units of the norm's divisor.
+   error of m, and `floor` what elements can add that the device reads as zero, or rounds to its smallest step. d is 0
+   where m is exact (then upper is m itself) or overstates the error by more than 4u, u the unit roundoff of this
+   arithmetic, which covers the rounding of upper and of C in units of the norm's divisor.
 2. If upper <= C, the gradients stay as they are, and N <= upper <= C.
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
@@ -280,7 +280,9 @@ def undecided(norm: Norm, max_norm: float) -> bool:
 def open_between(norm: Norm, max_norm: Any) -> Any:
     """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
     threshold = _in_units_of(norm, max_norm)
-    return (norm.value * (1.0 - 2.0 * norm.error) <= threshold) & (threshold < _upper(norm))
+    lower = norm.value * (1.0 - 2.0 * norm.error)
+    lower = lower - _in_units_of(norm, norm.floor) if norm.floor else lower
+    return (lower <= threshold) & (threshold < _upper(norm))
 
 
 def exceeds(norm: Norm, max_norm: Any) -> Any:

@@ -236,7 +236,8 @@ def _extreme_square(backend: Any, x: Any, p: float) -> Fraction:
     """Return the square of an extreme magnitude: the exact one of those elements that come near it in float64."""
     near = set()
     for pieces in zip(*map(backend.wide_chunks, backend.parts(x)), strict=True):
-        real, imaginary = np.abs(pieces[0]), np.abs(pieces[1:]).sum(axis=0)
+        real = np.abs(pieces[0])
+        imaginary = np.abs(pieces[1]) if len(pieces) > 1 else np.zeros_like(real)
         sizes = np.hypot(real * 0.25, imaginary * 0.25)
         extreme = sizes.max() if p > 0 else sizes.min()
         close = np.abs(sizes - extreme) <= extreme * 2.0**-50 + 2.0**-1070

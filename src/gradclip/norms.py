@@ -13,20 +13,26 @@ small; elsewhere k is the number of terms. The kernels add squares of half types
 a time there, which adds 2**-22. Each term carries at most the errors of a division and a multiplication, and
 the root, by its derivative, divides the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1
 and 2, stated as (k + 16)*u. For other p the power adds what `_POW_ERROR` allows for. The largest and smallest
-magnitude of real numbers are exact.
+magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the smallest step; where
+it matters, the norm's `floor` holds that.
+
+Finite parts may have a magnitude beyond the range. Where a norm is not finite, and numbers are complex128, it is
+that of their quarters, times 4, if these have one. What a quarter loses is less than two steps: beside a norm so large
+it is nothing, and the smallest magnitude has it in its `floor`.
 """
 
 import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial as partial_of
 from typing import Any
 
 import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import Format, format_of
+from gradclip.backends.formats import FLOAT64, Format, format_of
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -140,9 +146,10 @@ def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = F
         shape = arrays[0].shape[:1] if batched else ()
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
-    value, divisor = backend.with_care(lambda: _value(backend, arrays, order, batched), arrays, count)
+    value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, batched), arrays, count)
+    value, divisor = _beyond_range(backend, arrays, order, batched, value, divisor)
     error = _error(backend, arrays, order, count, batched)
-    return Norm(value, divisor, error, floor_of(backend, arrays, count))
+    return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
 
 
 def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
@@ -151,7 +158,7 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
 
     def compute() -> tuple[Any, Any]:
         found = [
-            _value(backend, group, order, False) if count else (backend.zeros((), group), None)
+            _in_range(backend, group, order) if count else (backend.zeros((), group), None)
             for group, count in zip(groups, counts, strict=True)
         ]
         values, divisors = zip(*found, strict=True)
@@ -161,7 +168,7 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
     value, divisor = backend.with_care(compute, everything, max(counts))
     known = list(zip(groups, counts, strict=True))
     errors = [_error(backend, group, order, count, False) if count else 0.0 for group, count in known]
-    floors = [floor_of(backend, group, count) if count else 0.0 for group, count in known]
+    floors = [floor_of(backend, group, count, order) if count else 0.0 for group, count in known]
     return Norm(value, divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
 
 
@@ -173,12 +180,8 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
     return Norm(backend.stacked(values), divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
 
 
-def _value(backend: Backend, arrays: Arrays, order: Order, batched: bool) -> tuple[Any, Any]:
-    """Return a norm and its divisor."""
-    groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
-    partials = [partial(backend, group, order, batched=batched) for group in groups]
-    whole = combine(backend, partials, order)
-    return rooted(backend, whole, order), whole.divisor
+def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
+    return _beyond_range(backend, arrays, order, False, *_computed(backend, arrays, order, False))
 
 
 def _error(backend: Backend, arrays: Arrays, order: Order, count: int, batched: bool) -> float:
@@ -201,9 +204,45 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
     return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
 
 
-def floor_of(backend: Backend, arrays: Arrays, count: int) -> float:
-    """Return what `count` elements that are read as zero add to a norm at most."""
-    return count * max(map(backend.flushed_below, arrays.formats))
+def _computed(backend: Backend, arrays: Arrays, order: Order, batched: bool) -> tuple[Any, Any]:
+    groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
+    partials = [partial(backend, group, order, batched=batched) for group in groups]
+    whole = combine(backend, partials, order)
+    return rooted(backend, whole, order), whole.divisor
+
+
+def _beyond_range(
+    backend: Backend, arrays: Arrays, order: Order, batched: bool, value: Any, divisor: Any
+) -> tuple[Any, Any]:
+    """Return a norm and its divisor, those of quarters where only these have one."""
+    if "complex128" not in arrays.dtypes:
+        return value, divisor
+    xp = backend.xp
+    known = xp.isfinite(value)
+    if backend.concrete and xp.all(known):
+        return value, divisor
+    found = value, xp.ones_like(value) if divisor is None else divisor
+
+    def of_quarters() -> tuple[Any, Any]:
+        quarter, unit = _computed(backend, backend.quartered(arrays), order, batched)
+        unit = xp.ones_like(quarter) if unit is None else unit
+        # With such a number it has no other divisor; and the product with one may be beyond the range.
+        large = quarter > 2.0**500
+        new = xp.where(large, quarter * 2.0**-1020, quarter * 4.0), xp.where(large, xp.full_like(unit, 2.0**1022), unit)
+        finite = xp.isfinite(quarter)
+        return xp.where(finite, new[0], found[0]), xp.where(finite, new[1], found[1])
+
+    return backend.chosen_where(~known, of_quarters, found)
+
+
+def floor_of(backend: Backend, arrays: Arrays, count: int, order: Order) -> float:
+    """Return what `count` elements add to a norm at most that are read as zero, or whose magnitudes are rounded."""
+    floor = count * max(map(backend.flushed_below, arrays.formats))
+    if not arrays.any_complex:
+        return floor
+    # Each of two parts may be read as zero. A step for the root of their squares and two for a quarter, four times.
+    rounded = 0.0 if order.p == 2 or "complex128" not in arrays.dtypes else count * 16 * FLOAT64.step
+    return 2 * floor + rounded
 
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:

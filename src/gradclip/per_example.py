@@ -73,8 +73,9 @@ def per_example_clip(
             float64 gradients and float32 for all others. Sums of complex gradients have parts of it.
         grid: how many steps `max_norm` is divided into: each clipped example is rounded to integer multiples of
             max_norm / grid, and sums are those of the integers, in int64: the same for every order and microbatch size.
-            Multiply them by max_norm / grid. One example more or less changes them by at most `grid`, exactly; what
-            an example is clipped to is sqrt(D) / 2 steps less, for D elements.
+            Multiply them by max_norm / grid, with `per_layer` too. One example more or less changes them by at most
+            `grid`, exactly; what D elements are clipped to is sqrt(D) / 2 steps less. Each of several thresholds C_k
+            has its own steps: multiply each sum by its own C_k / grid.
         to_unit: divide the sum by `max_norm`, so that each example contributes at most 1; not with `per_layer`.
 
     Returns:
@@ -215,7 +216,7 @@ class _Group:
         clipping = replace(self.asked.clipping, max_norm=threshold)
         if self.asked.grid is not None:
             check_real(arrays, self._names)
-            grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0])
+            grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0], self.share)
             clipping = replace(clipping, grid=grid)
         made = clip_and_sum(self.backend, arrays, clipping, self._names, mask)
         sums = self.backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)

@@ -191,7 +191,8 @@ def clipped_sum_sensitivity(
             `noise_std` raises a ValueError that asks for it.
         sum_dtype: what the sum is handed out in: "float32" or "float64".
         grid: how many steps of an integer grid `max_norm` has: sums of integers, which do not round. The bound is that
-            of the integers times max_norm / grid; in steps it is grid / max_norm times as much.
+            of the integers times max_norm / grid, also by layer; in steps it is grid / max_norm times as much. For
+            several thresholds it is that of each of the sums times its own threshold / grid.
         summed_in: what the device adds up in: "float64", or "float32" where it has no other.
         partial_sums: how many sums, of which each is rounded to `sum_dtype`, are added up afterwards at most: of
             devices, of virtual batches, of both (their product). The order does not matter.

@@ -57,7 +57,7 @@ def check_wide(backend: Backend) -> None:
 def vector(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:
     """Return what a holder knows of a norm, as wide scalars; `empty` says that it holds no element."""
     if order.extreme:
-        return [*_extreme(xp, norm.value, order, empty), xp.full_like(norm.value, norm.error)]
+        return [*_extreme(xp, norm.product(), order, empty), xp.full_like(norm.value, norm.error)]
     finite = xp.isfinite(norm.value)
     magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
     factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
@@ -113,7 +113,7 @@ def measure_all(backend: Backend, arrays: Arrays, order: Order) -> Norm:
     count = arrays.elements()
     if backend.holders is not None:
         norm = _of_all_parts(backend, arrays, check_order(order))
-        return replace(norm, floor=floor_of(backend, arrays, count * backend.holders.count())) if count else norm
+        return replace(norm, floor=floor_of(backend, arrays, count * backend.holders.count(), order)) if count else norm
     run = backend.where_held(arrays) if order.extreme or order.p <= LARGEST_ORDER else None
     if run is None or not count:
         return measure(backend, arrays, order)
@@ -123,7 +123,7 @@ def measure_all(backend: Backend, arrays: Arrays, order: Order) -> Norm:
         return norm.value, norm.divisor, backend.scalar(norm.error, parts)
 
     value, divisor, error = run(compute)
-    return Norm(value, divisor, error, floor_of(backend, arrays, count))
+    return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
 
 
 def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:

@@ -14,6 +14,7 @@ import operator
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -129,6 +130,9 @@ class Sharing:
         return exact.power_sum(backend, arrays, self._order.p) if backend.concrete else math.nan
 
     def _vector(self, xp: Any, norm: Norm, some: Arrays) -> list[Any]:
+        if norm.floor:  # of which the others are told nothing else
+            added = norm.floor if norm.divisor is None else norm.floor / norm.divisor
+            norm = replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value))
         return shards.vector(xp, norm, self._order, empty=not some.elements())
 
     def _reduced(self, xp: Any, flags: list[Any], vectors: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:

@@ -9,6 +9,7 @@ range become zero.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -164,6 +165,10 @@ class Jax(SumsByRows):
 
         size = value if divisor is None else value * divisor
         return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
+
+    def chosen_where(self, flags: jax.Array, compute: Callable[[], Any], found: Any) -> Any:
+        again = partial(super().chosen_where, flags, compute, found)
+        return lax.cond(jnp.any(flags), again, lambda: found)
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)

@@ -190,6 +190,12 @@ class Host(Chunkwise):
             found.append(math.nan if nonfinite else smallest)
         return np.min(np.stack(found), axis=0)
 
+    def quartered(self, arrays: Arrays) -> Arrays:
+        return viewed_arrays([x.quartered() for x in arrays])
+
+    def chosen_where(self, flags: Any, compute: Callable[[], Any], found: Any) -> Any:
+        return super().chosen_where(flags, compute, found) if np.any(flags) else found
+
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
@@ -265,11 +271,11 @@ class Host(Chunkwise):
         known, others = split(arrays)
         return self.known_writable and known is not None and not others
 
-    def _put(self, leaf: Any, x: HostArray, result: HostArray) -> Any:
+    def _put(self, leaf: Any, x: HostArray, result: Any) -> Any:
         """Write a result where the gradient lies, or return another that replaces it."""
         if not self.writable(leaf):
             return self.leave(result, leaf)
-        x.data[...] = result.data
+        x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
         self.wrote([leaf])
         return leaf
 

@@ -117,6 +117,14 @@ class Portable(HeldByOne, InMemory):
 
     # Reductions
 
+    def quartered(self, arrays: Arrays) -> Arrays:
+        """Return a quarter of each of the arrays, in the wide format."""
+        return Arrays([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
+
+    def chosen_where(self, flags: Array, compute: Callable[[], Any], found: Any) -> Any:
+        """Return a pair of wide scalars, or vectors: what `compute` returns where it is flagged, elsewhere `found`."""
+        return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
+
     def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
@@ -195,8 +203,8 @@ class Portable(HeldByOne, InMemory):
 
     def count_nonfinite(self, x: Array) -> tuple[int, int]:
         """Return how many elements are NaN and how many infinite: this waits for the values."""
-        magnitude = self.magnitude(x)
-        return int(self.xp.sum(self.xp.isnan(magnitude))), int(self.xp.sum(self.xp.isinf(magnitude)))
+        infinite = self.xp.isinf(x)
+        return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
 
     # Conversions
 
