@@ -113,7 +113,7 @@ def arguments_that_are_wrong_on_one_process():
         ((-1.0,), {}, ValueError, "max_norm must not be negative or NaN, got -1.0"),
         ((torch.tensor(-1.0),), {}, ValueError, "max_norm must not be negative"),
         ((math.nan,), {}, ValueError, "max_norm must not be negative or NaN"),
-        (("1",), {}, TypeError, "max_norm must be a number"),
+        (("1",), {}, TypeError, "max_norm must be a real number"),
         ((1.0, 0.5), {}, ValueError, "ord must be a number >= 1"),
         ((1.0, 9), {}, ValueError, "ord must be at most 8"),
         ((1.0, 9), {"nonfinite": "zero"}, ValueError, "ord must be at most 8"),
@@ -131,7 +131,13 @@ def arguments_that_are_wrong_on_one_process():
 
 def parameters_that_are_wrong_on_one_process():
     named = {"process_group": dist.group.WORLD}
-    for bad, kind in ((iter(()), None), ((p for p in ()), ValueError), (3, TypeError), ([object()], TypeError)):
+    for bad, kind in (
+        ((), None),
+        (iter(()), ValueError),
+        ((p for p in ()), ValueError),
+        (3, TypeError),
+        ([object()], TypeError),
+    ):
         if kind is None:
             p = parameter(numbers(3, seed=dist.get_rank()))
             norm = gradclip.clip_grad_norm_(bad if dist.get_rank() == 2 else [p], 1.0, **named)
