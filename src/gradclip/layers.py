@@ -5,6 +5,7 @@ error leaves open which is larger. What holds for one norm and its coefficient h
 others, few if any, are left to be clipped one by one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -75,7 +76,10 @@ def measured(backend: Any, prepared: Sequence[Any], groups: Sequence[Sequence[in
     found = arrays.kernels.group_sums(group_of.tolist(), len(numbers), order.p, in_float, backend.threads())
     sums = np.array(found)
     settled = np.isfinite(sums) & (sums > (ENOUGH if FLOAT64 in arrays.formats else -1.0))
-    error = relative_error(order, backend.kernels_sum_error(arrays.elements(), arrays, order.p), FLOAT64, exact=False)
+    elements = np.bincount(group_of, [math.prod(prepared[index].shape) for index in members], len(numbers))
+    counts, of_count = np.unique(elements.astype(np.int64), return_inverse=True)
+    bounds = [backend.kernels_sum_error(count, arrays, order.p) for count in counts.tolist()]
+    error = np.array([relative_error(order, bound, FLOAT64, exact=False) for bound in bounds])[of_count]
     norm = Norm(rooted(backend, Partial(sums, None), order), None, error, 0.0)
     wide = np.full(len(numbers), arrays.formats == {FLOAT64})
     if len(arrays.formats) > 1:
