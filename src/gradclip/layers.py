@@ -79,7 +79,7 @@ def measured(backend: Any, prepared: Sequence[Any], groups: Sequence[Sequence[in
     elements = np.bincount(group_of, [math.prod(prepared[index].shape) for index in members], len(numbers))
     counts, of_count = np.unique(elements.astype(np.int64), return_inverse=True)
     bounds = [backend.kernels_sum_error(count, arrays, order.p) for count in counts.tolist()]
-    error = np.array([relative_error(order, bound, FLOAT64, exact=False) for bound in bounds])[of_count]
+    error: Any = np.array([relative_error(order, bound, FLOAT64, exact=False) for bound in bounds])[of_count]
     norm = Norm(rooted(backend, Partial(sums, None), order), None, error, 0.0)
     wide = np.full(len(numbers), arrays.formats == {FLOAT64})
     if len(arrays.formats) > 1:
