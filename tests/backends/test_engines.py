@@ -97,7 +97,11 @@ def test_devices_without_float64_keep_error_and_bound(dtype, scale, size):
 
 
 @pytest.mark.parametrize(
-    ("shape", "axes"), [((1,), (0,)), ((2,), (0,)), ((5,), (0,)), ((4, 7), (1,)), ((4, 7), (0, 1)), ((3, 5, 2), (1, 2))]
+    ("shape", "axes"),
+    [
+        *[((1,), (0,)), ((2,), (0,)), ((5,), (0,)), ((4, 7), (1,)), ((4, 7), (0, 1)), ((3, 5, 2), (1, 2))],
+        *[((4, 0), (1,)), ((0, 3), (1,)), ((0,), (0,)), ((), ())],
+    ],
 )
 def test_halving_sum(shape, axes):
     terms = torch.arange(float(math.prod(shape))).reshape(shape)

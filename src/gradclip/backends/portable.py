@@ -357,9 +357,10 @@ def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:
     """
     kept = [n for axis, n in enumerate(terms.shape) if axis not in axes]
     order = (*axes, *(axis for axis in range(terms.ndim) if axis not in axes))
-    rest = xp.reshape(xp.permute_dims(terms, order), (-1, *kept))
+    count = math.prod([terms.shape[axis] for axis in axes])
+    rest = xp.reshape(xp.permute_dims(terms, order), (count, *kept))
     while rest.shape[0] > 1:
         half = rest.shape[0] // 2
         paired = rest[:half] + rest[half : 2 * half]
         rest = xp.concat([paired, rest[2 * half :]]) if rest.shape[0] % 2 else paired
-    return rest[0]
+    return xp.sum(rest, axis=0)  # of one term, or of none

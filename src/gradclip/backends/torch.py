@@ -1,6 +1,5 @@
 """PyTorch: CPU tensors as host memory; any other device, and tracing, through the portable operations."""
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
@@ -19,7 +18,7 @@ from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
-from gradclip.backends.portable import Portable
+from gradclip.backends.portable import Portable, axes_of, halving_sum
 from gradclip.backends.torch_autograd import call_differentiably
 from gradclip.backends.torch_tensors import (
     dense,
@@ -220,13 +219,7 @@ class Torch(Portable):
 
     def sum_rows(self, wide: torch.Tensor) -> torch.Tensor:
         """Return the sum over all axes but the first, in an order that does not depend on how many rows there are."""
-        rest = wide.reshape(wide.shape[0], math.prod(wide.shape[1:]))
-        while rest.shape[1] > 1:
-            half = rest.shape[1] // 2
-            last = rest[:, 2 * half :]
-            rest = rest[:, :half] + rest[:, half : 2 * half]
-            rest = torch.cat([rest, last], 1) if last.shape[1] else rest
-        return rest.sum(1)
+        return halving_sum(self.xp, wide, axes_of(wide, True))
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
         blocks = _blocks(x)
