@@ -63,8 +63,8 @@ def test_thresholds_as_text():
 def test_what_differs_in_words():
     ranks = [(rank, asked(2.0, "skip", 1.0 + (rank > 20)), "") for rank in range(40)]
     assert differences(ranks) == (
-        "max_norm is 1.0 on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 11 more, "
-        "2.0 on ranks 21, 22, 23, 24, 25, 26, 27, 28, 29, 30 and 9 more"
+        "max_norm is 1.0 on ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, and 11 more, "
+        "2.0 on ranks 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, and 9 more"
     )
     two = [(0, asked(1.0, "skip", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
     assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'skip' on rank 0, 'raise' on rank 1"

@@ -14,10 +14,10 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from gradclip.tree import listed
+
 Asked = tuple[tuple[str, str], ...]
 """The name of each argument, and its value as text; nothing for a process that could not prepare its gradients."""
-
-LISTED = 10
 
 
 def asked(order: float, nonfinite: str, max_norm: Any) -> Asked:
@@ -55,8 +55,8 @@ def differences(of_ranks: Iterable[tuple[int, Asked, str]]) -> str:
     differing = [one for one in found if one]
     if differing:
         return "; ".join(differing)
-    layouts = [f"rank {rank} {groups}" for rank, _, groups in ranks[:LISTED]]
-    return "the process groups over which gradients are split, or their order: " + "; ".join(layouts)
+    layouts = [f"rank {rank} {groups}" for rank, _, groups in ranks]
+    return "the process groups over which gradients are split, or their order: " + listed(layouts, "; ")
 
 
 def _values(name: str, given: Sequence[tuple[str, int]]) -> str:
@@ -66,9 +66,8 @@ def _values(name: str, given: Sequence[tuple[str, int]]) -> str:
         of_value.setdefault(value, []).append(rank)
     if len(of_value) < 2:
         return ""
-    return f"{name} is " + ", ".join(f"{value} on {_on(ranks)}" for value, ranks in list(of_value.items())[:LISTED])
+    return f"{name} is " + listed([f"{value} on {_on(ranks)}" for value, ranks in of_value.items()])
 
 
 def _on(ranks: Sequence[int]) -> str:
-    more = f" and {len(ranks) - LISTED} more" if len(ranks) > LISTED else ""
-    return f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks[:LISTED]))}{more}"
+    return f"rank{'s' * (len(ranks) > 1)} {listed(ranks)}"

@@ -21,6 +21,7 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.host import widened
 from gradclip.norms import Norm
 from gradclip.splits import Splits
+from gradclip.tree import listed
 
 
 class Replicas:
@@ -60,10 +61,10 @@ class Replicas:
 
 def explained(group: Any) -> str:
     """Return the message of an error about replicas."""
-    ranks, count = ", ".join(map(str, group.ranks[:10])), len(group.ranks)
+    ranks, count = listed(group.ranks), len(group.ranks)
     return (
         "process_group or mesh names processes of which each holds other gradients, and those of the ranks "
-        f"{ranks}{', ...' if count > 10 else ''} are the same to the last bit, so that they would count {count} times. "
+        f"{ranks} are the same to the last bit, so that they would count {count} times. "
         "After DistributedDataParallel every process holds the whole gradient: leave process_group and mesh out. "
         "Nothing has been changed."
     )

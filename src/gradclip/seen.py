@@ -9,9 +9,7 @@ from typing import Any
 from gradclip.backends.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip.quantities import as_count
 from gradclip.sensitivity import ASSUMED_ELEMENTS
-from gradclip.tree import flatten
-
-_MOST_NAMES = 10
+from gradclip.tree import flatten, listed
 
 
 class Seen:
@@ -31,10 +29,9 @@ class Seen:
         self._checked_use = True
         names = unused()
         if names:
-            listed = ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
             warnings.warn(
-                f"the function does not use {listed}: these gradients are zero, and nothing is learned. It has to "
-                "compute with the parameters that it is given, as torch.func.functional_call(model, parameters, (x,)) "
+                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It has "
+                "to compute with the parameters that it is given, as torch.func.functional_call(model, parameters, (x,)) "
                 "does under the names of model.named_parameters(), not with those of a module around it.",
                 UserWarning,
                 stacklevel=3,

@@ -102,10 +102,10 @@ def _matched_by_keys(
     return list(groups.values()), alone
 
 
-def listed(items: Sequence[str], separator: str = ", ") -> str:
+def listed(items: Sequence[Any], separator: str = ", ") -> str:
     """Return what an error says of many things: the first ten, and how many more there are."""
     more = len(items) - _MOST_LISTED
-    return separator.join([*items[:_MOST_LISTED], *([f"and {more} more"] if more > 0 else [])])
+    return separator.join([*map(str, items[:_MOST_LISTED]), *([f"and {more} more"] if more > 0 else [])])
 
 
 def flatten(tree: Any) -> FlatTree:

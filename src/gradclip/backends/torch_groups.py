@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from gradclip.tree import listed
+
 
 @dataclass(frozen=True)
 class Group:
@@ -50,7 +52,7 @@ def check_named(named: Sequence[Any]) -> None:
 def _mistake(one: Any) -> Exception | None:
     """Return what is wrong with a process group or mesh that is named."""
     if isinstance(one, dist.DeviceMesh):
-        return None if takes_part(one) else _not_a_member(f"a mesh of the ranks {_listed(one.mesh.flatten().tolist())}")
+        return None if takes_part(one) else _not_a_member(f"a mesh of the ranks {listed(one.mesh.flatten().tolist())}")
     if isinstance(one, int) and one == dist.GroupMember.NON_GROUP_MEMBER:
         return _not_a_member("GroupMember.NON_GROUP_MEMBER, which stands for a group of others")
     if not isinstance(one, dist.ProcessGroup):
@@ -63,7 +65,7 @@ def _mistake(one: Any) -> Exception | None:
         ranks = dist.get_process_group_ranks(one)
     except KeyError:
         return ValueError("process_group is a group that torch.distributed does not know: it has been destroyed.")
-    return None if dist.get_rank() in ranks else _not_a_member(f"a group of the ranks {_listed(ranks)}")
+    return None if dist.get_rank() in ranks else _not_a_member(f"a group of the ranks {listed(ranks)}")
 
 
 def _not_a_member(named: str) -> ValueError:
@@ -71,10 +73,6 @@ def _not_a_member(named: str) -> ValueError:
         f"process_group or mesh is {named}: this process, rank {dist.get_rank()}, is not in it, and holds no part of "
         "what it holds. Name a group that this process is in, or None."
     )
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:10])) + (", ..." if len(ranks) > 10 else "")
 
 
 def takes_part(mesh: Any) -> bool:

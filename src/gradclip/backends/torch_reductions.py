@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 from gradclip.backends.torch_groups import Group
+from gradclip.tree import listed
 
 ROOM = 16
 """How many numbers a reduction has at first beside its marks: four flags, and two norms of the order 2 or one of 3."""
@@ -64,7 +65,7 @@ def _total(vector: Any, group: Group, device: torch.device, largest: bool) -> An
         dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
     except RuntimeError as error:
         raise RuntimeError(
-            f"the norm could not be reduced over the ranks {', '.join(map(str, group.ranks))}: one of them has "
+            f"the norm could not be reduced over the ranks {listed(group.ranks)}: one of them has "
             "ended, did not call, or names its groups in another order. No gradient has been changed here. "
             f"{error}"
         ) from error
