@@ -10,11 +10,9 @@ from gradclip import layers, traced_layers
 from gradclip.arguments import check_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
-from gradclip.norms import Order
+from gradclip.norms import Order, norm_dtype
 from gradclip.shards import measure_all
 from gradclip.tree import FlatTree
 
@@ -136,8 +134,3 @@ def _clip_together(
     clip = backend.differentiable(primal, rule)
     given = None if isinstance(threshold, float) else threshold
     return clip(list(map(backend.prepare, leaves)), given, None)[:2]
-
-
-def norm_dtype(arrays: Arrays) -> str:
-    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
-    return "float64" if FLOAT64 in arrays.formats else "float32"

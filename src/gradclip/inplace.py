@@ -15,9 +15,8 @@ from gradclip.backends.arrays import Arrays
 from gradclip.coefficient import from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
-from gradclip.groups import norm_dtype
 from gradclip.members import Members
-from gradclip.norms import Order, measure
+from gradclip.norms import Order, measure, norm_dtype
 from gradclip.policy import check_policy
 from gradclip.sharing import Sharing
 

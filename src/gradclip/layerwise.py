@@ -9,10 +9,9 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
-from gradclip.groups import norm_dtype
 from gradclip.inplace import entered
 from gradclip.members import Members
-from gradclip.norms import Order
+from gradclip.norms import Order, norm_dtype
 from gradclip.policy import check_policy
 from gradclip.tree import flatten
 

@@ -262,3 +262,8 @@ def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool)
     if order.p not in (1, 2) and not order.extreme:
         sum_error += _POW_ERROR[wide.precision]
     return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)
+
+
+def norm_dtype(arrays: Arrays) -> str:
+    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
+    return "float64" if FLOAT64 in arrays.formats else "float32"

@@ -13,8 +13,7 @@ from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
 from gradclip.example_options import added_to_norms, check_options, checked_dtype
 from gradclip.grid import grid_for
-from gradclip.groups import norm_dtype
-from gradclip.norms import Order
+from gradclip.norms import Order, norm_dtype
 from gradclip.tree import FlatTree, flatten, listed
 
 

@@ -13,10 +13,10 @@ import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, product_format
+from gradclip.backends.formats import product_format
 from gradclip.decision import Clipping, decide_each
 from gradclip.derivative import ClipRule, LayersRule
-from gradclip.norms import Norm, Order
+from gradclip.norms import Norm, Order, norm_dtype
 from gradclip.shards import measure_each
 
 
@@ -57,11 +57,13 @@ def _together(
 ) -> list[list[int]]:
     """Return the numbers of those groups whose norms, and thresholds, can be in one vector."""
     found: dict[Hashable, list[int]] = {}
+    if backend.concrete or len(groups) < 2:
+        return []
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         known = isinstance(threshold, float)
         of_leaves = backend.together([leaves[i] for i in group])
         of_threshold = None if known else (backend.together([threshold]), str(threshold.dtype))
-        if len(groups) > 1 and of_leaves is not None:
+        if of_leaves is not None:
             found.setdefault((of_leaves, of_threshold), []).append(number)
     return list(found.values())
 
@@ -121,8 +123,8 @@ class _Layers:
         return [Arrays(list(itertools.islice(rest, size))) for size in self.sizes]
 
     def _norms(self, norm: Norm, groups: Sequence[Arrays]) -> list[Any]:
-        """Return the norms as scalars: float64 where an array of the group has that precision, else float32."""
-        dtypes = ["float64" if FLOAT64 in group.formats else "float32" for group in groups]
+        """Return the norms as scalars."""
+        dtypes = list(map(norm_dtype, groups))
         product = norm.product()
         of_dtype = {
             dtype: self.backend.unstacked([self.backend.leave_scalar(product, dtype, self.patterns)])[0]
