@@ -130,6 +130,7 @@ class Gradients:
         return replace(self.chosen(kept), again=self.chosen(again) if again else None), kept
 
     def chosen(self, indices: Sequence[int]) -> "Gradients":
+        """Return those of the gradients at `indices`."""
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
         return replace(self, grads=grads, held=held, paths=paths, parts=self.parts and self.parts.chosen(indices))
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from gradclip.clipped import ClippedFunction
-from gradclip.sensitivity import root_up
+from gradclip.rounding import root_up
 from gradclip.tree import flatten
 
 _FEATURES = 257

@@ -30,9 +30,9 @@ class Seen:
         names = unused()
         if names:
             warnings.warn(
-                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It has "
-                "to compute with the parameters that it is given, as torch.func.functional_call(model, parameters, (x,))"
-                " does under the names of model.named_parameters(), not with those of a module around it.",
+                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It "
+                "has to compute with the parameters that it is given, as torch.func.functional_call(model, parameters, "
+                "(x,)) does under the names of model.named_parameters(), not with those of a module around it.",
                 UserWarning,
                 stacklevel=3,
             )

@@ -18,7 +18,7 @@ from gradclip.backends.jax_ffi import usable
 from gradclip.backends.jax_kernels import JaxKernels
 from gradclip.backends.jax_places import copied, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared, split_over
-from gradclip.backends.numpy import Host, known_to_buffers, viewed_arrays
+from gradclip.backends.numpy import Host, known_to_buffers
 
 _ALIGNMENT = 64  # bytes
 
@@ -71,14 +71,8 @@ class JaxHost(Host):
 
         return list(map(result, arrays, leaves))
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
-        with self.precision():
-            arrays = self.enter(prepared)
-            results = [self.empty_like(x) for x in arrays]
-            for x, y in zip(arrays, results, strict=True):
-                y.data[...] = x.data
-            self.clamp_(viewed_arrays(results), bound)
-            return self.leave_all(results, leaves)
+    def copies(self, arrays: Arrays) -> list[HostArray]:
+        return self._filled_copies(arrays)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         check_64_bit_mode(dtype)

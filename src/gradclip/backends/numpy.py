@@ -215,10 +215,15 @@ class Host(Chunkwise):
         if known and not others and targets:
             self._scale_known(known, targets, coefficient)
             return results
+        results = self._filled_copies(arrays)
+        self.shrink_(viewed_arrays(results), coefficient)
+        return results
+
+    def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
+        """Return arrays as results are, with the elements of these."""
         results = [self.empty_like(x) for x in arrays]
         for x, y in zip(arrays, results, strict=True):
             y.data[...] = x.data
-        self.shrink_(viewed_arrays(results), coefficient)
         return results
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
@@ -235,9 +240,8 @@ class Host(Chunkwise):
         return results, known.kernels if same_order and not known.left_out else None
 
     def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any) -> list[HostArray]:
-        results = [self.empty_like(x) for x in arrays]
-        for x, y in zip(arrays, results, strict=True):
-            y.data[...] = x.data
+        results = self._filled_copies(arrays)
+        for y in results:
             y.put_zeros()
         self.shrink_(viewed_arrays(results), coefficient)
         return results
