@@ -64,34 +64,13 @@ class JaxKernels(Jax):
         return entries(vectors)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
-        rule = type(weighing)
+        # Without a derivative: it is called inside of rules that have one.
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
-
-        @jax.custom_jvp
-        def add(arrays: list[jax.Array], numbers: jax.Array, included: jax.Array) -> tuple[list[jax.Array], jax.Array]:
-            widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
-            squares, totals = add_examples(arrays, numbers, included, sum(widths))
-            ends = itertools.accumulate(widths)
-            sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
-            return sums, jnp.where(jnp.isnan(included), 0.0, squares)
-
-        @add.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
-            with self.precision():
-                return add(*primals), jax.jvp(partial(self._added, rule), primals, tangents)[1]
-
-        return add(list(arrays), jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing]), included)
-
-    def _added(
-        self, weighing: Callable[..., Any], arrays: list[jax.Array], numbers: jax.Array, included: jax.Array
-    ) -> tuple[list[jax.Array], jax.Array]:
-        """Do the same in XLA's operations, which have derivatives."""
-        squares = super().power_sum(Arrays(arrays), 2, batched=True)
-        norms = jnp.where(squares > 0, jnp.sqrt(jnp.where(squares > 0, squares, 1.0)), 0.0)
-        counted = jnp.isfinite(squares) & ~jnp.isnan(included)
-        weights = jnp.where(counted, weighing(*numbers).weights(jnp, norms), 0.0)
-        finite = [jnp.where(self.over_examples(counted, x), x, jnp.zeros_like(x)) for x in arrays]
-        sums = [jnp.sum(self.over_examples(weights, x) * x, axis=0) for x in finite]
+        numbers = jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing])
+        widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
+        squares, totals = add_examples(list(arrays), numbers, included, sum(widths))
+        ends = itertools.accumulate(widths)
+        sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
         return sums, jnp.where(jnp.isnan(included), 0.0, squares)
 
     def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
