@@ -72,6 +72,7 @@ class ClippedFunction:
     assumed: bool = False  # whether nobody said which arguments carry the batch
     manner: Manner = Manner()
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
+    programs: mappings.Programs = field(default_factory=mappings.Programs, init=False, repr=False)
 
     def sensitivity(
         self,
@@ -173,16 +174,23 @@ class ClippedFunction:
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
         if self.microbatch_size is not None:
-            summed, outputs = verbs.in_microbatches(step, args, axes, mask, count, self.microbatch_size)
+            size = self.microbatch_size
+
+            def in_microbatches(mask: Any, *args: Any) -> Any:
+                return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
+
+            setting, carriers = (self.max_norm, kinds, tuple(axes), count), (0, *axes)
+            made, known = verbs.kept(self.programs, setting, in_microbatches, carriers, (mask, *args))
+            summed, outputs = made
         else:
-            given, rows = args, count
+            given, rows, known = args, count, dtypes
             if self.pad_to is not None:
                 rows = whole_program(self.pad_to)
                 given, mask = verbs.padded(args, axes, mask, count, rows)
             summed, outputs = verbs.at_once(step, given, axes, mask, rows)
         if self.argnums is not None and count:
             self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
-        result = self._finished(verbs, summed, dtypes)
+        result = self._finished(verbs, summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 

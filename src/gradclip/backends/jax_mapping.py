@@ -13,7 +13,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from gradclip.backends.jax_axes import varying_alike
-from gradclip.backends.mapping import Step
+from gradclip.backends.jax_programs import by_program
+from gradclip.backends.mapping import Programs, Step
 
 
 class JaxMapping:
@@ -94,6 +95,11 @@ class JaxMapping:
         blank = jax.tree.map(lambda x: jnp.zeros((places, *x.shape[1:]), x.dtype), outputs)
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
+
+    def kept(
+        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+    ) -> Any:
+        return by_program(programs, setting, run, axes, args)
 
 
 class JaxLoop(JaxMapping):

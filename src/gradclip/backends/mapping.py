@@ -8,6 +8,13 @@ from gradclip.tree import flatten
 Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
 
 
+class Programs(dict[Any, Any]):
+    """What was compiled for calls of one function; a copy starts without."""
+
+    def __reduce__(self) -> Any:
+        return Programs, ()
+
+
 class Mapping(Protocol):
     """The verbs."""
 
@@ -54,6 +61,14 @@ class Mapping(Protocol):
 
         Returns the sum of its first results, and its second ones put together: trees with a row for each example,
         zeros for trailing microbatches of which the mask holds no example, which are skipped.
+        """
+
+    def kept(
+        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+    ) -> tuple[Any, list[Any]]:
+        """Return `run(*args)`, a tree and a list of dtypes, compiled once where the framework compiles.
+
+        `setting` is what the result depends on besides the arguments; `axes` are as in `over_batch`.
         """
 
 

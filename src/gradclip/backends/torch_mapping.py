@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.mapping import Step, mapped
+from gradclip.backends.mapping import Programs, Step, mapped
 from gradclip.backends.torch import visible
 from gradclip.backends.torch_example import Gradient, batch_norm_named, example, explained
 from gradclip.backends.torch_tensors import tensor_of
@@ -119,6 +119,11 @@ class TorchMapping:
             sums = summed if sums is None else mapped(torch.add, sums, summed)
             pieces.append(outputs)
         return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
+
+    def kept(
+        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+    ) -> Any:
+        return run(*args)
 
 
 def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
