@@ -7,9 +7,11 @@ import torch
 from in_place import parameters_of
 from workloads import WORKLOADS
 
+from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.norms import Order
+from gradclip.policy import PROPAGATE
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200
@@ -24,7 +26,7 @@ def steps(parameters, max_norm):
     with backend.precision():
         arrays = gradients.enter(backend)
         yield "describe to the kernels"
-        made = decide(backend, arrays, Clipping(max_norm, Order(2.0), "propagate"), gradients.names)
+        made = decide(backend, arrays, Clipping(max_norm, Order(2.0), PROPAGATE, CLIP), gradients.names)
         yield "read, and decide"
         gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
         yield "scale"

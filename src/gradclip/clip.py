@@ -7,11 +7,12 @@ from gradclip import traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find
+from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping
 from gradclip.derivative import ValueRule
 from gradclip.groups import backend_of, clip_groups, measured_at_once, norm_of
 from gradclip.norms import Order
-from gradclip.policy import check_policy
+from gradclip.policy import Nonfinite
 from gradclip.tree import flatten
 
 
@@ -116,7 +117,7 @@ def clip_by_global_norm(
 
     """
     flat = flatten(tree)
-    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 
@@ -149,7 +150,7 @@ def clip_by_layer_norm(
 
     """
     flat = flatten(tree)
-    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     if is_single_threshold(max_norm):
         prefix, groups = flat, [[i] for i in range(len(flat.leaves))]
         thresholds = [max_norm] * len(groups)

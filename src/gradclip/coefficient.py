@@ -85,49 +85,10 @@ class Coefficient:
         return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
 
 
-def coefficient(backend: Backend, norm: Norm, max_norm: Any, *, split: bool) -> Coefficient:
-    """Return min(1, max_norm / norm), lowered so that the bound of this module's docstring holds.
+class Rule(NamedTuple):
+    """The coefficient of a norm N: `kept` where upper <= keep_up_to, else numerator / upper.
 
-    `split` asks for two factors: one of the leaves is float64, whose coefficient may be tiny.
-    """
-    xp = backend.xp
-    threshold = xp.where(max_norm < 0, 0.0, max_norm)
-    upper = _upper(norm)
-    keep = upper <= _in_units_of(norm, threshold)
-    if backend.concrete and keep.all():
-        unused = Factors(upper)
-        return Coefficient(keep, ~keep, unused, unused)
-    plain = _quotient(backend, norm, threshold, xp.where(keep, 1.0, upper))
-    never = xp.zeros_like(keep)
-    narrow = _narrow(backend, plain)
-    if not (split and backend.wide is FLOAT64):
-        return Coefficient(keep, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
-    return Coefficient(keep, never, _tiny_too(backend, norm, threshold, upper, plain, ~keep), narrow)
-
-
-def unit_coefficient(backend: Backend, norm: Norm, max_norm: Any) -> Coefficient:
-    """Return min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most 1.
-
-    It is 1 / norm for `max_norm` 0, and 0 for an infinite `max_norm` or a negative one. Steps 3 to 5 of the module's
-    docstring hold with 1 for C and max(upper, max_norm) for upper. It may exceed 1.
-    """
-    xp = backend.xp
-    one = xp.where(max_norm < 0, 0.0, xp.ones_like(max_norm))
-    return _never_kept(backend, norm, one, xp.maximum(_upper(norm), _in_units_of(norm, max_norm)))
-
-
-def grid_coefficient(backend: Backend, norm: Norm, max_norm: Any, steps: float) -> Coefficient:
-    """Return steps * min(1 / max_norm, 1 / norm), lowered so that the scaled norm is at most `steps`."""
-    xp = backend.xp
-    # A choice between two plain numbers would be float32 in PyTorch, which may round the steps up.
-    numerator = xp.where(max_norm > 0, xp.full_like(max_norm, steps), 0.0)
-    return _never_kept(backend, norm, numerator, xp.maximum(_upper(norm), _in_units_of(norm, max_norm)))
-
-
-class Weighing(NamedTuple):
-    """The coefficient of each of many norms, in float64: `kept` where upper <= keep_up_to, else numerator / upper.
-
-    There upper = norm * inflate + offset.
+    There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
     """
 
     inflate: Any
@@ -143,32 +104,93 @@ class Weighing(NamedTuple):
         return xp.where(upper <= self.keep_up_to, self.kept, scaled)
 
 
-def weighing(xp: Any, error: float, max_norm: Any, gamma: float | None, *, to_unit: bool) -> Weighing:
-    """Return what `coefficient`, `unit_coefficient` and `normalized_coefficient` make of norms with such an error."""
-    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
-    threshold = xp.where(max_norm < 2.0**-1000, 0.0, max_norm)
-    lowered = 1.0 - 16.0 * FLOAT64.roundoff
-    inverse = xp.where(threshold > 0, 1.0 / xp.where(threshold > 0, threshold, 1.0), 0.0)
-    kept, numerator = (inverse * lowered, lowered) if to_unit else (1.0, threshold * lowered)
-    keep_up_to = threshold if gamma is None else -1.0
-    return Weighing(1.0 / (1.0 - error), gamma or 0.0, keep_up_to, kept, numerator)
+@dataclass(frozen=True)
+class Target:
+    """Which `Rule` follows from a threshold C, of which a negative one counts as 0.
 
+    | target                  | offset | keep_up_to | kept       | numerator |
+    |-------------------------|--------|------------|------------|-----------|
+    | the threshold           | 0      | C          | 1          | C         |
+    | a `length`              | 0      | C * share  | length / C | length    |
+    | either, with a `gamma`  | gamma  | none       |            | as above  |
 
-def normalized_coefficient(backend: Backend, norm: Norm, max_norm: Any, gamma: float) -> Coefficient:
-    """Return max_norm / (norm + gamma), lowered so that the scaled norm is at most `max_norm`; of zeros any number.
-
-    Steps 3 to 5 of the module's docstring hold with upper + gamma for upper. It may exceed 1.
+    A length is 1, or the steps of a grid, of which the threshold has a `share` and to whose `integers` the result is
+    rounded. With the threshold for a target, what is kept stays bit for bit.
     """
-    threshold = backend.xp.where(max_norm < 0, 0.0, max_norm)
-    return _never_kept(backend, norm, threshold, _upper(norm) + (_in_units_of(norm, gamma) if gamma else 0.0))
+
+    length: float | None = None
+    gamma: float | None = None
+    share: float = 1.0
+    integers: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether elements may stay bit for bit."""
+        return self.length is None and self.gamma is None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the numerator is the threshold."""
+        return self.length is None
+
+    def rule(self, xp: Any, max_norm: Any) -> Rule:
+        """Return the rule of a threshold, for norms without an error."""
+        threshold = xp.where(max_norm < 0, 0.0, max_norm)
+        if self.length is None and self.gamma is None:
+            return Rule(1.0, 0.0, threshold, 1.0, threshold)
+        numerator = threshold
+        if self.length is not None:  # A choice between two plain numbers would be float32 in PyTorch: it may round up.
+            none = max_norm <= 0 if self.integers else max_norm < 0
+            numerator = xp.where(none, 0.0, xp.full_like(threshold, self.length))
+        if self.gamma is not None:
+            return Rule(1.0, self.gamma, -1.0, 0.0, numerator)
+        keep_up_to = threshold * self.share
+        some = keep_up_to > 0
+        return Rule(1.0, 0.0, keep_up_to, xp.where(some, numerator / xp.where(some, keep_up_to, 1.0), 0.0), numerator)
 
 
-def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any) -> Coefficient:
+CLIP = Target()
+
+
+def rule_for_sums(xp: Any, target: Target, max_norm: Any, error: float) -> Rule:
+    """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
+    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
+    rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
+    lowered = 1.0 - 16.0 * FLOAT64.roundoff
+    kept = rule.kept if target.keeps else rule.kept * lowered
+    return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * lowered)
+
+
+def coefficient(
+    backend: Backend, norm: Norm, max_norm: Any, target: Target = CLIP, *, split: bool = False
+) -> Coefficient:
+    """Return the coefficient of a settled norm, lowered so that the bound of this module's docstring holds.
+
+    Where no element is kept bit for bit, the numerator stands for C in steps 3 to 5, and max(upper, keep_up_to) for
+    upper; the coefficient may exceed 1. `split` asks for two factors: a leaf is float64, whose coefficient may be tiny.
+    """
+    xp = backend.xp
+    rule = target.rule(xp, max_norm)
+    upper = _upper(norm) if target.gamma is None else _upper(norm) + _in_units_of(norm, rule.offset)
+    fits = upper <= _in_units_of(norm, rule.keep_up_to)
+    never = xp.zeros_like(fits)
+    if not target.keeps:
+        larger = upper if target.gamma is not None else xp.maximum(upper, _in_units_of(norm, rule.keep_up_to))
+        return _never_kept(backend, norm, rule.numerator, xp.where(larger == 0, 1.0, larger), never)
+    if backend.concrete and fits.all():
+        unused = Factors(upper)
+        return Coefficient(fits, never, unused, unused)
+    plain = _quotient(backend, norm, rule.numerator, xp.where(fits, 1.0, upper))
+    narrow = _narrow(backend, plain)
+    if not (split and backend.wide is FLOAT64):
+        return Coefficient(fits, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
+    return Coefficient(fits, never, _tiny_too(backend, norm, rule.numerator, upper, plain, ~fits), narrow)
+
+
+def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any, never: Any) -> Coefficient:
     """Return numerator / larger, lowered, `larger` in units of the norm's divisor, for elements that are never kept."""
     xp = backend.xp
-    larger = xp.where(larger == 0, 1.0, larger)
     plain = _quotient(backend, norm, numerator, larger)
-    never = xp.zeros_like(norm.value, dtype=bool)
     if norm.divisor is None or backend.wide is not FLOAT64:
         highest = 2.0 ** (backend.wide.max_exponent - 2)
         plain = _flushed(xp, xp.where(plain > highest, highest, plain), backend.wide.tiny)

@@ -5,43 +5,35 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from gradclip import exact, policy
+from gradclip import exact
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.portable import ENOUGH
 from gradclip.coefficient import (
     Coefficient,
+    Target,
     coefficient,
     exceeds,
-    grid_coefficient,
     needs_split,
-    normalized_coefficient,
+    rule_for_sums,
     settled,
     undecided,
-    unit_coefficient,
-    weighing,
 )
-from gradclip.grid import Grid
 from gradclip.norms import Norm, Order, measure, relative_error
+from gradclip.policy import Nonfinite, raise_nonfinite
 from gradclip.shards import measure_all, measure_each
 from gradclip.sharing import Sharing
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """What is asked for: a threshold that has been checked, an order, a policy for non-finite input.
-
-    `to_unit`: the result is divided by the threshold, so that its norm is at most 1. `gamma`: unless it is None, all
-    is scaled to the threshold times norm / (norm + gamma). `grid`: the result is in steps of a grid.
-    """
+    """What is asked for: a threshold that has been checked, an order, what happens to NaN and infinities, a target."""
 
     max_norm: Any
     order: Order
-    nonfinite: str
-    to_unit: bool = False
-    gamma: float | None = None
-    grid: Grid | None = None
+    nonfinite: Nonfinite
+    target: Target
 
 
 @dataclass(frozen=True)
@@ -69,11 +61,11 @@ def decide(
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
     hold; under `sharing` other processes hold more. Raises FloatingPointError under the policy "raise".
     """
-    _check_visible(backend, clipping)
+    clipping.nonfinite.check_visible(backend)
     arrays, norm = _settled(backend, arrays, clipping, batched, mask, sharing)
     finite = backend.xp.isfinite(norm.value)
-    if clipping.nonfinite == "raise" and not backend.xp.all(finite):
-        (policy if sharing is None else sharing).raise_nonfinite(backend, arrays, names())
+    if clipping.nonfinite.raises and not backend.xp.all(finite):
+        (raise_nonfinite if sharing is None else sharing.raise_nonfinite)(backend, arrays, names())
     made = _decided(backend, arrays, clipping, norm, finite, sharing)
     if mask is None:
         return made
@@ -86,22 +78,14 @@ def decide_each(backend: Backend, groups: Sequence[Arrays], clipping: Clipping) 
 
     A threshold is one for all of them, or a vector.
     """
-    _check_visible(backend, clipping)
+    clipping.nonfinite.check_visible(backend)
     norm = measure_each(backend, groups, clipping.order)
-    if clipping.nonfinite == "zero":
+    if clipping.nonfinite.zeroes:
         groups = list(map(backend.without_nonfinite, groups))
         norm = measure_each(backend, groups, clipping.order)
     arrays = Arrays([x for group in groups for x in group])
     made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), None)
     return norm, made.coefficient, list(arrays)
-
-
-def _check_visible(backend: Backend, clipping: Clipping) -> None:
-    if clipping.nonfinite == "raise" and not backend.visible:
-        raise ValueError(
-            "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
-            "vmap, or pass nonfinite='skip' and look at the returned norm."
-        )
 
 
 def _decided(
@@ -111,7 +95,7 @@ def _decided(
     in_range = settled(backend, norm)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, sharing)
     clipped = exceeds(in_range, threshold) & ~chosen.keep
-    return Decision(norm, policy.apply(clipping.nonfinite, backend, finite, chosen), clipped, arrays)
+    return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), clipped, arrays)
 
 
 @dataclass(frozen=True)
@@ -135,13 +119,13 @@ def _in_two_readings(
     backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
 ) -> Summed:
     made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
-    add = backend.weighted_sum if clipping.grid is None else backend.rounded_sum
+    add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
     sums = [add(x, made.coefficient) for x in made.arrays]
     return Summed(sums, made.norm, made.clipped)
 
 
 # Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
-_known_weighing = lru_cache(maxsize=64)(weighing)
+_known_rule = lru_cache(maxsize=64)(rule_for_sums)
 
 
 def _in_one_reading(
@@ -152,14 +136,14 @@ def _in_one_reading(
     So what an example adds does not depend on the others.
     """
     count = arrays.elements(batched=True)
-    if clipping.grid is not None or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
+    if clipping.target.integers or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
     error = relative_error(clipping.order, backend.examples_sum_error(count), FLOAT64, exact=False)
-    weigh, max_norm = weighing, clipping.max_norm
     if backend.concrete:
-        weigh, max_norm = _known_weighing, float(max_norm)
-    by = weigh(backend.xp, error, max_norm, clipping.gamma, to_unit=clipping.to_unit)
-    found = backend.add_examples(arrays, by, mask)
+        rule = _known_rule(backend.xp, clipping.target, float(clipping.max_norm), error)
+    else:
+        rule = rule_for_sums(backend.xp, clipping.target, clipping.max_norm, error)
+    found = backend.add_examples(arrays, rule, mask)
     if found is None:
         return None
     sums, squares = found
@@ -173,7 +157,7 @@ def _in_one_reading(
         return summed
     apart = _in_two_readings(backend, arrays, clipping, names, others)
     # Sums of squares beyond the range added nothing; what was too small to be trusted is added a second time.
-    counted = backend.add_examples(arrays, by, trusted if mask is None else trusted & mask)
+    counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask)
     assert counted is not None
     xp = backend.xp
     norm = replace(norm, value=xp.where(others, apart.norm.product(), norm.value))
@@ -183,7 +167,7 @@ def _in_one_reading(
 
 def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
     """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
-    return FLOAT64 not in arrays.formats and clipping.nonfinite == "skip"
+    return FLOAT64 not in arrays.formats and clipping.nonfinite.blanks
 
 
 def _settled(
@@ -197,7 +181,7 @@ def _settled(
         return _measured(backend, arrays, clipping.order, batched, mask)
 
     norm = measured()
-    if clipping.nonfinite == "zero" and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
+    if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
         arrays = backend.without_nonfinite(arrays)
         norm = measured()
     return arrays, norm
@@ -211,21 +195,13 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mas
 
 
 def _chosen(
-    backend: Any, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, sharing: Sharing | None
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, sharing: Sharing | None
 ) -> Coefficient:
-    if clipping.grid is not None and clipping.gamma is None:
-        return grid_coefficient(backend, norm, threshold * clipping.grid.share, clipping.grid.steps)
-    if clipping.grid is not None:
-        threshold = backend.xp.where(threshold > 0, backend.xp.full_like(threshold, clipping.grid.steps), 0.0)
-    if clipping.gamma is not None:
-        target = backend.xp.ones_like(threshold) if clipping.to_unit else threshold
-        return normalized_coefficient(backend, norm, target, clipping.gamma)
-    if clipping.to_unit:
-        return unit_coefficient(backend, norm, threshold)
     # Processes that share a norm must come to the same coefficient, whatever they hold of it.
-    chosen = coefficient(backend, norm, threshold, split=sharing is not None or needs_split(backend, arrays))
+    split = sharing is not None or needs_split(backend, arrays)
+    chosen = coefficient(backend, norm, threshold, clipping.target, split=split)
     decides = backend.concrete if sharing is None else sharing.decides
-    if not decides or chosen.keep.ndim or not undecided(norm, threshold):
+    if not (decides and clipping.target.keeps) or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
     fits = _exactly_fits(backend, arrays, clipping.order, float(threshold), sharing)
     return replace(chosen, keep=backend.xp.asarray(fits))

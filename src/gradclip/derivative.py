@@ -2,21 +2,16 @@
 
 With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k*x. Its differential is
 
-    dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>,
+    dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
 
-| coefficient                   | where it is k                   | scale     | a  | b  |
-|-------------------------------|---------------------------------|-----------|----|----|
-| min(1, C / N)                 | C / N where N > C               | N         | -k | 1  |
-|                               | 1 elsewhere                     | 1         | 0  | 0  |
-| min(1 / C, 1 / N)             | 1 / N where N > C               | N         | -k | 0  |
-|                               | 1 / C elsewhere                 | C         | 0  | -k |
-| C / (N + gamma)               | everywhere                      | N + gamma | -k | 1  |
-| 1 / (N + gamma)               | everywhere                      | N + gamma | -k | 0  |
+Where a `coefficient.Rule` does not keep elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the
+numerator is the threshold, else 0. Where it does, k = kept, and a = 0: if bits are kept, b = 0 and scale = 1, else
+scale = keep_up_to, and b = -k.
 
-At zero, where a norm has no derivative, w is 0, and so is k where it would be C / 0. Elements that share an extreme
-magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. What does not
-count (examples outside of a mask, what a policy leaves out) has the derivative 0, whatever it holds. Of a batch each
-example has its own norm and the sum over examples is differentiated. These rules run in the dtype of the returned
+At zero, where a norm has no derivative, w is 0, and so is k where it would be a quotient by 0. Elements that share an
+extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. What does
+not count (examples outside of a mask, what a policy leaves out) has the derivative 0, whatever it holds. Of a batch
+each example has its own norm and the sum over examples is differentiated. These rules run in the dtype of the returned
 norm, and can be differentiated themselves. `total` adds up what the leaves know, and others who hold parts of them.
 """
 
@@ -24,7 +19,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
+from gradclip.coefficient import Target
 from gradclip.norms import Order
+from gradclip.policy import Nonfinite
 
 Array = Any
 
@@ -59,9 +56,8 @@ class ClipRule:
 
     order: Order
     max_norm: Any
-    nonfinite: str
-    to_unit: bool = False
-    gamma: float | None = None
+    nonfinite: Nonfinite
+    target: Target
     batched: bool = False
     share: float = 1.0
     total: Callable[[Sequence[Array]], Array] = sum
@@ -109,13 +105,10 @@ class ClipRule:
     def _counted(self, xp: Any, at: At) -> tuple[list[Array | None], Array]:
         """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""
         norm = at.norm
-        inside = at.mask
-        if self.nonfinite == "skip":
-            finite = xp.isfinite(norm)
-            inside = finite if inside is None else inside & finite
+        inside = self.nonfinite.counted(xp, norm, at.mask)
         if inside is not None:
             norm = xp.where(inside, norm, xp.ones_like(norm))
-        if self.nonfinite == "zero":
+        if self.nonfinite.zeroes:
             masks = [xp.isfinite(x) for x in at.leaves]
             return [m if inside is None else m & self._over(inside, m) for m in masks], norm
         return [None if inside is None else self._over(inside, x) for x in at.leaves], norm
@@ -129,28 +122,18 @@ class ClipRule:
 
     def _multiplier(self, xp: Any, norm: Array, max_norm: Any) -> _Multiplier:
         threshold = xp.astype((xp.zeros_like(norm) + max_norm) * self.share, norm.dtype)
-        zero, one = xp.zeros_like(norm), xp.ones_like(norm)
-        if self.gamma is not None:
-            shifted = norm + self.gamma
-            scale = xp.where(shifted > 0, shifted, one)
-            target = one if self.to_unit else threshold
-            k, b = xp.where(shifted > 0, target, zero) / scale, zero if self.to_unit else one
-            found = _Multiplier(k, scale, -k, b)
-        elif self.to_unit:
-            clipped = norm > threshold
-            largest = xp.where(clipped, norm, threshold)
-            scale = xp.where(largest > 0, largest, one)
-            k = one / scale
-            found = _Multiplier(k, scale, xp.where(clipped, -k, zero), xp.where(clipped, zero, -k))
-        else:
-            clipped = norm > threshold
-            scale = xp.where(clipped, norm, one)
-            # A threshold that is not used may be infinite, which has no place in a derivative of this.
-            k = xp.where(clipped, threshold, one) / scale
-            found = _Multiplier(k, scale, xp.where(clipped, -k, zero), xp.where(clipped, one, zero))
-        scales = xp.where(threshold >= 0, found.scale, one)
-        k, a, b = (xp.where(threshold >= 0, value, zero) for value in (found.k, found.a, found.b))
-        return _Multiplier(k, scales, a, b)
+        rule, zero, one = self.target.rule(xp, threshold), xp.zeros_like(norm), xp.ones_like(norm)
+        upper = norm + rule.offset
+        above = upper > rule.keep_up_to
+        divisor = xp.where(above, upper, one if self.target.keeps else rule.keep_up_to)
+        some = (divisor > 0) & (threshold >= 0)
+        scale = xp.where(some, divisor, one)
+        # A threshold that is not used may be infinite, which has no place in a derivative of this.
+        numerator = xp.where(above, rule.numerator, rule.kept)
+        k = xp.where(some, numerator / xp.where(above, scale, one), zero)
+        slope = one if self.target.follows else zero
+        b = xp.where(above, slope, zero if self.target.keeps else -k)
+        return _Multiplier(k, scale, xp.where(above, -k, zero), xp.where(threshold >= 0, b, zero))
 
     def _directions(self, xp: Any, xs: Sequence[Array], norm: Array) -> list[Array]:
         p = self.order.p

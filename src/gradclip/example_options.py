@@ -7,7 +7,7 @@ from typing import Any
 from gradclip.arguments import check_flag, check_threshold, is_single_threshold
 from gradclip.backends.formats import bare_name
 from gradclip.grid import check_grid, check_threshold_of_grid
-from gradclip.policy import check_policy
+from gradclip.policy import Nonfinite
 from gradclip.quantities import shown
 from gradclip.sensitivity import RULES
 from gradclip.tree import flatten
@@ -28,7 +28,7 @@ def check_options(
     """Raise a TypeError or ValueError where one of the settings is none, or where two do not go together."""
     for name, flag in (("per_layer", per_layer), ("uniform", uniform), ("to_unit", to_unit)):
         check_flag(name, flag)
-    check_policy(nonfinite)
+    Nonfinite.named(nonfinite)
     added_to_norms(rule, gamma)
     checked_dtype(sum_dtype)
     thresholds = _thresholds(max_norm, per_layer=per_layer)

@@ -10,16 +10,18 @@ from gradclip import layers, traced_layers
 from gradclip.arguments import check_threshold, known_threshold, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
+from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
 from gradclip.norms import Order, norm_dtype
+from gradclip.policy import PROPAGATE
 from gradclip.shards import measure_all
 from gradclip.tree import FlatTree
 
 
 def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
-    rule = ClipRule(order, math.inf, "propagate")
+    rule = ClipRule(order, math.inf, PROPAGATE, CLIP)
     patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
@@ -71,7 +73,7 @@ def _clip_at_once(
     clipped: list[Any],
 ) -> dict[int, Any]:
     """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
-    if clipping.to_unit or not all(isinstance(threshold, float) for threshold in thresholds):
+    if not clipping.target.keeps or not all(isinstance(threshold, float) for threshold in thresholds):
         return {}
     with backend.precision():
         known = measured_at_once(backend, flat, groups, clipping.order)
@@ -130,7 +132,7 @@ def _clip_together(
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
             return backend.leave_all(shrunk, patterns), norm, []
 
-    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.to_unit)
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target)
     clip = backend.differentiable(primal, rule)
     given = None if isinstance(threshold, float) else threshold
     return clip(list(map(backend.prepare, leaves)), given, None)[:2]

@@ -12,12 +12,12 @@ from gradclip.arguments import check_norm, check_real, check_threshold, known_no
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.coefficient import from_norm
+from gradclip.coefficient import CLIP, from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
 from gradclip.norms import Order, measure, norm_dtype
-from gradclip.policy import check_policy
+from gradclip.policy import PROPAGATE, Nonfinite
 from gradclip.sharing import Sharing
 
 
@@ -51,7 +51,7 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
     with _preparing(sharing):
         order = Order.parse(ord)
         if sharing is not None:
-            sharing.ask(order, "propagate")
+            sharing.ask(order, PROPAGATE)
         gradients, backend, arrays = entered(members, sharing)
     with backend.precision():
         norm = measure(backend, arrays, order) if sharing is None else sharing.norm(backend, arrays)
@@ -110,12 +110,12 @@ def clip_grad_norm_(
     members = _members(parameters, process_group, mesh)
     sharing = Sharing.of(members, process_group, mesh)
     with _preparing(sharing):
-        order, policy, max_norm = Order.parse(ord), check_policy(nonfinite), whole_scalar(max_norm)
+        order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
         if sharing is not None:
             sharing.ask(order, policy, max_norm)
         max_norm = check_threshold(max_norm)
         gradients, backend, arrays = entered(members, sharing, max_norm, to_write=True)
-        clipping = Clipping(known_threshold(backend, max_norm), order, policy)
+        clipping = Clipping(known_threshold(backend, max_norm), order, policy, CLIP)
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)

@@ -7,12 +7,13 @@ from typing import Any
 from gradclip.arguments import check_threshold, is_single_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
+from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.inplace import entered
 from gradclip.members import Members
 from gradclip.norms import Order, norm_dtype
-from gradclip.policy import check_policy
+from gradclip.policy import Nonfinite
 from gradclip.tree import flatten
 
 
@@ -42,7 +43,7 @@ def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfi
     (5.0, [0.6, 0.8], [0.5])
 
     """
-    clipping = Clipping(None, Order.parse(ord), check_policy(nonfinite))
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     members = Members.of(parameters)
     if any_distributed(members.parameters) or any_distributed(members.gradients):
         raise ValueError(

@@ -9,11 +9,13 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
+from gradclip.coefficient import Target
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
 from gradclip.example_options import added_to_norms, check_options, checked_dtype
 from gradclip.grid import grid_for
 from gradclip.norms import Order, norm_dtype
+from gradclip.policy import Nonfinite
 from gradclip.tree import FlatTree, flatten, listed
 
 
@@ -114,7 +116,8 @@ def per_example_clip(
     mask = check_mask(mask)
     flat = flatten(grads)
     plan = _Plan.of(flat, max_norm, per_layer, uniform)
-    clipping = Clipping(None, Order(2.0), nonfinite, to_unit, added_to_norms(rule, gamma))
+    target = Target(1.0 if to_unit else None, added_to_norms(rule, gamma))
+    clipping = Clipping(None, Order(2.0), Nonfinite.named(nonfinite), target)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     dtype = checked_dtype(sum_dtype) if grid is None else "int64"
     backend.check_sum_dtype(dtype)
@@ -184,7 +187,7 @@ class _Batch:
         known = known_threshold(self.backend, threshold)
         own = known if isinstance(known, float) else None
         asked = self.asked.clipping
-        rule = ClipRule(asked.order, own, asked.nonfinite, asked.to_unit, asked.gamma, batched=True, share=share)
+        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, batched=True, share=share)
         group = _Group(self.backend, self.outline, indices, own, share, self.asked)
         given = None if isinstance(threshold, float) else threshold
         clip = self.backend.differentiable(group.clipped, rule)
@@ -216,7 +219,8 @@ class _Group:
         if self.asked.grid is not None:
             check_real(arrays, self._names)
             grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0], self.share)
-            clipping = replace(clipping, grid=grid)
+            target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
+            clipping = replace(clipping, target=target)
         made = clip_and_sum(self.backend, arrays, clipping, self._names, mask)
         sums = self.backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
         leaves = [self.outline.leaves[i] for i in self.indices]

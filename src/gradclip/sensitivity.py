@@ -42,6 +42,7 @@ from typing import Any
 from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
+from gradclip.policy import Nonfinite
 from gradclip.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
 from gradclip.rounding import Summation, root_up, rounded_up
 from gradclip.tree import flatten
@@ -49,10 +50,6 @@ from gradclip.tree import flatten
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 RULES = ("clip", "normalize", "automatic")
 UNITS = ("example", "group")
-_TELLING = {
-    "propagate": "under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='skip' or 'zero'",
-    "raise": "under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
-}
 ASSUMED_ELEMENTS = 2**26
 
 
@@ -220,7 +217,7 @@ def clipped_sum_sensitivity(
     check_name("relation", relation, RELATIONS)
     per_layer, to_unit = check_flag("per_layer", per_layer), check_flag("to_unit", to_unit)
     check_name("rule", rule, RULES)
-    check_name("nonfinite", nonfinite, (*_TELLING, "zero", "skip"))
+    policy = Nonfinite.named(nonfinite)
     counts = {
         "batch_size": batch_size,
         "elements": elements,
@@ -234,8 +231,8 @@ def clipped_sum_sensitivity(
     thresholds = _thresholds(max_norm)
     _check_together(thresholds, grid, known, to_unit=to_unit, per_layer=per_layer, alone=_is_number(max_norm))
     denominator = None if divisor == 1 else divisor
-    if nonfinite in _TELLING:
-        return Sensitivity(math.inf, unit, relation, denominator, note=_TELLING[nonfinite])
+    if policy.tells:
+        return Sensitivity(math.inf, unit, relation, denominator, note=policy.tells)
     if math.inf in thresholds and not to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
     one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))

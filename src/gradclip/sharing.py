@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import exact, policy, replicas, shards
+from gradclip import exact, replicas, shards
 from gradclip.agreement import Asked, asked, differences, marks
 from gradclip.backends import Backend, among_several, any_distributed, distributed
 from gradclip.backends.arrays import Arrays
@@ -28,6 +28,7 @@ from gradclip.backends.formats import FLOAT64
 from gradclip.backends.numpy import HOST
 from gradclip.members import UNNAMED, Members, as_tuple
 from gradclip.norms import Norm, Order, measure
+from gradclip.policy import PROPAGATE, Nonfinite, explained, nonfinite_leaves
 from gradclip.replicas import Replicas
 from gradclip.splits import Splits
 from gradclip.tree import listed
@@ -47,7 +48,7 @@ class Sharing:
         self._holds_float64 = False
         self._asked: Asked = ()
         self._problem = ""
-        self._order, self._nonfinite = Order(2.0), "propagate"
+        self._order, self._nonfinite = Order(2.0), PROPAGATE
         self._replicas = Replicas(self._module.groups(self._named), self._splits)
 
     @classmethod
@@ -62,10 +63,10 @@ class Sharing:
         distributed().check_known(named)
         return cls(members, named)
 
-    def ask(self, order: Order, nonfinite: str, max_norm: Any = None) -> None:
+    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Any = None) -> None:
         """Take note of what this process asks for. Raises ValueError for an order that cannot be shared."""
         self._order, self._nonfinite = shards.check_order(order), nonfinite
-        self._asked = asked(order.p, nonfinite, max_norm)
+        self._asked = asked(order.p, nonfinite.name, max_norm)
 
     # The norm
 
@@ -106,7 +107,7 @@ class Sharing:
 
     @property
     def _looks(self) -> bool:
-        return self.on_host or self._nonfinite == "raise"
+        return self.on_host or self._nonfinite.raises
 
     @property
     def decides(self) -> bool:
@@ -172,7 +173,7 @@ class Sharing:
         nothing = HOST.enter([])
         vector = self._vector(HOST.xp, measure(HOST, nothing, self._order), nothing)
         vectors = [vector] * len(self._splits)
-        again = self._nonfinite == "zero" and not self._looks
+        again = self._nonfinite.zeroes and not self._looks
         for _ in range(1 + again):
             flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], vectors)
         self._problem = f"{type(error).__name__}: {error}"
@@ -206,10 +207,10 @@ class Sharing:
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
         """Raise a FloatingPointError that names each process and gradient which holds NaN or infinities."""
-        leaves = policy.nonfinite_leaves(backend, arrays, names)
+        leaves = nonfinite_leaves(backend, arrays, names)
         own = [f"rank {self._module.rank()}: {leaf}" for leaf in leaves]
         found = self._module.exchange(own, self._splits.groups)
-        raise FloatingPointError(policy.explained(f"in {len(found)} leaves", found))
+        raise FloatingPointError(explained(f"in {len(found)} leaves", found))
 
 
 def check_unsaid(members: Members) -> None:

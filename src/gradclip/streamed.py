@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import policy, shards
+from gradclip import shards
 from gradclip.arguments import check_threshold, known_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
@@ -21,7 +21,7 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import coefficient, needs_split, settled
 from gradclip.norms import Norm, Order, measure
-from gradclip.policy import check_policy
+from gradclip.policy import Nonfinite
 from gradclip.tree import flatten
 
 _MOST_PARTS = 2**40
@@ -147,12 +147,13 @@ class PartialNorm:
             that of all parts, which cannot have been counted as it is. FloatingPointError: under "raise".
 
         """
-        if check_policy(nonfinite) == "zero":
+        policy = Nonfinite.named(nonfinite)
+        if policy.zeroes:
             raise ValueError("nonfinite='zero' must be known when a norm is measured; put zeros there before.")
         flat, threshold = flatten(tree), check_threshold(max_norm)
         backend = find(flat.leaves, flat.paths, threshold)
         known = self._norm()
-        if nonfinite == "raise" and not np.isfinite(known.value):
+        if policy.raises and not np.isfinite(known.value):
             raise FloatingPointError(f"the norm of all parts is {self.norm}: one of them holds NaN or an infinity.")
         with backend.precision():
             arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
@@ -165,7 +166,7 @@ class PartialNorm:
             norm = settled(backend, Norm(value, divisor, float(known.error), self.floor))
             limit = backend.scalar(known_threshold(backend, threshold), arrays)
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
-            chosen = policy.apply(nonfinite, backend, backend.xp.isfinite(value), chosen)
+            chosen = policy.settled(backend, backend.xp.isfinite(value), chosen)
             shrunk = backend.shrink(arrays, chosen)
             return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
 

@@ -14,9 +14,11 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import product_format
+from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide_each
 from gradclip.derivative import ClipRule, LayersRule
 from gradclip.norms import Norm, Order, norm_dtype
+from gradclip.policy import PROPAGATE
 from gradclip.shards import measure_each
 
 
@@ -46,7 +48,7 @@ def measured(backend: Backend, leaves: Sequence[Any], groups: Sequence[Sequence[
     """Return the norm of each group of traced leaves by its number; none where that is not to be done."""
     norms: dict[int, Any] = {}
     for numbers in _together(backend, leaves, groups, [math.inf] * len(groups)):
-        clipping = Clipping(math.inf, order, "propagate")
+        clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
         batch = _Layers.of(backend, leaves, [groups[number] for number in numbers], clipping)
         norms.update(zip(numbers, batch.run(leaves, None, with_leaves=False)[1], strict=True))
     return norms
@@ -97,7 +99,7 @@ class _Layers:
     def run(self, leaves: Sequence[Any], given: Any, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
         """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
         asked = self.clipping
-        rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.to_unit), self.sizes)
+        rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target), self.sizes)
         call = self.backend.differentiable(self._clipped if with_leaves else self._measured, rule)
         results, norms, _ = call([self.backend.prepare(leaves[i]) for i in self.indices], given, None)
         return results, norms

@@ -15,10 +15,12 @@ from gradclip import transforms
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
 from gradclip.clip import global_norm
 from gradclip.clipped import ClippedFunction, Manner
+from gradclip.coefficient import CLIP, Target
 from gradclip.decision import Clipping
 from gradclip.groups import clip_groups
 from gradclip.integrations import needed_for
 from gradclip.norms import Order
+from gradclip.policy import PROPAGATE, ZERO
 from gradclip.tree import flatten
 
 with needed_for("jax_privacy"):
@@ -110,8 +112,8 @@ def clip_pytree(
     single = is_single_threshold(clip_norm)
     prefix, groups = (None, [range(len(flat.leaves))]) if single else flat.split_by(clip_norm)
     thresholds = [check_threshold(c, "clip_norm") for c in ([clip_norm] if prefix is None else prefix.leaves)]
-    policy = "zero" if nan_safe else "propagate"
-    clipping = Clipping(None, Order(2.0), policy, to_unit=rescale_to_unit_norm)
+    policy = ZERO if nan_safe else PROPAGATE
+    clipping = Clipping(None, Order(2.0), policy, Target(1.0) if rescale_to_unit_norm else CLIP)
     leaves, norms = clip_groups(flat, groups, thresholds, clipping)
     norms = [jnp.asarray(norm, jnp.float32) for norm in norms]
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
