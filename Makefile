@@ -49,28 +49,28 @@ wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and 
 	.venv-lint/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/pip --disable-pip-version-check --quiet install dist/*.whl
-	.venv-wheel/bin/python tests/wheel_smoke.py
-	.venv-wheel/bin/python tests/wheel_without_compiler.py dist/*.tar.gz
+	.venv-wheel/bin/python scripts/wheel_smoke.py
+	.venv-wheel/bin/python scripts/wheel_without_compiler.py dist/*.tar.gz
 
 compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; COMPILERS="g++ clang++-16" for others
-	$(PYTHON) tests/compilers.py $(COMPILERS)
+	$(PYTHON) scripts/compilers.py $(COMPILERS)
 
 versions:  ## Test the oldest and the newest releases of what gradclip stands on; TORCH=2.6.0 for another PyTorch
-	$(PYTHON) tests/versions.py oldest newest
+	$(PYTHON) scripts/versions.py oldest newest
 
 sanitize: .venv-sanitize/ready  ## Run the tests of the kernels under the sanitizers of GCC
-	.venv-sanitize/bin/python tests/sanitize.py
+	.venv-sanitize/bin/python scripts/sanitize.py
 
 .PHONY: lucid
 lucid:
-	@python=$$($(PYTHON) tests/find_python.py 3.12); \
+	@python=$$($(PYTHON) scripts/find_python.py 3.12); \
 	if [ -z "$$python" ]; then \
 	  echo "NOT TESTED: the Lucid integration beside Lucid itself. Lucid needs Python 3.12, and no python3.12 that"; \
 	  echo "starts was found. Install one (or set PYTHON312=/path/to/python3.12) and run 'make test' again."; \
 	else \
 	  set -e; \
 	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
-	  PYTHONPATH=tests $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
+	  PYTHONPATH=tests/support:tests $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
 	fi
 
 $(LUCID)/ready: pyproject.toml $(NATIVE)

@@ -11,12 +11,12 @@ from functools import partial
 
 import torch
 from in_place import CASES, numpy_contenders, parameters_of, torch_contenders
-from jax_trees import HOW, jax_contenders
 from report import CLIPPING, parser, rows, show, write
 from timing import medians
 from workloads import GPT2_SMALL, WORKLOADS
 
 import gradclip
+from jax_trees import HOW, jax_contenders
 
 
 def with_the_norm_alone(shapes, dtype, case):

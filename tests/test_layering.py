@@ -12,6 +12,7 @@ LAYERS = [
     {"sparse"},
     {"tree", "arithmetic"},
     {"native"},
+    {"versions"},
     {"backends"},
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
@@ -31,6 +32,7 @@ LAYERS = [
     {"transforms", "kinks"},
     {"sensitivity_check"},
     {"integrations"},
+    {"demo"},
     {"cli"},
     {"__main__"},
 ]

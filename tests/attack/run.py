@@ -20,7 +20,7 @@ REPORTS = 60
 
 def prepare():
     """Let modules be found as pytest finds them, and JAX have eight devices."""
-    sys.path[:0] = [str(TESTS / name) for name in (".", "exact", "distributed")]
+    sys.path[:0] = [str(TESTS / name) for name in (".", "support", "exact", "distributed")]
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
     os.environ["JAX_PLATFORMS"] = "cpu"
     warnings.simplefilter("error")

@@ -7,9 +7,8 @@ import pytest
 from typer.testing import CliRunner
 
 import gradclip
-from gradclip import NativeStatus
+from gradclip import NativeStatus, versions
 from gradclip.cli import app as entry
-from gradclip.cli import versions
 from gradclip.cli.commands import app
 
 

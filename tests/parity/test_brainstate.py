@@ -9,7 +9,7 @@ import pytest
 from brainstate import nn as peer
 
 from gradclip.integrations import brainstate as ours
-from parity.jax_trees import DTYPES, jax_gradients, mode, numbers, peer_ulps
+from jax_trees import DTYPES, jax_gradients, mode, numbers, peer_ulps
 from parity_support import arguments, assert_matches, count_of, reference_clip, reference_norm, tolerance
 
 ADDED = 1e-6  # to the norm, before dividing

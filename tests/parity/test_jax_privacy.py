@@ -9,7 +9,7 @@ import pytest
 from jax_privacy import clipping as peer
 
 from gradclip.integrations import jax_privacy as ours
-from parity.jax_trees import DTYPES, jax_gradients, mode, numbers, peer_ulps
+from jax_trees import DTYPES, jax_gradients, mode, numbers, peer_ulps
 from parity_support import arguments, assert_matches, count_of, reference_clip, reference_norm, tolerance, wide
 
 # The peer calls a function that its own dependency calls deprecated.

@@ -9,7 +9,7 @@ import optax as peer
 import pytest
 
 from gradclip.integrations import optax as ours
-from parity.jax_trees import DTYPES, HALF, jax_gradients, mode, numbers, peer_ulps
+from jax_trees import DTYPES, HALF, jax_gradients, mode, numbers, peer_ulps
 from parity_support import arguments, assert_matches, count_of, reference_clip, reference_norm, tolerance, wide
 
 NAMES = (

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from gradclip.cli import INSTALL
-from gradclip.cli.versions import info_text, version_text
+from gradclip.versions import info_text, version_text
 
 _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
 

@@ -6,8 +6,8 @@ from typing import Annotated, NoReturn
 import typer
 
 from gradclip.cli import INSTALL
-from gradclip.cli.settings import DemoSettings
-from gradclip.cli.versions import info_text, version_text
+from gradclip.demo.settings import DemoSettings
+from gradclip.versions import info_text, version_text
 
 app = typer.Typer(
     name="gradclip",
@@ -56,7 +56,7 @@ def demo(
     except ValueError as error:
         _fail(str(error), 2)
     try:
-        from gradclip.cli.demo import run_demo
+        from gradclip.demo.run import run_demo
 
         run_demo(settings)
     except OSError as error:

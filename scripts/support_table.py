@@ -1,4 +1,4 @@
-"""What works where, found out by trying. `python tests/support_table.py` writes the table into the README."""
+"""What works where, found out by trying. `python scripts/support_table.py` writes the table into the README."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 import gradclip
 
 README = Path(__file__).parent.parent / "README.md"
-MARKS = ("<!-- table: written by tests/support_table.py -->\n", "<!-- end of table -->")
+MARKS = ("<!-- table: written by scripts/support_table.py -->\n", "<!-- end of table -->")
 BATCH = np.array([[3.0, 4.0], [0.3, -0.4], [6.0, 8.0]], np.float32)
 TREE_FUNCTIONS = {
     "global_norm": lambda x: gradclip.global_norm({"x": x}),

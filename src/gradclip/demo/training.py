@@ -9,21 +9,14 @@ import numpy as np
 import optax
 
 from gradclip import global_norm
-from gradclip.cli import digits_rnn
-from gradclip.cli.settings import DemoSettings
+from gradclip.demo import digits_rnn
+from gradclip.demo.results import Curves
+from gradclip.demo.settings import DemoSettings
 from gradclip.integrations.optax import clip_by_global_norm
 
 BATCH = 32
 MOMENTUM = 0.9
 CHUNK = 100
-
-
-class Curves(NamedTuple):
-    """What was measured: loss and norm before clipping as (seeds, steps), accuracy as (seeds,)."""
-
-    losses: np.ndarray
-    norms: np.ndarray
-    test_accuracy: np.ndarray
 
 
 class _State(NamedTuple):

@@ -28,5 +28,5 @@ def new_environment(folder, *packages):
 
 def run_native_tests(python, *options, **environment):
     """Run tests/native, which needs NumPy and no framework."""
-    settings = os.environ | {"PYTHONPATH": "tests"} | environment
+    settings = os.environ | {"PYTHONPATH": "tests/support"} | environment
     subprocess.run([str(python), *PYTEST, *options], cwd=ROOT, env=settings, check=True)

@@ -4,7 +4,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from gradclip.cli.results import LEARNED_LOSS, RunResult, SeedResult
+from gradclip.demo.results import LEARNED_LOSS, RunResult, SeedResult
 
 _ANSWERS = {
     "learned": "[green]yes",

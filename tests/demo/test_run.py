@@ -10,10 +10,10 @@ from typer.testing import CliRunner
 
 from gradclip.cli import app as entry
 from gradclip.cli.commands import app
-from gradclip.cli.picture import write_picture
-from gradclip.cli.results import describe_run, summarise
-from gradclip.cli.settings import DemoSettings
-from gradclip.cli.training import Curves
+from gradclip.demo.picture import write_picture
+from gradclip.demo.results import describe_run, summarise
+from gradclip.demo.settings import DemoSettings
+from gradclip.demo.training import Curves
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
@@ -200,8 +200,8 @@ def test_a_folder_that_cannot_be_made_is_known_before_training(tmp_path):
 
 
 def test_a_missing_library_of_the_demo_says_what_to_install(monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "gradclip.cli.demo", raising=False)
-    monkeypatch.delitem(sys.modules, "gradclip.cli.picture")
+    monkeypatch.delitem(sys.modules, "gradclip.demo.run", raising=False)
+    monkeypatch.delitem(sys.modules, "gradclip.demo.picture")
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = run("demo", "--steps", 1, "--seeds", 1, "--out", tmp_path / "out")
     assert result.exit_code == 1

@@ -10,12 +10,12 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gradclip.cli import digits_rnn, training
-from gradclip.cli.picture import write_picture
-from gradclip.cli.results import LEARNED_LOSS, RunResult, describe_run, summarise
-from gradclip.cli.settings import DemoSettings
-from gradclip.cli.table import results_table
-from gradclip.cli.versions import installed_versions
+from gradclip.demo import digits_rnn, training
+from gradclip.demo.picture import write_picture
+from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, summarise
+from gradclip.demo.settings import DemoSettings
+from gradclip.demo.table import results_table
+from gradclip.versions import installed_versions
 
 
 def run_demo(settings: DemoSettings) -> None:

@@ -2,17 +2,24 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
-from gradclip.cli.settings import DemoSettings
-from gradclip.cli.training import Curves
+from gradclip.demo.settings import DemoSettings
 
 GUESSING_LOSS = math.log(10)
 LEARNED_LOSS = GUESSING_LOSS / 2
 
 Outcome = Literal["learned", "not learned", "diverged"]
+
+
+class Curves(NamedTuple):
+    """What was measured: loss and norm before clipping as (seeds, steps), accuracy as (seeds,)."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    test_accuracy: np.ndarray
 
 
 @dataclass(frozen=True)

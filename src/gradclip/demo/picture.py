@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from gradclip.cli.results import GUESSING_LOSS, RunResult
+from gradclip.demo.results import GUESSING_LOSS, RunResult
 
 # Two colours that people with any colour vision tell apart.
 _COLOURS = ("#D55E00", "#0072B2")

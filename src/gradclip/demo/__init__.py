@@ -1,0 +1,1 @@
+"""The demo: a recurrent network learns to read digits, with clipping and without."""
