@@ -12,6 +12,7 @@ from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.norms import Order
 from gradclip.policy import PROPAGATE
+from gradclip.scopes import TREE
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200
@@ -28,7 +29,7 @@ def steps(parameters, max_norm):
         yield "describe to the kernels"
         made = decide(backend, arrays, Clipping(max_norm, Order(2.0), PROPAGATE, CLIP), gradients.names)
         yield "read, and decide"
-        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient))
+        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient, TREE))
         yield "scale"
 
 

@@ -13,7 +13,7 @@ LAYERS = [
     {"tree", "arithmetic"},
     {"native"},
     {"versions"},
-    {"backends"},
+    {"backends", "scopes"},
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "shards", "quantities"},
     {"policy", "members", "layers"},

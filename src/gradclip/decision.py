@@ -22,6 +22,7 @@ from gradclip.coefficient import (
 )
 from gradclip.norms import Norm, Order, measure, relative_error
 from gradclip.policy import Nonfinite, raise_nonfinite
+from gradclip.scopes import EXAMPLE, TREE, Scope
 from gradclip.shards import measure_all, measure_each
 from gradclip.sharing import Sharing
 
@@ -52,17 +53,17 @@ def decide(
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
     *,
-    batched: bool = False,
+    scope: Scope = TREE,
     mask: Any = None,
     sharing: Sharing | None = None,
 ) -> Decision:
-    """Measure the norm of `arrays` together (or that of each example) and decide what happens to them.
+    """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
 
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
     hold; under `sharing` other processes hold more. Raises FloatingPointError under the policy "raise".
     """
     clipping.nonfinite.check_visible(backend)
-    arrays, norm = _settled(backend, arrays, clipping, batched, mask, sharing)
+    arrays, norm = _settled(backend, arrays, clipping, scope, mask, sharing)
     finite = backend.xp.isfinite(norm.value)
     if clipping.nonfinite.raises and not backend.xp.all(finite):
         (raise_nonfinite if sharing is None else sharing.raise_nonfinite)(backend, arrays, names())
@@ -118,7 +119,7 @@ def clip_and_sum(
 def _in_two_readings(
     backend: Backend, arrays: Arrays, clipping: Clipping, names: Callable[[], Sequence[str]], mask: Any
 ) -> Summed:
-    made = decide(backend, arrays, clipping, names, batched=True, mask=mask)
+    made = decide(backend, arrays, clipping, names, scope=EXAMPLE, mask=mask)
     add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
     sums = [add(x, made.coefficient) for x in made.arrays]
     return Summed(sums, made.norm, made.clipped)
@@ -135,7 +136,7 @@ def _in_one_reading(
 
     So what an example adds does not depend on the others.
     """
-    count = arrays.elements(batched=True)
+    count = arrays.sharing(EXAMPLE)
     if clipping.target.integers or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
     error = relative_error(clipping.order, backend.examples_sum_error(count), FLOAT64, exact=False)
@@ -171,14 +172,14 @@ def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
 
 
 def _settled(
-    backend: Backend, arrays: Arrays, clipping: Clipping, batched: bool, mask: Any, sharing: Sharing | None
+    backend: Backend, arrays: Arrays, clipping: Clipping, scope: Scope, mask: Any, sharing: Sharing | None
 ) -> tuple[Arrays, Norm]:
     """Return the arrays and their norm, under the policy "zero" those without what is not finite."""
 
     def measured() -> Norm:
         if sharing is not None:
             return sharing.norm(backend, arrays)
-        return _measured(backend, arrays, clipping.order, batched, mask)
+        return _measured(backend, arrays, clipping.order, scope, mask)
 
     norm = measured()
     if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
@@ -187,8 +188,8 @@ def _settled(
     return arrays, norm
 
 
-def _measured(backend: Backend, arrays: Arrays, order: Order, batched: bool, mask: Any) -> Norm:
-    norm = measure(backend, arrays, order, batched=True) if batched else measure_all(backend, arrays, order)
+def _measured(backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Any) -> Norm:
+    norm = measure_all(backend, arrays, order) if scope.whole else measure(backend, arrays, order, scope)
     if mask is None:
         return norm
     return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

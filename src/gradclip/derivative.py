@@ -22,6 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 from gradclip.coefficient import Target
 from gradclip.norms import Order
 from gradclip.policy import Nonfinite
+from gradclip.scopes import TREE, Scope
 
 Array = Any
 
@@ -48,8 +49,8 @@ class _Multiplier(NamedTuple):
 class ClipRule:
     """How the clipped leaves and the norm change with the leaves and the threshold.
 
-    `max_norm`: the threshold, None where it is given with each call. Of a batch (`batched`) the results are sums over
-    examples, and the threshold is multiplied by `share`. `measures`: a norm comes with the results.
+    `max_norm`: the threshold, None where it is given with each call; it is multiplied by `share`. `scope`: which
+    elements share a norm. `summed`: the results are sums over examples. `measures`: a norm comes with the results.
     """
 
     measures: ClassVar[bool] = True
@@ -58,7 +59,8 @@ class ClipRule:
     max_norm: Any
     nonfinite: Nonfinite
     target: Target
-    batched: bool = False
+    scope: Scope = TREE
+    summed: bool = False
     share: float = 1.0
     total: Callable[[Sequence[Array]], Array] = sum
 
@@ -81,7 +83,7 @@ class ClipRule:
             self._over(by.k, x) * dx + (x / self._over(by.scale, x)) * self._over(dk, x)
             for x, dx in zip(xs, dxs, strict=True)
         ]
-        dys = [xp.sum(dy, axis=0) for dy in dys] if self.batched else dys
+        dys = [xp.sum(dy, axis=0) for dy in dys] if self.summed else dys
         return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
 
     def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
@@ -147,24 +149,24 @@ class ClipRule:
         ]
         if self.order.extreme:
             hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
-            ties = self.total([xp.sum(hit) for hit in hits])
+            ties = self.total([xp.sum(hit, axis=self.scope.shared_axes(hit.ndim)) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
-            return [sign * (hit * share) for sign, hit in zip(signs, hits, strict=True)]
+            return [sign * (hit * self._over(share, hit)) for sign, hit in zip(signs, hits, strict=True)]
         if p == 1:
             return signs
         # For p < 2 the power has no derivative at zero: there it is that of 1, times a sign of 0.
-        return [s * (xp.where(m > 0, m, safe) / safe) ** (p - 1) for s, m in zip(signs, magnitudes, strict=True)]
+        powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
+        return [sign * power for sign, power in zip(signs, powers, strict=True)]
 
     def _inner(self, xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         products = [
             xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b) if xp.isdtype(a.dtype, "complex floating") else a * b
             for a, b in zip(left, right, strict=True)
         ]
-        return [xp.sum(product, axis=tuple(range(int(self.batched), product.ndim))) for product in products]
+        return [xp.sum(product, axis=self.scope.shared_axes(product.ndim)) for product in products]
 
     def _over(self, value: Array, like: Array) -> Array:
-        """Shape what there is one of for each example so that it broadcasts to a leaf."""
-        return value[(..., *[None] * (like.ndim - 1))] if self.batched else value
+        return self.scope.over(value, like)
 
     def _extremes(self, xp: Any, magnitudes: Sequence[Array], norm: Array) -> list[Array]:
         """Say which magnitudes are the norm.
@@ -172,13 +174,13 @@ class ClipRule:
         The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
         """
         reduce = xp.max if self.order.p > 0 else xp.min
-        found = [reduce(m) for m in magnitudes if 0 not in m.shape]
+        found = [reduce(m, axis=self.scope.shared_axes(m.ndim)) for m in magnitudes if 0 not in m.shape]
         if not found:
-            return [m == norm for m in magnitudes]
-        extreme = reduce(xp.stack(found))
+            return [m == self._over(norm, m) for m in magnitudes]
+        extreme = reduce(xp.stack(found), axis=0)
         if self.total is not sum:  # Others may hold it.
             extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
-        return [m == extreme for m in magnitudes]
+        return [m == self._over(extreme, m) for m in magnitudes]
 
 
 @dataclass(frozen=True)

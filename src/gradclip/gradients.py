@@ -10,6 +10,7 @@ from gradclip.backends import Backend, Parts, all_of_frameworks, any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
 from gradclip.members import Members
+from gradclip.scopes import TREE
 from gradclip.tree import flatten
 
 
@@ -136,7 +137,7 @@ class Gradients:
 
     def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Any) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""
-        self._replace(backend.update(self.grads, arrays, new, coefficient))
+        self._replace(backend.update(self.grads, arrays, new, coefficient, TREE))
         if self.again is not None:
             others = self.again.enter(backend)
             again = others if new is arrays else backend.without_nonfinite(others)

@@ -15,6 +15,7 @@ from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
 from gradclip.norms import Order, norm_dtype
 from gradclip.policy import PROPAGATE
+from gradclip.scopes import LAYER
 from gradclip.shards import measure_all
 from gradclip.tree import FlatTree
 
@@ -128,7 +129,7 @@ def _clip_together(
             arrays = backend.enter(prepared)
             asked = clipping if known else replace(clipping, max_norm=max_norm)
             made = decide(backend, arrays, asked, names)
-            shrunk = backend.shrink(made.arrays, made.coefficient)
+            shrunk = backend.shrink(made.arrays, made.coefficient, LAYER)
             norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
             return backend.leave_all(shrunk, patterns), norm, []
 

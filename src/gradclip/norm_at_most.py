@@ -16,6 +16,7 @@ from gradclip.backends.host import viewed_arrays
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import exceeds, undecided
 from gradclip.norms import Order, measure
+from gradclip.scopes import TREE
 from gradclip.tree import flatten
 
 
@@ -83,7 +84,7 @@ def _known(max_norm: Any) -> tuple[float, Fraction | None]:
 def _is_at_most(arrays: Arrays, order: Order, threshold: float, limit: Fraction | None) -> bool:
     norm = measure(HOST, arrays, order)
     if limit is None:
-        return not arrays.elements() or not np.isnan(HOST.largest(arrays))
+        return not arrays.elements() or not np.isnan(HOST.largest(arrays, TREE))
     if not np.isfinite(norm.value):
         return False
     if limit != threshold or undecided(norm, threshold):

@@ -33,6 +33,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, Format, format_of
+from gradclip.scopes import LAYER, TREE, Scope
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -101,14 +102,14 @@ class Norm:
         return self.value if self.divisor is None else self.value * self.divisor
 
 
-def partial(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = False) -> Partial:
-    """Return what `arrays`, not all of them empty, know of their norm together, or of that of each example."""
+def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Partial:
+    """Return what `arrays`, not all of them empty, know of their norm together, or of each norm of the scope."""
     if order.extreme:
         extreme = backend.largest if order.p > 0 else backend.smallest
-        return Partial(extreme(arrays, batched=batched), None)
+        return Partial(extreme(arrays, scope), None)
     if all(element.power_fits(order.p, backend.wide) for element in arrays.formats):
-        return Partial(backend.power_sum(arrays, order.p, batched=batched), None)
-    return Partial(*backend.scaled_power_sum(arrays, order.p, batched=batched))
+        return Partial(backend.power_sum(arrays, order.p, scope), None)
+    return Partial(*backend.scaled_power_sum(arrays, order.p, scope))
 
 
 def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
@@ -139,16 +140,16 @@ def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
     return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
 
 
-def measure(backend: Backend, arrays: Arrays, order: Order, *, batched: bool = False) -> Norm:
-    """Return the norm of all `arrays` together, or one norm for each example along their first axis."""
-    count = arrays.elements(batched=batched)
+def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE) -> Norm:
+    """Return the norm of all `arrays` together, or each norm of the scope."""
+    count = arrays.sharing(scope)
     if not count:
-        shape = arrays[0].shape[:1] if batched else ()
+        shape = () if scope.whole else scope.norms_shape(arrays[0].shape)
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
-    value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, batched), arrays, count)
-    value, divisor = _beyond_range(backend, arrays, order, batched, value, divisor)
-    error = _error(backend, arrays, order, count, batched)
+    value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, scope), arrays, count)
+    value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
+    error = _error(backend, arrays, order, count, scope)
     return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
 
 
@@ -167,7 +168,7 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
     everything = Arrays([x for group in groups for x in group])
     value, divisor = backend.with_care(compute, everything, max(counts))
     known = list(zip(groups, counts, strict=True))
-    errors = [_error(backend, group, order, count, False) if count else 0.0 for group, count in known]
+    errors = [_error(backend, group, order, count, LAYER) if count else 0.0 for group, count in known]
     floors = [floor_of(backend, group, count, order) if count else 0.0 for group, count in known]
     return Norm(value, divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
 
@@ -181,12 +182,12 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
 
 
 def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
-    return _beyond_range(backend, arrays, order, False, *_computed(backend, arrays, order, False))
+    return _beyond_range(backend, arrays, order, LAYER, *_computed(backend, arrays, order, LAYER))
 
 
-def _error(backend: Backend, arrays: Arrays, order: Order, count: int, batched: bool) -> float:
+def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:
     exact = order.extreme and not arrays.any_complex
-    sum_error = backend.sum_error(count, arrays, order.p, batched=batched)
+    sum_error = backend.sum_error(count, arrays, order.p, scope)
     return relative_error(order, sum_error, backend.wide, exact=exact)
 
 
@@ -204,15 +205,15 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
     return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
 
 
-def _computed(backend: Backend, arrays: Arrays, order: Order, batched: bool) -> tuple[Any, Any]:
-    groups = [group for group in _by_range(backend, arrays, order) if group.elements(batched=batched)]
-    partials = [partial(backend, group, order, batched=batched) for group in groups]
+def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
+    groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
+    partials = [partial(backend, group, order, scope) for group in groups]
     whole = combine(backend, partials, order)
     return rooted(backend, whole, order), whole.divisor
 
 
 def _beyond_range(
-    backend: Backend, arrays: Arrays, order: Order, batched: bool, value: Any, divisor: Any
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Any, divisor: Any
 ) -> tuple[Any, Any]:
     """Return a norm and its divisor, those of quarters where only these have one."""
     if "complex128" not in arrays.dtypes:
@@ -224,7 +225,7 @@ def _beyond_range(
     found = value, xp.ones_like(value) if divisor is None else divisor
 
     def of_quarters() -> tuple[Any, Any]:
-        quarter, unit = _computed(backend, backend.quartered(arrays), order, batched)
+        quarter, unit = _computed(backend, backend.quartered(arrays), order, scope)
         unit = xp.ones_like(quarter) if unit is None else unit
         # With such a number it has no other divisor; and the product with one may be beyond the range.
         large = quarter > 2.0**500

@@ -16,6 +16,7 @@ from gradclip.example_options import added_to_norms, check_options, checked_dtyp
 from gradclip.grid import grid_for
 from gradclip.norms import Order, norm_dtype
 from gradclip.policy import Nonfinite
+from gradclip.scopes import EXAMPLE
 from gradclip.tree import FlatTree, flatten, listed
 
 
@@ -187,7 +188,7 @@ class _Batch:
         known = known_threshold(self.backend, threshold)
         own = known if isinstance(known, float) else None
         asked = self.asked.clipping
-        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, batched=True, share=share)
+        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, scope=EXAMPLE, summed=True, share=share)
         group = _Group(self.backend, self.outline, indices, own, share, self.asked)
         given = None if isinstance(threshold, float) else threshold
         clip = self.backend.differentiable(group.clipped, rule)
@@ -218,7 +219,7 @@ class _Group:
         clipping = replace(self.asked.clipping, max_norm=threshold)
         if self.asked.grid is not None:
             check_real(arrays, self._names)
-            grid = grid_for(self.asked.grid, arrays.elements(batched=True), arrays[0].shape[0], self.share)
+            grid = grid_for(self.asked.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
             target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
             clipping = replace(clipping, target=target)
         made = clip_and_sum(self.backend, arrays, clipping, self._names, mask)

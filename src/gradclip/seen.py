@@ -8,6 +8,7 @@ from typing import Any
 
 from gradclip.backends.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip.quantities import as_count
+from gradclip.scopes import EXAMPLE, TREE, Scope
 from gradclip.sensitivity import ASSUMED_ELEMENTS
 from gradclip.tree import flatten, listed
 
@@ -41,7 +42,7 @@ class Seen:
         """Take note of the leaves of a call, batch on axis 0; warn where a promise was made for smaller ones."""
         leaves = list(leaves)
         names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
-        self._elements = max(self._elements, _elements(leaves, batched=True))
+        self._elements = max(self._elements, _elements(leaves, EXAMPLE))
         known = names if self._narrowest is None else [*names, self._narrowest]
         self._narrowest = min(known, key=lambda name: format_named(name).precision, default=None)
         narrow = self._narrowest is not None and format_named(self._narrowest).precision < 24
@@ -66,7 +67,7 @@ class Seen:
                     f"elements must be a number of elements, or a tree of arrays such as the parameters, got "
                     f"{given!r:.80} of type {type(given).__name__}."
                 )
-            return as_count("elements", _elements(leaves, batched=False))
+            return as_count("elements", _elements(leaves, TREE))
         if not self._elements:
             self._assumed_elements = ASSUMED_ELEMENTS
         return self._elements or None
@@ -77,6 +78,6 @@ class Seen:
         return format_named(self._narrowest or "float32").name
 
 
-def _elements(leaves: Iterable[Any], *, batched: bool) -> int:
-    """Return the number of real numbers in the leaves, or in those of one example."""
-    return sum(math.prod(x.shape[int(batched) :]) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)
+def _elements(leaves: Iterable[Any], scope: Scope) -> int:
+    """Return the number of real numbers in the leaves that share a norm."""
+    return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)

@@ -22,6 +22,7 @@ from gradclip.backends.numpy import HOST
 from gradclip.coefficient import coefficient, needs_split, settled
 from gradclip.norms import Norm, Order, measure
 from gradclip.policy import Nonfinite
+from gradclip.scopes import TREE
 from gradclip.tree import flatten
 
 _MOST_PARTS = 2**40
@@ -167,7 +168,7 @@ class PartialNorm:
             limit = backend.scalar(known_threshold(backend, threshold), arrays)
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.settled(backend, backend.xp.isfinite(value), chosen)
-            shrunk = backend.shrink(arrays, chosen)
+            shrunk = backend.shrink(arrays, chosen, TREE)
             return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
 
     def _check_counted(self, backend: Backend, arrays: Arrays, whole: Norm) -> None:

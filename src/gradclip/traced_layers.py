@@ -19,6 +19,7 @@ from gradclip.decision import Clipping, decide_each
 from gradclip.derivative import ClipRule, LayersRule
 from gradclip.norms import Norm, Order, norm_dtype
 from gradclip.policy import PROPAGATE
+from gradclip.scopes import LAYER
 from gradclip.shards import measure_each
 
 
@@ -112,7 +113,7 @@ class _Layers:
             halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
             coefficients = coefficient.each(self.backend, narrow=halves)
             of_leaves = [one for one, size in zip(coefficients, self.sizes, strict=True) for _ in range(size)]
-            shrunk = self.backend.shrink_each(Arrays(arrays), of_leaves)
+            shrunk = self.backend.shrink_each(Arrays(arrays), of_leaves, LAYER)
             return self.backend.leave_all(shrunk, self.patterns), self._norms(norm, groups), []
 
     def _measured(self, prepared: Sequence[Any], _max_norm: None, _: None) -> tuple[list[Any], list[Any], list[Any]]:

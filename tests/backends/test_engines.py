@@ -18,6 +18,7 @@ from gradclip.backends.portable import halving_sum
 from gradclip.backends.torch import Torch, TorchHost
 from gradclip.coefficient import coefficient
 from gradclip.norms import Norm, Order, measure
+from gradclip.scopes import TREE
 
 SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)
@@ -69,8 +70,8 @@ def test_shrunk_arrays_are_the_same_bits(dtype, size):
         as_tensors = coefficient(portable, portable_norm, threshold, split=dtype in ("float64", "complex128"))
     assert bool(as_tensors.keep) == bool(chosen.keep)
     assert chosen.keep or float(as_tensors.wide.first) == chosen.wide.first
-    one = fast.leave(fast.shrink(fast.enter([tensor]), chosen)[0], tensor)
-    other = portable.shrunk(tensor, as_tensors)
+    one = fast.leave(fast.shrink(fast.enter([tensor]), chosen, TREE)[0], tensor)
+    other = portable.shrunk(tensor, as_tensors, TREE)
     assert one.view(torch.uint8 if size else one.dtype).equal(other.view(torch.uint8 if size else other.dtype))
 
 
@@ -89,7 +90,7 @@ def test_devices_without_float64_keep_error_and_bound(dtype, scale, size):
     threshold = torch.tensor(true / 3, dtype=torch.float32)
     with device.precision():
         chosen = coefficient(device, norm, threshold, split=True)
-        clipped = device.shrunk(tensor, chosen)
+        clipped = device.shrunk(tensor, chosen, TREE)
     after = float(on(TorchHost(), clipped, 2.0).product())
     assert after <= float(threshold)
     if float(threshold) > 1e-30 and dtype in ("float32", "complex64"):
@@ -121,10 +122,10 @@ def test_host_arrays_of_any_layout(layout):
     norm = measure(HOST, HOST.enter([x]), Order(2.0))
     assert float(norm.value) == pytest.approx(np.sqrt(np.sum(x.astype(np.float64) ** 2)), rel=1e-14)
     chosen = coefficient(HOST, norm, np.float64(1.0), split=False)
-    shrunk = HOST.shrink(HOST.enter([x]), chosen)[0].data
+    shrunk = HOST.shrink(HOST.enter([x]), chosen, TREE)[0].data
     np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-23)
     if layout != "broadcast":
-        HOST.shrink_(HOST.enter([x]), chosen)
+        HOST.shrink_(HOST.enter([x]), chosen, TREE)
         assert np.array_equal(x, shrunk)
 
 
@@ -138,5 +139,5 @@ def test_jax_takes_the_memory_of_eager_results_over():
     x = jnp.arange(1.0, 100_001.0)
     backend = JaxHost()
     norm = measure(backend, backend.enter([x]), Order(2.0))
-    (result,) = backend.shrink(backend.enter([x]), coefficient(backend, norm, np.float64(1.0), split=False))
+    (result,) = backend.shrink(backend.enter([x]), coefficient(backend, norm, np.float64(1.0), split=False), TREE)
     assert backend.leave(result, x).unsafe_buffer_pointer() == result.data.ctypes.data

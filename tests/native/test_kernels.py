@@ -12,6 +12,7 @@ from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.numpy import HOST
 from gradclip.coefficient import Coefficient, Factors
 from gradclip.native import HALF_SQUARES_ERROR, Described, describe_buffers, kernels
+from gradclip.scopes import TREE
 from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array
 
 CHUNK = 65536
@@ -96,12 +97,12 @@ def test_as_without_kernels(variant, dtype, size):
     fast, plain = with_kernels(arrays), without_kernels(arrays)
     with np.errstate(all="ignore"):
         for p in (1.0, 1.5, 2.0, 3.0):
-            error = HOST.sum_error(size + 3, fast, p) + 1e-13
-            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=error)
-        assert HOST.largest(fast) == pytest.approx(HOST.largest(plain), rel=1e-15)
-        assert HOST.smallest(fast) == pytest.approx(HOST.smallest(plain), rel=1e-15)
+            error = HOST.sum_error(size + 3, fast, p, TREE) + 1e-13
+            assert HOST.power_sum(fast, p, TREE) == pytest.approx(HOST.power_sum(plain, p, TREE), rel=error)
+        assert HOST.largest(fast, TREE) == pytest.approx(HOST.largest(plain, TREE), rel=1e-15)
+        assert HOST.smallest(fast, TREE) == pytest.approx(HOST.smallest(plain, TREE), rel=1e-15)
         for coefficient in (factors(0.3), factors(1e-4), factors(0.7, 2.0**-20), factors(math.nan)):
-            one, other = HOST.shrink(fast, coefficient), HOST.shrink(plain, coefficient)
+            one, other = HOST.shrink(fast, coefficient, TREE), HOST.shrink(plain, coefficient, TREE)
             for a, b in zip(one, other, strict=True):
                 assert np.array_equal(number(a), number(b), equal_nan=True)
 
@@ -120,7 +121,7 @@ def test_every_kind_of_number_is_scaled_as_without_kernels(variant, dtype):
     with np.errstate(all="ignore"):
         for first, second in ((0.3, 1.0), (1.0 - 2.0**-20, 1.0), (1e-30, 1.0), (0.5, 2.0**-120), (2.0**-140, 1.0)):
             coefficient = factors(first, second)
-            (a,), (b,) = (HOST.shrink(kind([x]), coefficient) for kind in (with_kernels, without_kernels))
+            (a,), (b,) = (HOST.shrink(kind([x]), coefficient, TREE) for kind in (with_kernels, without_kernels))
             assert np.array_equal(number(a), number(b), equal_nan=True)
             check_not_above(x, a, product_factors(x, coefficient))
 
@@ -173,15 +174,15 @@ def test_sums_of_squares_of_bfloat16_are_right_over_its_whole_range(variant, sca
     squares = [Fraction(v) ** 2 for v in number(x).tolist()]
     total, nonfinite = known([x]).sum(2.0, 1.0, True, 1)
     assert nonfinite == 0
-    assert abs(Fraction(total) / sum(squares) - 1) <= Fraction(HOST.sum_error(300, with_kernels([x]), 2.0))
+    assert abs(Fraction(total) / sum(squares) - 1) <= Fraction(HOST.sum_error(300, with_kernels([x]), 2.0, TREE))
 
 
 def test_squares_of_half_types_may_be_rounded_three_times_in_float32():
     x = with_kernels([random_array("float16", 4096)])
     exact = math.fsum(number(x[0]).astype(np.float64) ** 2)
-    error = abs(HOST.power_sum(x, 2.0) / exact - 1)
-    assert 2.0**-40 < error <= HALF_SQUARES_ERROR < HOST.sum_error(4096, x, 2.0)
-    assert HOST.sum_error(4096, x, 1.0) < 1e-13
+    error = abs(HOST.power_sum(x, 2.0, TREE) / exact - 1)
+    assert 2.0**-40 < error <= HALF_SQUARES_ERROR < HOST.sum_error(4096, x, 2.0, TREE)
+    assert HOST.sum_error(4096, x, 1.0, TREE) < 1e-13
 
 
 def test_beside_a_wider_leaf_squares_of_half_types_are_added_in_float64():
@@ -189,8 +190,8 @@ def test_beside_a_wider_leaf_squares_of_half_types_are_added_in_float64():
     for others in ([double], [HostArray(np.repeat(double.data, 2)[::2], "float64")]):
         x = with_kernels([half, *others])
         exact = math.fsum(np.concatenate([number(a).astype(np.float64) ** 2 for a in x]))
-        assert HOST.power_sum(x, 2.0) == pytest.approx(exact, rel=1e-14)
-        assert HOST.sum_error(4103, x, 2.0) < 1e-12
+        assert HOST.power_sum(x, 2.0, TREE) == pytest.approx(exact, rel=1e-14)
+        assert HOST.sum_error(4103, x, 2.0, TREE) < 1e-12
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -206,9 +207,9 @@ def test_fuzzed_sizes_offsets_and_values(seed):
     assert (fast.elements(), fast.dtypes) == (plain.elements(), plain.dtypes)
     with np.errstate(all="ignore"):
         for p in (1.0, 2.0, 2.5):
-            error = HOST.sum_error(fast.elements(), fast, p) + 1e-13
-            assert HOST.power_sum(fast, p) == pytest.approx(HOST.power_sum(plain, p), rel=error)
-        for a, b in zip(HOST.shrink(fast, factors(0.37)), HOST.shrink(plain, factors(0.37)), strict=True):
+            error = HOST.sum_error(fast.elements(), fast, p, TREE) + 1e-13
+            assert HOST.power_sum(fast, p, TREE) == pytest.approx(HOST.power_sum(plain, p, TREE), rel=error)
+        for a, b in zip(HOST.shrink(fast, factors(0.37), TREE), HOST.shrink(plain, factors(0.37), TREE), strict=True):
             assert np.array_equal(number(a), number(b), equal_nan=True)
         bound = float(10.0 ** rng.uniform(-4, 4))
         clamped = [[x.copy() for x in arrays if "complex" not in x.dtype] for _ in range(2)]

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+from gradclip.backends.protocols import Scope
 
 
 class Arrays(Sequence[Any]):
@@ -48,9 +49,13 @@ class Arrays(Sequence[Any]):
         """Whether a norm of them needs no more precision than float32's."""
         return all(element.precision < FLOAT32.precision for element in self.formats)
 
-    def elements(self, *, batched: bool = False) -> int:
-        """Return the number of elements, or of those of one example."""
-        return sum(math.prod(x.shape[int(batched) :]) for x in self.items)
+    def elements(self) -> int:
+        """Return the number of elements."""
+        return sum(math.prod(x.shape) for x in self.items)
+
+    def sharing(self, scope: Scope) -> int:
+        """Return how many elements share a norm."""
+        return self.elements() if scope.whole else sum(scope.elements(x.shape) for x in self.items)
 
 
 def checked_dtype(array: Any) -> Any:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.formats import FLOAT64, format_of, is_complex, product_format
-from gradclip.backends.host import HostArray, as_float, is_finite, multiplied, narrowed, widened
+from gradclip.backends.host import HostArray, as_float, blocks_of, is_finite, multiplied, narrowed, rows_first, widened
 from gradclip.backends.portable import Portable, raised
+from gradclip.backends.protocols import Scope
 
 
 class Chunkwise(Portable):
@@ -17,44 +18,45 @@ class Chunkwise(Portable):
     def parts(self, x: HostArray) -> list[HostArray]:
         return x.parts()
 
-    def power_sum_of(self, x: HostArray, p: float, divisor: Any, batched: bool) -> Any:
+    def power_sum_of(self, x: HostArray, p: float, scope: Scope, divisor: Any) -> Any:
         def of_wide(wide: np.ndarray, divisor: Any) -> Any:
             scaled = wide if divisor is None else wide / divisor
             return raised(np, scaled, p).sum(axis=-1)
 
-        return self._reduced(x, of_wide, np.add, batched, divisor, separate=p == 2)
+        return self._reduced(x, of_wide, np.add, scope, divisor, separate=p == 2)
 
-    def largest_of(self, x: HostArray, batched: bool) -> Any:
-        return self._reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, batched)
+    def largest_of(self, x: HostArray, scope: Scope) -> Any:
+        return self._reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, scope)
 
-    def smallest_of(self, x: HostArray, batched: bool) -> Any:
+    def smallest_of(self, x: HostArray, scope: Scope) -> Any:
         def of_wide(wide: np.ndarray, _: Any) -> Any:
             magnitude = np.abs(wide)
             finite = np.isfinite(magnitude.max(axis=-1))
             return np.where(finite, magnitude.min(axis=-1), np.nan)
 
-        return self._reduced(x, of_wide, np.minimum, batched)
+        return self._reduced(x, of_wide, np.minimum, scope)
 
     def _reduced(
         self,
         x: HostArray,
         of_wide: Callable[[np.ndarray, Any], Any],
         merge: np.ufunc,
-        batched: bool,
+        scope: Scope,
         divisor: Any = None,
         *,
         separate: bool = False,
     ) -> Any:
         """Reduce chunk by chunk; parts of complex numbers `separate`ly, or else as magnitudes."""
         if separate and is_complex(x):
-            reduced = [self._reduced(p, of_wide, merge, batched, divisor) for p in x.parts()]
+            reduced = [self._reduced(p, of_wide, merge, scope, divisor) for p in x.parts()]
             return merge(*reduced)
-        if not batched:
+        if scope.whole:
             return merge.reduce([of_wide(wide, divisor) for wide in self.wide_chunks(x)])
-        result = np.empty(x.shape[0])
-        for block, rows in x.rows():
-            mine = None if divisor is None else divisor[block, None]
-            result[block] = of_wide(widened(rows, x.dtype), mine)
+        result = np.empty(scope.norms_shape(x.shape))
+        flat, divisors = result.reshape(-1), None if divisor is None else np.reshape(divisor, -1)
+        for block, rows in x.rows(scope.own_axes(len(x.shape))):
+            mine = None if divisors is None else divisors[block, None]
+            flat[block] = of_wide(widened(rows, x.dtype), mine)
         return result
 
     def wide_chunks(self, x: HostArray) -> Iterator[np.ndarray]:
@@ -84,6 +86,22 @@ class Chunkwise(Portable):
                 product = multiplied(chunk, part.dtype, source, factors.first, factors.second)
                 chunk[...] = narrowed(product, target)
 
+    def scale_rows(self, x: HostArray, coefficient: Any, scope: Scope) -> None:
+        """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
+        own = scope.own_axes(len(x.shape))
+        for part in x.parts():
+            target, source = format_of(part), product_format(part, FLOAT64)
+            factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
+            data = rows_first(part.data, own)
+            second = 1.0 if factors.second is None else factors.second
+            of_rows = [
+                _over_rows(value, data, own) for value in (factors.first, second, coefficient.keep, coefficient.blank)
+            ]
+            for block in blocks_of(data):
+                here, (first, second, keep, blank) = data[block], [value[block] for value in of_rows]
+                scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
+                np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
+
     def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
         weights = coefficient.weights(np)
         sums = []
@@ -106,6 +124,12 @@ class Chunkwise(Portable):
             wide = widened(chunk, x.dtype)
             if (np.abs(wide) > bound).any():
                 chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+
+
+def _over_rows(value: Any, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
+    """Shape what there is one of for each row, or for all, so that it broadcasts to the rows."""
+    lengths = data.shape[: max(1, len(own))]
+    return np.broadcast_to(value, lengths).reshape(*lengths, *[1] * (data.ndim - len(lengths)))
 
 
 def _products(x: HostArray, factors: Any, blank: Any) -> Iterator[np.ndarray]:

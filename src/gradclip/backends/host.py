@@ -20,6 +20,7 @@ from gradclip.backends.formats import (
     is_complex,
     low_bits_mask,
 )
+from gradclip.backends.protocols import Scope
 from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15
@@ -100,18 +101,21 @@ class HostArray:
         ) as pieces:
             yield from pieces if self.counted is None else (self._zeroed(*pair) for pair in pieces)
 
-    def rows(self) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of whole examples, as slices of the first axis and 2-D arrays, each example in one piece.
+    def rows(self, own: tuple[int, ...] = (0,)) -> Iterator[tuple[slice, np.ndarray]]:
+        """Yield blocks of whole rows, as slices of all rows and 2-D arrays, each row in one piece.
 
-        NumPy adds the elements of an example that lies in one piece in the same order, however many there are.
+        A row is what lies at one place along the `own` axes: an example, of the first axis. NumPy adds the elements of
+        a row that lies in one piece in the same order, however many there are.
         """
-        length = math.prod(self.shape[1:])
-        many = max(1, _CHUNK // max(1, length))
-        for start in range(0, len(self.data), many):
-            block = slice(start, start + many)
-            rows = np.ascontiguousarray(self.data[block])
-            rows = rows.reshape(len(rows), length)
-            yield block, rows if self.counted is None else self._zeroed(rows, self.counted[block].reshape(rows.shape))
+        data = rows_first(self.data, own)
+        counted = None if self.counted is None else rows_first(self.counted, own)
+        beside = math.prod(data.shape[1 : len(own)])  # rows at each place along the first axis
+        length = math.prod(data.shape[max(1, len(own)) :])
+        for block in blocks_of(data):
+            rows = np.ascontiguousarray(data[block])
+            rows = rows.reshape(len(rows) * beside, length)
+            some = slice(block.start * beside, block.stop * beside)
+            yield some, rows if counted is None else self._zeroed(rows, counted[block].reshape(rows.shape))
 
     def _zeroed(self, piece: np.ndarray, beside: np.ndarray) -> np.ndarray:
         """Return a piece, zeros where `beside` is not finite."""
@@ -134,10 +138,8 @@ class HostArrays(Arrays):
         """The arrays one by one."""
         return list(map(self._view, self._given))
 
-    def elements(self, *, batched: bool = False) -> int:
-        """Return the number of elements, or of those of one example."""
-        if batched:
-            return super().elements(batched=True)
+    def elements(self) -> int:
+        """Return the number of elements."""
         known = self.kernels.count if self.kernels else 0
         return known + sum(x.size for x in self.others)
 
@@ -150,9 +152,12 @@ class OnlyFinite(HostArrays):
         super().__init__(views, lambda x: x, Described(None, range(len(views))))
 
 
-def split(arrays: Arrays, batched: bool = False) -> tuple[Any, Sequence[HostArray]]:
-    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not."""
-    if batched or not isinstance(arrays, HostArrays) or not arrays.kernels:
+def split(arrays: Arrays, scope: Scope | None = None) -> tuple[Any, Sequence[HostArray]]:
+    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not.
+
+    Of norms that are not of all elements together they know nothing.
+    """
+    if (scope is not None and not scope.whole) or not isinstance(arrays, HostArrays) or not arrays.kernels:
         return None, arrays
     return arrays.kernels, arrays.others
 
@@ -162,6 +167,20 @@ def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
     if any(x.counted is not None for x in arrays):
         return OnlyFinite(arrays)
     return HostArrays(arrays, lambda x: x, describe_buffers([x.data for x in arrays]))
+
+
+def rows_first(data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
+    """Return a view with the own axes before the others; where there are none, with a first axis of one row."""
+    if not own:
+        return data[None]
+    return data.transpose(*own, *(axis for axis in range(data.ndim) if axis not in own))
+
+
+def blocks_of(rows: np.ndarray) -> Iterator[slice]:
+    """Yield slices of the first axis, of about as many elements as a chunk has, one row at least."""
+    many = max(1, _CHUNK // max(1, math.prod(rows.shape[1:])))
+    for start in range(0, len(rows), many):
+        yield slice(start, start + many)
 
 
 def known_to_buffers(array: np.ndarray) -> np.ndarray:

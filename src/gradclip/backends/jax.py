@@ -19,6 +19,7 @@ from gradclip.backends.jax_kernels import JaxKernels
 from gradclip.backends.jax_places import copied, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared, split_over
 from gradclip.backends.numpy import Host, known_to_buffers
+from gradclip.backends.protocols import Scope
 
 _ALIGNMENT = 64  # bytes
 
@@ -50,9 +51,9 @@ class JaxHost(Host):
         aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
         return HostArray(aligned.reshape(x.shape), x.dtype)
 
-    def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
-        if not coefficient.keep or isinstance(arrays, OnlyFinite):
-            return super().shrink(arrays, coefficient)
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
+        if not (scope.whole and coefficient.keep) or isinstance(arrays, OnlyFinite):
+            return super().shrink(arrays, coefficient, scope)
         # Of JAX's arrays `leave` makes the copies.
         return [x.copy() if x.origin is None else x for x in arrays]
 

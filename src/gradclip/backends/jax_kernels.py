@@ -3,7 +3,6 @@
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from gradclip.backends.jax_axes import varying_together
 from gradclip.backends.jax_ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax_traced import Jax
 from gradclip.backends.portable import ENOUGH
+from gradclip.backends.protocols import Scope
 
 
 class JaxKernels(Jax):
@@ -23,34 +23,37 @@ class JaxKernels(Jax):
 
     splits_by_range = False
 
-    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         return self.kernels_sum_error(count, arrays, p)
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         return compute()
 
-    def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> jax.Array:
-        return self._power_sums(arrays, p, -1.0, batched)[0]
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> jax.Array:
+        return self._power_sums(arrays, p, -1.0, scope)[0]
 
-    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[jax.Array, jax.Array]:
-        return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, batched)
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
+        return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, scope)
 
-    def _power_sums(self, arrays: Arrays, p: float, enough: float, batched: bool) -> tuple[jax.Array, jax.Array]:
+    def _power_sums(self, arrays: Arrays, p: float, enough: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
         def portable(arrays: Arrays, result: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            return super(JaxKernels, self).power_sum(arrays, p, result[1], batched=batched), result[1]
+            return super(JaxKernels, self).power_sum(arrays, p, scope, result[1]), result[1]
 
-        return self._read(partial(power_sums, p=p, enough=enough, rows=rows_of(arrays, batched)), portable, arrays)
+        rows = scope.norms_shape(arrays[0].shape)
+        return self._read(lambda arrays: power_sums(rows_first(arrays, scope), p, enough, rows), portable, arrays)
 
-    def largest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
-        return self._extreme(0, super().largest, arrays, batched)
+    def largest(self, arrays: Arrays, scope: Scope) -> jax.Array:
+        return self._extreme(0, super().largest, arrays, scope)
 
-    def smallest(self, arrays: Arrays, *, batched: bool = False) -> jax.Array:
-        return self._extreme(1, super().smallest, arrays, batched)
+    def smallest(self, arrays: Arrays, scope: Scope) -> jax.Array:
+        return self._extreme(1, super().smallest, arrays, scope)
 
-    def _extreme(self, index: int, portable: Callable[..., Any], arrays: Arrays, batched: bool) -> jax.Array:
-        rows = rows_of(arrays, batched)
+    def _extreme(self, index: int, portable: Callable[..., Any], arrays: Arrays, scope: Scope) -> jax.Array:
+        rows = scope.norms_shape(arrays[0].shape)
         return self._read(
-            lambda arrays: extremes(arrays, rows)[index], lambda arrays, _: portable(arrays, batched=batched), arrays
+            lambda arrays: extremes(rows_first(arrays, scope), rows)[index],
+            lambda arrays, _: portable(arrays, scope),
+            arrays,
         )
 
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
@@ -92,6 +95,7 @@ def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:
     return wide.reshape(like.shape[1:])
 
 
-def rows_of(arrays: Arrays, batched: bool) -> tuple[int, ...]:
-    """Return the shape of results that are one number for each example, or one for all."""
-    return arrays[0].shape[: int(batched)]
+def rows_first(arrays: Sequence[jax.Array], scope: Scope) -> list[jax.Array]:
+    """Return the arrays with the axes that have norms of their own before the others, as the kernels want them."""
+    axes = [(*scope.own_axes(x.ndim), *scope.shared_axes(x.ndim)) for x in arrays]
+    return list(map(lax.transpose, arrays, axes))

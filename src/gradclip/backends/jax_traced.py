@@ -33,6 +33,7 @@ from gradclip.backends.jax_axes import Axes, known_layout
 from gradclip.backends.jax_examples import SumsByRows
 from gradclip.backends.jax_places import like, of_numpy, typed_like
 from gradclip.backends.numpy import sum_dtype
+from gradclip.backends.protocols import Scope
 
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
@@ -96,8 +97,8 @@ class Jax(SumsByRows):
     def writable(self, leaf: Any) -> bool:
         return of_numpy(leaf) and bool(leaf.flags.writeable)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[Any]:
-        return list(map(self._put, leaves, self.shrink(new, coefficient)))
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope) -> list[Any]:
+        return list(map(self._put, leaves, self.shrink(new, coefficient, scope)))
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[Any]:
         return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
@@ -182,14 +183,14 @@ class Jax(SumsByRows):
         """Return the product, zero where it lies below the normal range: there the compiler flushes as it likes."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
-    def shrink(self, arrays: Arrays, coefficient: Any) -> list[jax.Array]:
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[jax.Array]:
         if self.visible:
-            return super().shrink(arrays, coefficient)
+            return super().shrink(arrays, coefficient, scope)
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
-        return super().shrink(Arrays(self._apart(list(arrays))), coefficient)
+        return super().shrink(Arrays(self._apart(list(arrays))), coefficient, scope)
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any]) -> list[jax.Array]:
-        return list(map(self.shrunk, self._apart(list(arrays)), coefficients))
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[jax.Array]:
+        return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # One barrier for all would make each of them vary over the axes of all.

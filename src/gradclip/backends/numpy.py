@@ -21,7 +21,8 @@ from gradclip.backends.chunkwise import Chunkwise
 from gradclip.backends.formats import SUPPORTED, bare_name, dtype_name, format_of
 from gradclip.backends.host import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.memory import Region, region_of_array
-from gradclip.backends.portable import ENOUGH
+from gradclip.backends.portable import ENOUGH, filled
+from gradclip.backends.protocols import Scope
 
 _is_writeable = attrgetter("flags.writeable")
 
@@ -149,42 +150,42 @@ class Host(Chunkwise):
         # One after the other, so that an example's sum does not depend on how many examples there are.
         return functools.reduce(np.add, terms)
 
-    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
-        known, others = split(arrays, batched)
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        known, others = split(arrays, scope)
         if known and not others:
             return self.kernels_sum_error(count, arrays, p)
-        error = super().sum_error(count, arrays, p)
+        error = super().sum_error(count, arrays, p, scope)
         return error + self.kernels_sum_error(0, arrays, p) if known else error
 
-    def power_sum(self, arrays: Arrays, p: float, divisor: Any = None, *, batched: bool = False) -> Any:
-        known, others = split(arrays, batched)
-        sums = [self.power_sum_of(x, p, divisor, batched) for x in others]
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
+        known, others = split(arrays, scope)
+        sums = [self.power_sum_of(x, p, scope, divisor) for x in others]
         if known:
             total, _ = known.sum(p, 1.0 if divisor is None else divisor, arrays.only_halves, self.threads())
             sums.append(np.float64(total))
         return self.total(sums)
 
-    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Any, Any]:
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Any, Any]:
         if p in (1, 2):
-            total = self.power_sum(arrays, p, batched=batched)
+            total = self.power_sum(arrays, p, scope)
             enough = (total > ENOUGH) & np.isfinite(total)
             if np.all(enough):
                 return total, None
             # Of a batch only those that need it: no example may change the last bits of another.
-            scaled, divisor = super().scaled_power_sum(arrays, p, batched=batched)
+            scaled, divisor = super().scaled_power_sum(arrays, p, scope)
             return np.where(enough, total, scaled)[()], np.where(enough, 1.0, divisor)[()]
-        return super().scaled_power_sum(arrays, p, batched=batched)
+        return super().scaled_power_sum(arrays, p, scope)
 
-    def largest(self, arrays: Arrays, *, batched: bool = False) -> Any:
-        known, others = split(arrays, batched)
-        found = [self.largest_of(x, batched) for x in others if x.size]
+    def largest(self, arrays: Arrays, scope: Scope) -> Any:
+        known, others = split(arrays, scope)
+        found = [self.largest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             found.append(known.extremes(self.threads())[0])
         return np.max(np.stack(found), axis=0)
 
-    def smallest(self, arrays: Arrays, *, batched: bool = False) -> Any:
-        known, others = split(arrays, batched)
-        found = [self.smallest_of(x, batched) for x in others if x.size]
+    def smallest(self, arrays: Arrays, scope: Scope) -> Any:
+        known, others = split(arrays, scope)
+        found = [self.smallest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             _, smallest, nonfinite = known.extremes(self.threads())
             found.append(math.nan if nonfinite else smallest)
@@ -205,9 +206,11 @@ class Host(Chunkwise):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
-    def shrink(self, arrays: Arrays, coefficient: Any) -> list[HostArray]:
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
         if isinstance(arrays, OnlyFinite):
-            return self._shrunk_finite(arrays, coefficient)
+            return self._shrunk_finite(arrays, coefficient, scope)
+        if not scope.whole:
+            return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
         if coefficient.keep:
             return self.copies(arrays)
         results, targets = self.places_for(arrays)
@@ -215,9 +218,11 @@ class Host(Chunkwise):
         if known and not others and targets:
             self._scale_known(known, targets, coefficient)
             return results
-        results = self._filled_copies(arrays)
-        self.shrink_(viewed_arrays(results), coefficient)
-        return results
+        return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
+
+    def _shrunk_copies(self, copies: list[HostArray], coefficient: Any, scope: Scope) -> list[HostArray]:
+        self.shrink_(viewed_arrays(copies), coefficient, scope)
+        return copies
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
         """Return arrays as results are, with the elements of these."""
@@ -239,25 +244,26 @@ class Host(Chunkwise):
         same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
         return results, known.kernels if same_order and not known.left_out else None
 
-    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any) -> list[HostArray]:
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any, scope: Scope) -> list[HostArray]:
         results = self._filled_copies(arrays)
         for y in results:
             y.put_zeros()
-        self.shrink_(viewed_arrays(results), coefficient)
-        return results
+        return self._shrunk_copies(results, coefficient, scope)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> Sequence[Any]:
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+    ) -> Sequence[Any]:
         """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
-        if new is arrays and coefficient.keep:
+        if new is arrays and scope.whole and coefficient.keep:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
             if new is not arrays:
                 for x in arrays:
                     x.put_zeros()
-            self.shrink_(arrays, coefficient)
+            self.shrink_(arrays, coefficient, scope)
             self.wrote(leaves)
             return leaves
-        results = self.shrink(new, coefficient)
+        results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
@@ -283,8 +289,12 @@ class Host(Chunkwise):
         self.wrote([leaf])
         return leaf
 
-    def shrink_(self, arrays: Arrays, coefficient: Any) -> None:
+    def shrink_(self, arrays: Arrays, coefficient: Any, scope: Scope) -> None:
         """Scale arrays where they are; write nothing if the coefficient keeps them."""
+        if not scope.whole:
+            for x in arrays:
+                self.scale_rows(x, coefficient, scope)
+            return
         if coefficient.keep:
             return
         known, others = split(arrays)

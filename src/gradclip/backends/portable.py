@@ -15,6 +15,7 @@ from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.held import HeldByOne
 from gradclip.backends.memory import InMemory
+from gradclip.backends.protocols import Scope
 
 Array = Any
 
@@ -125,7 +126,7 @@ class Portable(HeldByOne, InMemory):
         """Return a pair of wide scalars, or vectors: what `compute` returns where it is flagged, elsewhere `found`."""
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
 
-    def sum_error(self, count: int, arrays: Arrays, p: float, *, batched: bool = False) -> float:
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
@@ -139,45 +140,45 @@ class Portable(HeldByOne, InMemory):
         """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
         return min(count, native.ADDITIONS) * FLOAT64.roundoff
 
-    def power_sum(self, arrays: Arrays, p: float, divisor: Array = None, *, batched: bool = False) -> Array:
-        """Return the sum of (|x| / divisor)**p over all arrays and axes, or over all axes but the first."""
-        return self.total([self.power_sum_of(x, p, divisor, batched) for x in arrays])
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array = None) -> Array:
+        """Return the sum of (|x| / divisor)**p over all arrays, for each norm of the scope."""
+        return self.total([self.power_sum_of(x, p, scope, divisor) for x in arrays])
 
-    def scaled_power_sum(self, arrays: Arrays, p: float, *, batched: bool = False) -> tuple[Array, Array]:
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
         """Return a power sum whose terms could leave the range, and its divisor; None is 1."""
-        largest = self.largest(arrays, batched=batched)
+        largest = self.largest(arrays, scope)
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
         if self.divisors_up_to < math.inf:
             divisor = self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
-        return self.power_sum(arrays, p, divisor, batched=batched), divisor
+        return self.power_sum(arrays, p, scope, divisor), divisor
 
-    def largest(self, arrays: Arrays, *, batched: bool = False) -> Array:
+    def largest(self, arrays: Arrays, scope: Scope) -> Array:
         """Return the largest magnitude, NaN where one is NaN."""
-        found = [self.largest_of(x, batched) for x in _filled(arrays, batched)]
+        found = [self.largest_of(x, scope) for x in filled(arrays, scope)]
         return self.xp.max(self.xp.stack(self.gather(found)), axis=0)
 
-    def smallest(self, arrays: Arrays, *, batched: bool = False) -> Array:
+    def smallest(self, arrays: Arrays, scope: Scope) -> Array:
         """Return the smallest magnitude, NaN where one is not finite."""
-        found = [self.smallest_of(x, batched) for x in _filled(arrays, batched)]
+        found = [self.smallest_of(x, scope) for x in filled(arrays, scope)]
         return self.xp.min(self.xp.stack(self.gather(found)), axis=0)
 
-    def power_sum_of(self, x: Array, p: float, divisor: Array, batched: bool) -> Array:
+    def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array) -> Array:
         """Return the sum for one array."""
         wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
         if divisor is not None:
-            wides = [wide / self.over_examples(divisor, wide) for wide in wides]
+            wides = [wide / scope.over(divisor, wide) for wide in wides]
         powers = [raised(self.xp, wide, p) for wide in wides]
-        sums = [self.sum_rows(x) if batched else self._sum(x, axes_of(x, False)) for x in powers]
+        sums = [self.sum_shared(x, scope) for x in powers]
         return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
-    def largest_of(self, x: Array, batched: bool) -> Array:
+    def largest_of(self, x: Array, scope: Scope) -> Array:
         """Return the largest magnitude of one array."""
-        return self.xp.max(self.magnitude(x), axis=axes_of(x, batched))
+        return self.xp.max(self.magnitude(x), axis=scope.shared_axes(x.ndim))
 
-    def smallest_of(self, x: Array, batched: bool) -> Array:
+    def smallest_of(self, x: Array, scope: Scope) -> Array:
         """Return the smallest magnitude of one array."""
         magnitude = self.magnitude(x)
-        axes = axes_of(x, batched)
+        axes = scope.shared_axes(x.ndim)
         finite = self.xp.isfinite(self.xp.max(magnitude, axis=axes))
         return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
 
@@ -186,20 +187,14 @@ class Portable(HeldByOne, InMemory):
         parts = [self.widen(part) for part in self.parts(x)]
         return self.xp.abs(parts[0]) if len(parts) == 1 else self.xp.hypot(*parts)
 
-    def sum_rows(self, wide: Array) -> Array:
-        """Return the sum over all axes but the first."""
-        return self._sum(wide, axes_of(wide, True))
+    def sum_shared(self, wide: Array, scope: Scope) -> Array:
+        """Return the sum over the axes that share a norm."""
+        return self._sum(wide, scope.shared_axes(wide.ndim))
 
     def _sum(self, wide: Array, axes: tuple[int, ...]) -> Array:
         if self.wide is FLOAT64:
             return self.xp.sum(wide, axis=axes)
         return halving_sum(self.xp, wide, axes)
-
-    def over_examples(self, value: Array, like: Array) -> Array:
-        """Shape a scalar, or a vector with one value an example, so that it broadcasts to `like`."""
-        if getattr(value, "ndim", 0) == 0:
-            return value
-        return self.xp.reshape(value, (-1,) + (1,) * (like.ndim - 1))
 
     def count_nonfinite(self, x: Array) -> tuple[int, int]:
         """Return how many elements are NaN and how many infinite: this waits for the values."""
@@ -265,33 +260,33 @@ class Portable(HeldByOne, InMemory):
         """Return the arrays with zeros in place of NaN and the infinities."""
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, arrays: Arrays, coefficient: Any) -> list[Array]:
-        """Return the arrays scaled by the coefficient, no element above the exact product."""
-        return [self.shrunk(x, coefficient) for x in arrays]
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[Array]:
+        """Return the arrays scaled by the coefficient, one for each norm, no element above the exact product."""
+        return [self.shrunk(x, coefficient, scope) for x in arrays]
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any]) -> list[Array]:
-        """Return the arrays, each scaled by its own coefficient."""
-        return list(map(self.shrunk, arrays, coefficients))
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[Array]:
+        """Return the arrays, each scaled by its own coefficient, or coefficients."""
+        return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
 
-    def shrunk(self, x: Array, coefficient: Any) -> Array:
+    def shrunk(self, x: Array, coefficient: Any, scope: Scope) -> Array:
         """Return one array scaled."""
-        results = [self.narrow(self.product(part, coefficient), part) for part in self.parts(x)]
-        blank = self.over_examples(coefficient.blank, x)
+        results = [self.narrow(self.product(part, coefficient, scope), part) for part in self.parts(x)]
+        blank = scope.over(coefficient.blank, x)
         result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
-        return self.xp.where(self.over_examples(coefficient.keep, x), x, result)
+        return self.xp.where(scope.over(coefficient.keep, x), x, result)
 
-    def product(self, x: Array, coefficient: Any) -> Array:
+    def product(self, x: Array, coefficient: Any, scope: Scope) -> Array:
         """Return the real array `x` times the coefficient, in a format that holds each element exactly."""
         if product_format(x, self.wide) is self.wide:
-            product = self._times(self.widen(x), coefficient.wide)
+            product = self._times(self.widen(x), coefficient.wide, scope.over)
         else:
-            product = self._times(self.xp.astype(x, self.xp.float32), coefficient.narrow)
+            product = self._times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
-    def _times(self, x: Array, factors: Any) -> Array:
-        product = x * self.over_examples(factors.first, x)
-        return product if factors.second is None else product * self.over_examples(factors.second, x)
+    def _times(self, x: Array, factors: Any, over: Callable[[Array, Array], Array]) -> Array:
+        product = x * over(factors.first, x)
+        return product if factors.second is None else product * over(factors.second, x)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
         """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
@@ -299,8 +294,8 @@ class Portable(HeldByOne, InMemory):
 
     def rounded_sum(self, x: Array, coefficient: Any) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
-        blank = self.over_examples(coefficient.blank, x)
-        product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide))
+        blank = over_examples(coefficient.blank, x)
+        product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide, over_examples))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
@@ -308,8 +303,8 @@ class Portable(HeldByOne, InMemory):
         weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):
-            blank = self.over_examples(coefficient.blank, part)
-            product = self.xp.where(blank, 0.0, self._times(self.widen(part), weights))
+            blank = over_examples(coefficient.blank, part)
+            product = self.xp.where(blank, 0.0, self._times(self.widen(part), weights, over_examples))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
 
@@ -333,13 +328,14 @@ class Portable(HeldByOne, InMemory):
         return self.xp.clip(x, -limit, limit)
 
 
-def _filled(arrays: Arrays, batched: bool) -> list[Array]:
-    return [x for x in arrays if 0 not in x.shape[int(batched) :]]
+def filled(arrays: Sequence[Array], scope: Scope) -> list[Array]:
+    """Return the arrays of which elements share a norm."""
+    return [x for x in arrays if 0 not in map(x.shape.__getitem__, scope.shared_axes(len(x.shape)))]
 
 
-def axes_of(x: Array, batched: bool) -> tuple[int, ...]:
-    """Return all axes, or all but the first."""
-    return tuple(range(int(batched), x.ndim))
+def over_examples(value: Array, like: Array) -> Array:
+    """Shape a vector with one value an example so that it broadcasts to `like`."""
+    return value[(slice(None), *[None] * (like.ndim - 1))]
 
 
 def raised(xp: Any, wide: Array, p: float) -> Array:

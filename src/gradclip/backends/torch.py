@@ -1,5 +1,6 @@
 """PyTorch: CPU tensors as host memory; any other device, and tracing, through the portable operations."""
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
@@ -18,7 +19,8 @@ from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
 from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.numpy import Host, sum_dtype, viewed_arrays
-from gradclip.backends.portable import Portable, axes_of, halving_sum
+from gradclip.backends.portable import Portable, halving_sum
+from gradclip.backends.protocols import Scope
 from gradclip.backends.torch_autograd import call_differentiably
 from gradclip.backends.torch_tensors import (
     dense,
@@ -204,22 +206,25 @@ class Torch(Portable):
     def complex(self, real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
         return torch.complex(real, imag)
 
-    def shrunk(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
-        return super().shrunk(x, moved(coefficient, x.device))
+    def shrunk(self, x: torch.Tensor, coefficient: Any, scope: Scope) -> torch.Tensor:
+        return super().shrunk(x, moved(coefficient, x.device), scope)
 
-    def power_sum_of(self, x: torch.Tensor, p: float, divisor: Any, batched: bool) -> torch.Tensor:
-        if not batched:
+    def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: Any) -> torch.Tensor:
+        own = scope.own_axes(x.ndim)
+        if not own:
             divisor = divisor.to(x.device) if divisor is not None else None
-            return super().power_sum_of(x, p, divisor, batched)
-        sums = [
-            super(Torch, self).power_sum_of(x[b], p, None if divisor is None else divisor[b], batched)
-            for b in _blocks(x)
-        ]
+            return super().power_sum_of(x, p, scope, divisor)
+        sums = []
+        for b in _blocks(x, own[0]):
+            some = x[(*[slice(None)] * own[0], b)]
+            sums.append(super().power_sum_of(some, p, scope, None if divisor is None else divisor[b]))
         return torch.cat(sums)
 
-    def sum_rows(self, wide: torch.Tensor) -> torch.Tensor:
-        """Return the sum over all axes but the first, in an order that does not depend on how many rows there are."""
-        return halving_sum(self.xp, wide, axes_of(wide, True))
+    def sum_shared(self, wide: torch.Tensor, scope: Scope) -> torch.Tensor:
+        """Return the sum over the axes that share a norm, in an order that does not depend on how many there are."""
+        if not scope.own_axes(wide.ndim):
+            return super().sum_shared(wide, scope)
+        return halving_sum(self.xp, wide, scope.shared_axes(wide.ndim))
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
         blocks = _blocks(x)
@@ -246,8 +251,10 @@ class Torch(Portable):
     def writable(self, leaf: torch.Tensor) -> bool:
         return writable(leaf)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any) -> list[torch.Tensor]:
-        results = self.shrink(new, coefficient)
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+    ) -> list[torch.Tensor]:
+        results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> list[torch.Tensor]:
@@ -295,10 +302,10 @@ def _rows(coefficient: Any, block: slice) -> Any:
     return mapped(coefficient, lambda value: value[block])
 
 
-def _blocks(x: torch.Tensor) -> list[slice]:
-    """Return slices of the first axis of which each holds at most some `_BLOCK` elements, one row at least."""
-    rows = max(1, _BLOCK // max(1, x[:1].numel()))
-    return [slice(start, start + rows) for start in range(0, max(1, x.shape[0]), rows)]
+def _blocks(x: torch.Tensor, axis: int = 0) -> list[slice]:
+    """Return slices of an axis of which each holds at most some `_BLOCK` elements, one row at least."""
+    rows = max(1, _BLOCK // max(1, math.prod(x.shape[:axis] + x.shape[axis + 1 :])))
+    return [slice(start, start + rows) for start in range(0, max(1, x.shape[axis]), rows)]
 
 
 def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:

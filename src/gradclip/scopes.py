@@ -1,0 +1,56 @@
+"""Scopes: which elements share a norm. A tree or a layer as a whole, each example of a batch, or each row of a matrix.
+
+What one scope has as many of as norms (the norms themselves, coefficients, divisors) comes in arrays of one shape: the
+lengths of the axes that are the norms' own. A new scope is one more value here; backends and rules ask it for the axes.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Scope:
+    """A choice of axes: each place along the own axes has a norm, which all elements along the other axes share.
+
+    `own` returns the own axes for a number of axes, negative ones counted from the end. It is None where all elements
+    of all arrays share one norm. Otherwise arrays that are measured together have own axes of the same lengths.
+    """
+
+    name: str
+    own: Callable[[int], Sequence[int]] | None = None
+
+    @property
+    def whole(self) -> bool:
+        """Whether all elements of all arrays share one norm."""
+        return self.own is None
+
+    def own_axes(self, ndim: int) -> tuple[int, ...]:
+        """Return the axes, in order, along which each place has a norm of its own."""
+        return () if self.own is None or not ndim else tuple(sorted(axis % ndim for axis in self.own(ndim)))
+
+    def shared_axes(self, ndim: int) -> tuple[int, ...]:
+        """Return the axes, in order, whose elements share a norm."""
+        own = self.own_axes(ndim)
+        return tuple(axis for axis in range(ndim) if axis not in own)
+
+    def norms_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the norms of an array of this shape."""
+        return tuple(shape[axis] for axis in self.own_axes(len(shape)))
+
+    def elements(self, shape: Sequence[int]) -> int:
+        """Return how many elements of an array of this shape share a norm."""
+        return math.prod(shape[axis] for axis in self.shared_axes(len(shape)))
+
+    def over(self, value: Any, like: Any) -> Any:
+        """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
+        if self.own is None or getattr(value, "ndim", 0) == 0:
+            return value
+        own = self.own_axes(like.ndim)
+        return value[tuple(slice(None) if axis in own else None for axis in range(like.ndim))]
+
+
+TREE = Scope("tree")
+LAYER = Scope("layer")
+EXAMPLE = Scope("example", lambda ndim: (0,))
