@@ -16,7 +16,8 @@ from gradclip.layerwise import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example import PerExampleInfo, per_example_clip
-from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
+from gradclip.promise import Sensitivity
+from gradclip.sensitivity import clipped_sum_sensitivity
 from gradclip.streamed import PartialNorm, partial_norm
 from gradclip.transforms import clipped_fun, clipped_grad
 

@@ -1,23 +1,88 @@
-"""What a clipped function is called with: parameters that have derivatives, and batches in mappings that are no trees.
+"""What a clipped function is called with: positions, parameters, batches, and mappings that are no trees.
 
 Trees know dicts; a batch in another mapping, such as a `UserDict` or a tokenizer's `BatchEncoding`, becomes a dict on
 the way in, and what it was before the function sees it.
 """
 
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
+from numbers import Integral
 from typing import Any
 
 import optree
 
 from gradclip.backends import framework_of
 from gradclip.quantities import shown
-from gradclip.tree import flatten
+from gradclip.tree import flatten, listed
 
 _INSTEAD = (
     "pass dict(model.named_parameters()), and compute with torch.func.functional_call(model, parameters, (x,)) in the "
     "loss."
 )
+
+
+def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
+    if not isinstance(given, Integral | Iterable):
+        raise TypeError(f"{name} must be a position or several, got {shown(given)} of type {type(given).__name__}.")
+    numbers = (given,) if isinstance(given, Integral) else tuple(given)
+    if not numbers:
+        raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
+    if any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in numbers):
+        raise ValueError(f"{name} must be positions counted from 0, got {shown(given)}.")
+    if len({*numbers}) < len(numbers):
+        raise ValueError(f"{name} names a position twice, got {shown(given)}. Pass each once.")
+    return tuple(map(int, numbers))
+
+
+def needed_positions(fun: Callable[..., Any]) -> list[int]:
+    """Return the positions of those arguments that a function cannot do without, as far as it tells them."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [i for i, p in enumerate(by_position) if p.default is p.empty]
+
+
+def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
+    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
+    return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
+
+
+def not_said(name: str, others: tuple[int, ...]) -> str:
+    """Return the error where it was not said which of several arguments carry the batch."""
+    return (
+        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
+        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
+    )
+
+
+def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
+    """Return the length of axis 0 that all leaves, and the mask, have in common.
+
+    Raises ValueError that names the leaves where there is none.
+    """
+    shapes = {}
+    for i, arg in enumerate(mapped_args):
+        flat = flatten(arg)
+        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+            shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
+    if mask is not None:
+        shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
+    first = next(iter(shapes.values()), ())
+    if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
+        # What differs from the first comes before what does not, for the list is cut.
+        one, *others = shapes.items() or [("", ())]
+        others.sort(key=lambda item: item[1][:1] == first[:1])
+        found = [f"{name} {shape}" for name, shape in (one, *others) if name]
+        raise ValueError(
+            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
+            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
+        )
+    return first[0]
 
 
 def check_parameters(position: int, tree: Any) -> None:

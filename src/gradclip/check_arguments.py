@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.formats import SUPPORTED, bare_name
+from gradclip.promise import Sensitivity
 from gradclip.quantities import as_count, as_number, shown
-from gradclip.sensitivity import Sensitivity
 from gradclip.tree import FlatTree
 
 

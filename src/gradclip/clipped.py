@@ -1,22 +1,34 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
-import numbers
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from gradclip.arguments import check_mask
+from gradclip.arguments import check_flag, check_mask
+from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import framework_of
 from gradclip.backends import mapping as mappings
 from gradclip.backends.mapping import mapped
-from gradclip.call_arguments import check_parameters, closed, has_mappings, opened
-from gradclip.per_example import per_example_clip
-from gradclip.quantities import as_count, shown
+from gradclip.call_arguments import (
+    batch_size,
+    check_parameters,
+    closed,
+    has_mappings,
+    needed_positions,
+    not_said,
+    opened,
+    others_than,
+)
+from gradclip.per_example import clip_examples
+from gradclip.per_example_settings import PerExampleSettings
+from gradclip.promise import Sensitivity
+from gradclip.quantities import as_count, as_divisor, as_number_of_examples, shown
 from gradclip.seen import Seen
-from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity
-from gradclip.tree import flatten, listed
+from gradclip.sensitivity import sensitivity_of
+from gradclip.tree import flatten
 
 _AT_A_TIME = 8
+_clip_examples = ordinary_arithmetic(clip_examples)
 
 
 class ExampleOutputs(NamedTuple):
@@ -31,31 +43,19 @@ class ExampleOutputs(NamedTuple):
     aux: Any = None
 
 
-@dataclass(frozen=True)
-class Manner:
-    """How a call differs where it stands for another library's.
-
-    `framework`: which one, None to find it by the arguments. `maps_keywords`: keyword arguments carry the batch, too.
-    `to_unit`: the sum is divided by the threshold. `dtype`: that of the result, "input" for that of the gradients.
-    """
-
-    framework: str | None = None
-    maps_keywords: bool = False
-    to_unit: bool = False
-    dtype: Any = None
-    spmd_axis_name: Any = None
-
-
 @dataclass(frozen=True, eq=False)
 class ClippedFunction:
     """A function of a batch: the sum of `fun`'s gradients, or of its results, each example's clipped by its own norm.
 
     It is called as `fun` is, with a batch in the arguments at `batch_argnums`. Made by `gradclip.clipped_grad` and
-    `gradclip.clipped_fun`, which describe the settings; `argnums` None stands for the results themselves.
+    `gradclip.clipped_fun`, which describe what is set and the errors; `argnums` None stands for the results themselves.
+
+    An integration that differs from these overrides `_framework`, `_is_mapped`, `_over_batch`, `_finished` and
+    `_added_in`, which say what each decides.
     """
 
     fun: Callable[..., Any]
-    max_norm: Any
+    settings: PerExampleSettings
     argnums: int | tuple[int, ...] | None
     batch_argnums: tuple[int, ...]
     has_aux: bool = False
@@ -68,12 +68,39 @@ class ClippedFunction:
     prng_argnum: int | None = None
     unit: str = "example"
     method: str = "vmap"
-    options: Mapping[str, Any] = field(default_factory=dict)
     assumed: bool = False  # whether nobody said which arguments carry the batch
-    manner: Manner = Manner()
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
     programs: mappings.Programs = field(default_factory=mappings.Programs, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        if not callable(self.fun):
+            raise TypeError(f"fun must be a function, got {shown(self.fun)} of type {type(self.fun).__name__}.")
+        for name in ("has_aux", "keep_batch_dim", "return_values", "return_norms"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
+        key, batch = self.prng_argnum, self.batch_argnums
+        if key is not None and (not isinstance(key, int) or isinstance(key, bool) or key < 0 or key in batch):
+            raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}: pass one key.")
+        divisor = as_divisor("normalize_by", self.normalize_by, self.settings.sum_format)
+        object.__setattr__(self, "normalize_by", divisor)
+        for name in ("microbatch_size", "pad_to"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_number_of_examples(name, getattr(self, name)))
+        if self.settings.grid is not None and divisor != 1:
+            raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
+        if self.unit not in ("example", "group"):
+            raise ValueError(f"unit must be 'example' or 'group', got {self.unit!r}.")
+        if self.method not in ("vmap", "loop"):
+            raise ValueError(f"method must be 'vmap' or 'loop', got {self.method!r}.")
+        others = others_than(needed_positions(self.fun), self.argnums, key) if self.assumed else ()
+        if len(others) > 1:
+            raise TypeError(not_said(self._named(), others))
+
+    @property
+    def max_norm(self) -> Any:
+        """The threshold of each example, as it was passed."""
+        return self.settings.max_norm
+
+    @ordinary_arithmetic
     def sensitivity(
         self,
         relation: str = "add_or_remove_one",
@@ -107,22 +134,18 @@ class ClippedFunction:
         if batch_size is None and self.pad_to is not None:
             batch_size = self.pad_to * as_count("partial_sums", partial_sums)
         count = None if batch_size is None else as_count("batch_size", batch_size)
-        if partial_sums_in is None and self.manner.dtype is not None:
-            partial_sums_in = self.seen.narrowest() if self.manner.dtype == "input" else self.manner.dtype
-        known = ("rule", "per_layer", "nonfinite", "sum_dtype", "grid")
-        promise = clipped_sum_sensitivity(
-            self.max_norm,
+        promise = sensitivity_of(
+            self.settings,
             relation,
             unit=self.unit,
             normalize_by=self.normalize_by,
-            to_unit=self.manner.to_unit,
             batch_size=count,
-            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
-            partial_sums=partial_sums,
-            partial_sums_in=partial_sums_in,
+            sum_format=self.settings.sum_format,
             summed_in=summed_in,
+            partial_sums=partial_sums,
             elements=self.seen.elements(elements),
-            **{name: self.options[name] for name in known if name in self.options},
+            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
+            partial_sums_in=self._added_in() if partial_sums_in is None else partial_sums_in,
         )
         if promise.note:
             return promise
@@ -161,7 +184,7 @@ class ClippedFunction:
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
         if self.assumed:
             self._check_assumption(args[:-1], kwargs)
-        verbs = mappings.mapping_of(self.manner.framework or self._framework(args[:-1]), self.method)
+        verbs = mappings.mapping_of(self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
@@ -170,7 +193,7 @@ class ClippedFunction:
             axes[self.prng_argnum] = 0
         mask = None if mask is None else verbs.flags(mask)
         of_example = self._of_example(verbs, kinds)
-        of_batch = verbs.over_batch(of_example, axes, self.manner.spmd_axis_name)
+        of_batch = self._over_batch(verbs, of_example, axes)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
         if self.microbatch_size is not None:
@@ -195,7 +218,14 @@ class ClippedFunction:
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _is_mapped(self, position: int, count: int) -> bool:
-        return position in self.batch_argnums or (position == count - 1 and self.manner.maps_keywords)
+        """Say whether the argument at a position carries the batch; the last of `count` are the keyword arguments."""
+        return position in self.batch_argnums
+
+    def _over_batch(
+        self, verbs: mappings.Mapping, of_example: Callable[..., Any], axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        """Return the function of one example over axis 0 of those arguments that `axes` has a 0 for."""
+        return verbs.over_batch(of_example, axes, None)
 
     def _of_example(self, verbs: mappings.Mapping, kinds: Mapping[int, Any]) -> Callable[..., Any]:
         """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
@@ -221,13 +251,12 @@ class ClippedFunction:
 
     def _step(self, verbs: mappings.Mapping, of_batch: Callable[..., Any], dtypes: list[Any]) -> mappings.Step:
         """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
-        options = dict(self.options, to_unit=True) if self.manner.to_unit else self.options
 
         def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
             tree, (values, aux) = of_batch(*args)
             leaves = flatten(tree).leaves
             dtypes[:] = [leaf.dtype for leaf in leaves]
-            summed, info = per_example_clip(tree, self.max_norm, mask=mask, **options)
+            summed, info = _clip_examples(tree, self.settings, mask)
             self.seen.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else verbs.blanked(kept, mask)
@@ -236,12 +265,12 @@ class ClippedFunction:
         return step
 
     def _finished(self, verbs: mappings.Mapping, summed: Any, dtypes: Sequence[Any]) -> Any:
-        flat = flatten(summed)
-        leaves = flat.leaves if self.normalize_by == 1.0 else [x / self.normalize_by for x in flat.leaves]
-        if self.manner.dtype is not None:
-            wanted = dtypes if self.manner.dtype == "input" else [self.manner.dtype] * len(leaves)
-            leaves = [verbs.cast(x, dtype) for x, dtype in zip(leaves, wanted, strict=True)]
-        return flat.rebuild(leaves)
+        """Return what a call returns of the sum; `dtypes` are those of what has been clipped."""
+        return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
+
+    def _added_in(self) -> Any:
+        """Return the dtype that results are rounded to, and added up in afterwards; None for that of the sum."""
+        return None
 
     def _check_positions(self, args: Sequence[Any]) -> None:
         differentiated = self.argnums if isinstance(self.argnums, tuple) else (self.argnums or 0,)
@@ -300,58 +329,12 @@ class ClippedFunction:
                 )
 
 
-def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
-    """Return the length of axis 0 that all leaves, and the mask, have in common.
-
-    Raises ValueError that names the leaves where there is none.
-    """
-    shapes = {}
-    for i, arg in enumerate(mapped_args):
-        flat = flatten(arg)
-        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
-            shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
-    if mask is not None:
-        shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
-    first = next(iter(shapes.values()), ())
-    if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
-        # What differs from the first comes before what does not, for the list is cut.
-        one, *others = shapes.items() or [("", ())]
-        others.sort(key=lambda item: item[1][:1] == first[:1])
-        found = [f"{name} {shape}" for name, shape in (one, *others) if name]
-        raise ValueError(
-            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
-            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
-        )
-    return first[0]
-
-
 def whole_program(rows: int) -> int:
     """Return how many rows a program for so many has, if none of them is computed in another way than the others.
 
     Libraries for matrices take some rows at a time, and what is left over one by one, which adds in another order.
     """
     return rows if rows == 1 else -(-rows // _AT_A_TIME) * _AT_A_TIME
-
-
-def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
-    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
-    differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
-    return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
-
-
-def not_said(name: str, others: tuple[int, ...]) -> str:
-    """Return the error where it was not said which of several arguments carry the batch."""
-    return (
-        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
-        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
-    )
-
-
-def check_number(name: str, value: Any) -> int:
-    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
-    return as_count(name, value)
 
 
 def _with(args: Sequence[Any], index: int, new: Any) -> tuple[Any, ...]:

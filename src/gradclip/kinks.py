@@ -36,7 +36,7 @@ def threshold_of(clipped: ClippedFunction) -> float:
 
 def step_of(clipped: ClippedFunction) -> Fraction:
     """Return in units of the gradients what one is in the result: a step of the grid where it is on one."""
-    grid = clipped.options.get("grid")
+    grid = clipped.settings.grid
     return Fraction(1) if grid is None else Fraction(threshold_of(clipped)) / grid
 
 
@@ -68,7 +68,8 @@ def kinked(clipped: ClippedFunction) -> ClippedFunction:
         predicted = x @ w
         return abs(predicted - y), predicted
 
-    return replace(clipped, fun=loss, max_norm=threshold_of(clipped), batch_argnums=(1, 2), has_aux=True, **_BARE)
+    settings = replace(clipped.settings, max_norm=threshold_of(clipped))
+    return replace(clipped, fun=loss, settings=settings, batch_argnums=(1, 2), has_aux=True, **_BARE)
 
 
 @dataclass(frozen=True)

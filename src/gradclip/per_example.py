@@ -12,10 +12,9 @@ from gradclip.backends.arrays import Arrays
 from gradclip.coefficient import Target
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
-from gradclip.example_options import added_to_norms, check_options, checked_dtype
 from gradclip.grid import grid_for
 from gradclip.norms import Order, norm_dtype
-from gradclip.policy import Nonfinite
+from gradclip.per_example_settings import PerExampleSettings
 from gradclip.scopes import EXAMPLE
 from gradclip.tree import FlatTree, flatten, listed
 
@@ -103,7 +102,7 @@ def per_example_clip(
     [1.2, 1.6]
 
     """
-    check_options(
+    settings = PerExampleSettings(
         max_norm,
         per_layer=per_layer,
         uniform=uniform,
@@ -114,25 +113,18 @@ def per_example_clip(
         grid=grid,
         to_unit=to_unit,
     )
-    mask = check_mask(mask)
+    return clip_examples(grads, settings, check_mask(mask))
+
+
+def clip_examples(grads: Any, settings: PerExampleSettings, mask: Any) -> tuple[Any, PerExampleInfo]:
+    """Clip and add up examples as `per_example_clip` does; the mask has been checked."""
     flat = flatten(grads)
-    plan = _Plan.of(flat, max_norm, per_layer, uniform)
-    target = Target(1.0 if to_unit else None, added_to_norms(rule, gamma))
-    clipping = Clipping(None, Order(2.0), Nonfinite.named(nonfinite), target)
+    plan = _Plan.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
-    dtype = checked_dtype(sum_dtype) if grid is None else "int64"
-    backend.check_sum_dtype(dtype)
+    backend.check_sum_dtype(settings.dtype_of_sums)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, prepared, mask)
-    return _Batch(backend, flat, prepared, mask, Asked(clipping, dtype, grid)).clip_groups(plan)
-
-
-class Asked(NamedTuple):
-    """How examples are clipped, the dtype of their sums, and the steps of a threshold if these are integers."""
-
-    clipping: Clipping
-    sum_dtype: str | None
-    grid: int | None
+    return _Batch(backend, flat, prepared, mask, settings).clip_groups(plan)
 
 
 @dataclass(frozen=True)
@@ -145,29 +137,31 @@ class _Plan:
     shares: Sequence[float]
 
     @classmethod
-    def of(cls, flat: FlatTree, max_norm: Any, per_layer: bool, uniform: bool) -> "_Plan":
+    def of(cls, flat: FlatTree, settings: PerExampleSettings) -> "_Plan":
         leaves = range(len(flat.leaves))
-        if not is_single_threshold(max_norm):
-            prefix, groups = flat.split_by(max_norm)
+        if not is_single_threshold(settings.max_norm):
+            prefix, groups = flat.split_by(settings.max_norm)
             return cls(prefix, groups, list(map(check_threshold, prefix.leaves)), [1.0] * len(groups))
-        threshold = check_threshold(max_norm)
-        if not per_layer:
+        threshold = check_threshold(settings.max_norm)
+        if not settings.per_layer:
             return cls(None, [leaves], [threshold], [1.0])
         sizes = [math.prod(getattr(leaf, "shape", ())[1:]) for leaf in flat.leaves]
-        shares = layer_shares(sizes, uniform=uniform) if sizes else []
+        shares = layer_shares(sizes, uniform=settings.uniform) if sizes else []
         return cls(flat, [[i] for i in leaves], [threshold] * len(leaves), shares)
 
 
 class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
-    def __init__(self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, asked: Asked) -> None:
+    def __init__(
+        self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, settings: PerExampleSettings
+    ) -> None:
         self.backend = backend
         self.flat = flat
         self.outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
         self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
-        self.asked = asked
+        self.settings = settings
 
     def clip_groups(self, plan: _Plan) -> tuple[Any, PerExampleInfo]:
         """Clip each group of leaves; return the sums and what was clipped, in the plan's shape."""
@@ -187,9 +181,10 @@ class _Batch:
         """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
         known = known_threshold(self.backend, threshold)
         own = known if isinstance(known, float) else None
-        asked = self.asked.clipping
+        asked = Clipping(own, Order(2.0), self.settings.policy, self.settings.target)
         rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, scope=EXAMPLE, summed=True, share=share)
-        group = _Group(self.backend, self.outline, indices, own, share, self.asked)
+        dtype, grid = self.settings.dtype_of_sums, self.settings.grid
+        group = _Group(self.backend, self.outline, indices, asked, share, dtype, grid)
         given = None if isinstance(threshold, float) else threshold
         clip = self.backend.differentiable(group.clipped, rule)
         sums, norms, (count, *integers) = clip([self.prepared[i] for i in indices], given, self.mask)
@@ -198,32 +193,37 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Group:
-    """Leaves that are clipped together. It holds no traced array: JAX keeps what the functions of its rules hold."""
+    """Leaves that are clipped together, to a share of the threshold in `clipping`, or of one that is traced.
+
+    It holds no traced array: JAX keeps what the functions of its rules hold.
+    """
 
     backend: Backend
     outline: FlatTree
     indices: Sequence[int]
-    max_norm: float | None
+    clipping: Clipping
     share: float
-    asked: Asked
+    sum_dtype: str | None
+    grid: int | None
 
     def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Any) -> tuple[list[Any], Any, list[Any]]:
         """Return the sums that have derivatives, the norms, and the number clipped with the other sums."""
         with self.backend.precision():
             arrays = self.backend.enter(prepared)
-            threshold = self.backend.scalar(max_norm if self.max_norm is None else self.max_norm, arrays)
+            own = self.clipping.max_norm
+            threshold = self.backend.scalar(max_norm if own is None else own, arrays)
             sums, norms, count = self._summed(arrays, self._shared(threshold), mask)
-            return ([], norms, [count, *sums]) if self.asked.grid else (sums, norms, [count])
+            return ([], norms, [count, *sums]) if self.grid else (sums, norms, [count])
 
     def _summed(self, arrays: Arrays, threshold: Any, mask: Any) -> tuple[list[Any], Any, Any]:
-        clipping = replace(self.asked.clipping, max_norm=threshold)
-        if self.asked.grid is not None:
+        clipping = replace(self.clipping, max_norm=threshold)
+        if self.grid is not None:
             check_real(arrays, self._names)
-            grid = grid_for(self.asked.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
+            grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
             target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
             clipping = replace(clipping, target=target)
         made = clip_and_sum(self.backend, arrays, clipping, self._names, mask)
-        sums = self.backend.leave_sums(made.sums, arrays, self.asked.sum_dtype)
+        sums = self.backend.leave_sums(made.sums, arrays, self.sum_dtype)
         leaves = [self.outline.leaves[i] for i in self.indices]
         norms = self.backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
         return sums, norms, self.backend.leave_count(made.clipped, leaves)

@@ -40,6 +40,13 @@ def as_count(name: str, value: Any) -> int:
     return int(given)
 
 
+def as_number_of_examples(name: str, value: Any) -> int:
+    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
+    return as_count(name, value)
+
+
 def as_divisor(name: str, value: Any, sums: Format) -> float:
     """Return a constant that sums of a format are divided by.
 

@@ -34,122 +34,20 @@ coefficients that depend on their own example alone, bit for bit.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.grid import check_grid, check_threshold_of_grid, grid_for
-from gradclip.policy import Nonfinite
+from gradclip.backends.formats import Format
+from gradclip.grid import check_threshold_of_grid, grid_for
+from gradclip.per_example_settings import PerExampleSettings
+from gradclip.promise import RELATIONS, Sensitivity
 from gradclip.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
 from gradclip.rounding import Summation, root_up, rounded_up
 from gradclip.tree import flatten
 
-RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
-RULES = ("clip", "normalize", "automatic")
-UNITS = ("example", "group")
 ASSUMED_ELEMENTS = 2**26
-
-
-@dataclass(frozen=True)
-class Sensitivity:
-    """The largest L2 distance between what is returned with one unit of data and without it.
-
-    Args:
-        bound: that distance in exact arithmetic, in units of what is returned: of the sum, or of the sum over
-            `denominator` (already divided).
-        unit: what is one unit of data: "example", or "group", which is clipped as one.
-        relation: what may happen to one unit: "add_or_remove_one", "replace_one" by another, or "zero_out", which
-            puts zeros in its place.
-        denominator: the constant that the sum has been divided by; None is a sum.
-        rounding: what the rounding of floating-point sums may add to the distance: 0 for sums of integers, NaN where
-            it is not known, because no batch size was given.
-        note: which batches it speaks of, such as "batches padded to 256 examples"; where the bound is infinite, why.
-
-    Raises:
-        ValueError: numbers out of range, or a name that is none of those above.
-        TypeError: what is no number. NumPy's scalars are, and become Python's.
-
-    >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
-    >>> print(mean)
-    sum over examples / 4, add or remove one example: at most 0.5
-    >>> mean.noise_std(noise_multiplier=3.0)
-    1.5
-    """
-
-    bound: float
-    unit: str
-    relation: str
-    denominator: float | None = None
-    rounding: float = 0.0
-    note: str = ""
-
-    def __post_init__(self) -> None:
-        for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
-            object.__setattr__(self, name, as_number(name, getattr(self, name)))
-        if not self.bound >= 0:
-            raise ValueError(f"bound must be a distance, 0 or more, got {self.bound!r}.")
-        if self.rounding < 0:
-            raise ValueError(f"rounding must be 0 or more, or NaN where it is not known, got {self.rounding!r}.")
-        if self.denominator is not None and not 0 < self.denominator < math.inf:
-            raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
-        check_name("unit", self.unit, UNITS)
-        check_name("relation", self.relation, RELATIONS)
-
-    @property
-    def total(self) -> float:
-        """The bound with the rounding, rounded up: what one unit can make in the arithmetic the machine does.
-
-        Raises ValueError where the rounding is not known, or nothing bounds the distance.
-        """
-        if math.isinf(self.bound + self.rounding):
-            raise ValueError(
-                f"one {self.unit} can move this sum without limit: {self.note or 'max_norm must be finite'}."
-            )
-        if math.isnan(self.rounding):
-            raise ValueError(
-                "how much rounding adds to this sensitivity is not known: it grows with the number of examples in a "
-                "sum. Pass batch_size=, the most examples that are summed at once; or leave the rounding out with "
-                "dataclasses.replace(sensitivity, rounding=0.0)."
-            )
-        return rounded_up(Fraction(self.bound) + Fraction(self.rounding))
-
-    def noise_std(self, noise_multiplier: float) -> float:
-        """Return the standard deviation of the noise to add to what is returned: noise_multiplier * total, rounded up.
-
-        `noise_multiplier` is the noise in units of the sensitivity, as accountants of Gaussian mechanisms take it.
-
-        Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and as `total` does;
-        TypeError for what is no number.
-
-        >>> Sensitivity(1.0, "example", "replace_one").noise_std(noise_multiplier=1.1)
-        1.1
-        """
-        multiplier = as_number("noise_multiplier", noise_multiplier)
-        if not 0 <= multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be a finite number, 0 or more, got {noise_multiplier!r}.")
-        std = rounded_up(Fraction(multiplier) * Fraction(self.total))
-        if math.isinf(std):
-            raise ValueError(
-                f"noise of {multiplier:g} times {self.total:g} is beyond float64's range; lower max_norm or "
-                "noise_multiplier."
-            )
-        return std
-
-    def __str__(self) -> str:
-        divided = "" if self.denominator is None else f" / {self.denominator:g}"
-        change = self.relation.removesuffix("_one").replace("_", " ")
-        extra = f" (+ {self.rounding:.2g} rounding)" if self.rounding else ""
-        if math.isnan(self.rounding):
-            extra = " (+ rounding, unknown without batch_size)"
-        note = f"; {self.note}" if self.note else ""
-        return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
-
-    def without_limit(self, reason: str) -> "Sensitivity":
-        """Return the same with an infinite bound, and the reason for it."""
-        return replace(self, bound=math.inf, rounding=0.0, note=reason)
 
 
 @ordinary_arithmetic
@@ -214,10 +112,54 @@ def clipped_sum_sensitivity(
     >>> clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, "replace_one", normalize_by=2.0, grid=2**20).bound
     5.0
     """
-    check_name("relation", relation, RELATIONS)
     per_layer, to_unit = check_flag("per_layer", per_layer), check_flag("to_unit", to_unit)
-    check_name("rule", rule, RULES)
-    policy = Nonfinite.named(nonfinite)
+    sum_format = as_format("sum_dtype", sum_dtype)
+    _thresholds(max_norm)
+    if to_unit and per_layer:
+        raise ValueError(
+            "to_unit with per_layer depends on the number of layers; pass a tree with a threshold for each."
+        )
+    if to_unit and grid is not None:
+        raise ValueError("to_unit=True goes without a grid; divide the sum by max_norm.")
+    settings = PerExampleSettings(
+        max_norm,
+        per_layer=per_layer,
+        nonfinite=nonfinite,
+        rule=rule,
+        grid=None if grid is None else as_count("grid", grid),
+        to_unit=to_unit,
+    )
+    return sensitivity_of(
+        settings,
+        relation,
+        unit=unit,
+        normalize_by=normalize_by,
+        batch_size=batch_size,
+        sum_format=sum_format,
+        summed_in=summed_in,
+        partial_sums=partial_sums,
+        elements=elements,
+        microbatches=microbatches,
+        partial_sums_in=partial_sums_in,
+    )
+
+
+def sensitivity_of(
+    settings: PerExampleSettings,
+    relation: str,
+    *,
+    unit: str,
+    normalize_by: float,
+    batch_size: int | None,
+    sum_format: Format,
+    summed_in: Any,
+    partial_sums: int,
+    elements: int | None,
+    microbatches: int,
+    partial_sums_in: Any,
+) -> Sensitivity:
+    """Return the sensitivity of a sum by these settings; the other arguments are as in `clipped_sum_sensitivity`."""
+    check_name("relation", relation, RELATIONS)
     counts = {
         "batch_size": batch_size,
         "elements": elements,
@@ -225,31 +167,35 @@ def clipped_sum_sensitivity(
         "microbatches": microbatches,
     }
     known = {name: None if count is None else as_count(name, count) for name, count in counts.items()}
-    sum_format, device = as_format("sum_dtype", sum_dtype), as_format("summed_in", summed_in)
+    device = as_format("summed_in", summed_in)
     added_in = None if partial_sums_in is None else as_format("partial_sums_in", partial_sums_in, narrow=True)
     divisor = as_divisor("normalize_by", normalize_by, sum_format)
-    thresholds = _thresholds(max_norm)
-    _check_together(thresholds, grid, known, to_unit=to_unit, per_layer=per_layer, alone=_is_number(max_norm))
+    thresholds = _thresholds(settings.max_norm)
+    if settings.grid is not None:
+        for threshold in thresholds:
+            check_threshold_of_grid(threshold)
+        grid_for(settings.grid, known["elements"] or 1, known["batch_size"] or 1)
     denominator = None if divisor == 1 else divisor
-    if policy.tells:
-        return Sensitivity(math.inf, unit, relation, denominator, note=policy.tells)
-    if math.inf in thresholds and not to_unit:
+    if settings.policy.tells:
+        return Sensitivity(math.inf, unit, relation, denominator, note=settings.policy.tells)
+    if math.inf in thresholds and not settings.to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
-    one = root_up(sum((Fraction(1.0 if to_unit else c) ** 2 for c in thresholds), Fraction(0)))
+    one = root_up(sum((Fraction(1.0 if settings.to_unit else c) ** 2 for c in thresholds), Fraction(0)))
     bound = math.inf
     if one < math.inf:
         bound = rounded_up((2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor))
     if math.isinf(bound):
-        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(max_norm)}.")
+        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(settings.max_norm)}.")
+    on_grid = settings.grid is not None
     summation = Summation(
         device,
         sum_format,
-        None if added_in is sum_format and grid is None else added_in,
+        None if added_in is sum_format and not on_grid else added_in,
         known["microbatches"] or 1,
         known["partial_sums"] or 1,
         known["elements"] or ASSUMED_ELEMENTS,
         divisor,
-        grid is not None,
+        on_grid,
     )
     return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
 
@@ -263,33 +209,3 @@ def _thresholds(max_norm: Any) -> list[float]:
     if not found:
         raise ValueError("max_norm holds no thresholds; pass a number, or a tree of numbers.")
     return found
-
-
-def _is_number(max_norm: Any) -> bool:
-    leaves = flatten(max_norm).leaves
-    return len(leaves) == 1 and leaves[0] is max_norm
-
-
-def _check_together(
-    thresholds: Sequence[float],
-    grid: Any,
-    counts: Mapping[str, int | None],
-    *,
-    to_unit: bool,
-    per_layer: bool,
-    alone: bool,
-) -> None:
-    """Raise a ValueError for settings that `per_example_clip` refuses together."""
-    if to_unit and per_layer:
-        raise ValueError(
-            "to_unit with per_layer depends on the number of layers; pass a tree with a threshold for each."
-        )
-    if per_layer and not alone:
-        raise ValueError("per_layer=True takes one number for max_norm; a tree of thresholds says it all itself.")
-    if check_grid(None if grid is None else as_count("grid", grid)) is None:
-        return
-    if to_unit:
-        raise ValueError("to_unit=True goes without a grid; divide the sum by max_norm.")
-    for threshold in thresholds:
-        check_threshold_of_grid(threshold)
-    grid_for(int(grid), counts["elements"] or 1, counts["batch_size"] or 1)

@@ -21,7 +21,8 @@ from gradclip.exact import squared_distance
 from gradclip.hostile import CROWDS, KINDS, Room
 from gradclip.kinks import Kinks, kinked, of_gradients, sizes, step_of, threshold_of
 from gradclip.per_example import check_batch
-from gradclip.sensitivity import Sensitivity, root_up
+from gradclip.promise import Sensitivity
+from gradclip.rounding import root_up
 from gradclip.tree import FlatTree, flatten
 
 _LOOSE = 4

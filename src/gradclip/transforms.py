@@ -1,26 +1,11 @@
 """From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
 
-import inspect
 from collections.abc import Callable, Iterable, Sequence
-from numbers import Integral
 from typing import Any
 
-from gradclip.arguments import check_flag
-from gradclip.backends.formats import FLOAT32, FLOAT64
-from gradclip.clipped import ClippedFunction, check_number, not_said, others_than
-from gradclip.example_options import check_options, checked_dtype
-from gradclip.quantities import as_divisor, shown
-
-# What `per_example_clip` is told, in the order of `_options`, and its own defaults.
-_DEFAULTS = {
-    "per_layer": False,
-    "uniform": True,
-    "nonfinite": "skip",
-    "rule": "clip",
-    "gamma": 0.01,
-    "sum_dtype": None,
-    "grid": None,
-}
+from gradclip.call_arguments import positions
+from gradclip.clipped import ClippedFunction
+from gradclip.per_example_settings import PerExampleSettings
 
 
 def clipped_grad(
@@ -113,8 +98,8 @@ def clipped_grad(
     sum over examples, add or remove one example: at most 1.0 (+ 4.8e-07 rounding); batches padded to 4 examples
 
     """
-    numbers = _positions("argnums", argnums)
-    both = sorted({*numbers} & {*_positions("batch_argnums", 1 if batch_argnums is None else batch_argnums)})
+    numbers = positions("argnums", argnums)
+    both = sorted({*numbers} & {*positions("batch_argnums", 1 if batch_argnums is None else batch_argnums)})
     if both:
         said = "1, its default," if batch_argnums is None else batch_argnums
         raise ValueError(
@@ -123,12 +108,20 @@ def clipped_grad(
         )
     if prng_argnum is not None and prng_argnum in numbers:
         raise ValueError(f"prng_argnum={prng_argnum} is in argnums={argnums}, too: a key has no gradient.")
-    return _checked(
+    return ClippedFunction(
         fun,
-        max_norm,
+        PerExampleSettings(
+            max_norm,
+            per_layer=per_layer,
+            uniform=uniform,
+            nonfinite=nonfinite,
+            rule=rule,
+            gamma=gamma,
+            sum_dtype=sum_dtype,
+            grid=grid,
+        ),
         numbers if isinstance(argnums, Iterable) else numbers[0],
-        batch_argnums,
-        _options(per_layer, uniform, nonfinite, rule, gamma, sum_dtype, grid),
+        positions("batch_argnums", 1 if batch_argnums is None else batch_argnums),
         has_aux=has_aux,
         keep_batch_dim=keep_batch_dim,
         return_values=return_values,
@@ -139,6 +132,7 @@ def clipped_grad(
         prng_argnum=prng_argnum,
         unit=unit,
         method=method,
+        assumed=batch_argnums is None,
     )
 
 
@@ -176,12 +170,20 @@ def clipped_fun(
     [0.85 1.3 ]
 
     """
-    return _checked(
+    return ClippedFunction(
         fun,
-        max_norm,
+        PerExampleSettings(
+            max_norm,
+            per_layer=per_layer,
+            uniform=uniform,
+            nonfinite=nonfinite,
+            rule=rule,
+            gamma=gamma,
+            sum_dtype=sum_dtype,
+            grid=grid,
+        ),
         None,
-        batch_argnums,
-        _options(per_layer, uniform, nonfinite, rule, gamma, sum_dtype, grid),
+        positions("batch_argnums", 0 if batch_argnums is None else batch_argnums),
         has_aux=has_aux,
         keep_batch_dim=keep_batch_dim,
         return_norms=return_norms,
@@ -191,71 +193,5 @@ def clipped_fun(
         prng_argnum=prng_argnum,
         unit=unit,
         method=method,
+        assumed=batch_argnums is None,
     )
-
-
-def _checked(
-    fun: Callable[..., Any],
-    max_norm: Any,
-    argnums: int | tuple[int, ...] | None,
-    batch_argnums: int | Sequence[int] | None,
-    options: dict[str, Any],
-    **settings: Any,
-) -> ClippedFunction:
-    """Return the clipped function, its settings checked."""
-    if not callable(fun):
-        raise TypeError(f"fun must be a function, got {shown(fun)} of type {type(fun).__name__}.")
-    for name in ("has_aux", "keep_batch_dim", "return_values", "return_norms"):
-        settings[name] = check_flag(name, settings.get(name, False))
-    assumed = batch_argnums is None
-    numbers = _positions("batch_argnums", (0 if argnums is None else 1) if batch_argnums is None else batch_argnums)
-    prng = settings["prng_argnum"]
-    if prng is not None and (not isinstance(prng, int) or isinstance(prng, bool) or prng < 0 or prng in numbers):
-        raise ValueError(f"prng_argnum={prng!r} must be >= 0 and not in batch_argnums={numbers}: pass one key.")
-    check_options(max_norm, **options)
-    sums = FLOAT64 if checked_dtype(options.get("sum_dtype")) == "float64" else FLOAT32
-    settings["normalize_by"] = as_divisor("normalize_by", settings["normalize_by"], sums)
-    for name in ("microbatch_size", "pad_to"):
-        if settings[name] is not None:
-            settings[name] = check_number(name, settings[name])
-    if "grid" in options and settings["normalize_by"] != 1:
-        raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
-    if settings["unit"] not in ("example", "group"):
-        raise ValueError(f"unit must be 'example' or 'group', got {settings['unit']!r}.")
-    if settings["method"] not in ("vmap", "loop"):
-        raise ValueError(f"method must be 'vmap' or 'loop', got {settings['method']!r}.")
-    made = ClippedFunction(fun, max_norm, argnums, numbers, options=options, assumed=assumed, **settings)
-    others = others_than(_needed(fun), argnums, prng) if assumed else ()
-    if len(others) > 1:
-        raise TypeError(not_said("clipped_fun" if argnums is None else "clipped_grad", others))
-    return made
-
-
-def _needed(fun: Callable[..., Any]) -> list[int]:
-    """Return the positions of those arguments that a function cannot do without, as far as it tells them."""
-    try:
-        parameters = inspect.signature(fun).parameters.values()
-    except (TypeError, ValueError):
-        return []
-    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return [i for i, p in enumerate(by_position) if p.default is p.empty]
-
-
-def _options(*values: Any) -> dict[str, Any]:
-    """Return those of the options that are not the defaults."""
-    given = dict(zip(_DEFAULTS, values, strict=True))
-    return {name: value for name, value in given.items() if value is not _DEFAULTS[name]}
-
-
-def _positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
-    """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
-    if not isinstance(given, Integral | Iterable):
-        raise TypeError(f"{name} must be a position or several, got {shown(given)} of type {type(given).__name__}.")
-    numbers = (given,) if isinstance(given, Integral) else tuple(given)
-    if not numbers:
-        raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
-    if any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in numbers):
-        raise ValueError(f"{name} must be positions counted from 0, got {shown(given)}.")
-    if len({*numbers}) < len(numbers):
-        raise ValueError(f"{name} names a position twice, got {shown(given)}. Pass each once.")
-    return tuple(map(int, numbers))

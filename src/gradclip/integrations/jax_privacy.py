@@ -8,18 +8,21 @@ float32 at least, and a batch need not be a multiple of `microbatch_size`.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradclip import transforms
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
+from gradclip.backends.mapping import Mapping
+from gradclip.call_arguments import positions
 from gradclip.clip import global_norm
-from gradclip.clipped import ClippedFunction, Manner
+from gradclip.clipped import ClippedFunction
 from gradclip.coefficient import CLIP, Target
 from gradclip.decision import Clipping
 from gradclip.groups import clip_groups
 from gradclip.integrations import needed_for
 from gradclip.norms import Order
+from gradclip.per_example_settings import PerExampleSettings
 from gradclip.policy import PROPAGATE, ZERO
 from gradclip.tree import flatten
 
@@ -67,6 +70,36 @@ class BoundedSensitivityCallable:
                 f"got {neighboring_relation!r}."
             )
         return _TIMES_BOUND[name] * self.l2_norm_bound
+
+
+@dataclass(frozen=True, eq=False)
+class _ClippedFunction(ClippedFunction):
+    """A clipped function as that of jax-privacy: always JAX's, and keyword arguments carry the batch, too.
+
+    `dtype`: of the result, None for the dtypes of what is clipped. `spmd_axis_name`: as in `jax.vmap`.
+    """
+
+    dtype: Any = None
+    spmd_axis_name: str | None = None
+
+    def _framework(self, args: Sequence[Any]) -> str:
+        return "jax"
+
+    def _is_mapped(self, position: int, count: int) -> bool:
+        return position == count - 1 or super()._is_mapped(position, count)
+
+    def _over_batch(
+        self, verbs: Mapping, of_example: Callable[..., Any], axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        return verbs.over_batch(of_example, axes, self.spmd_axis_name)
+
+    def _finished(self, verbs: Mapping, summed: Any, dtypes: Sequence[Any]) -> Any:
+        flat = flatten(super()._finished(verbs, summed, dtypes))
+        wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
+        return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
+
+    def _added_in(self) -> Any:
+        return self.seen.narrowest() if self.dtype is None else self.dtype
 
 
 def clip_pytree(
@@ -167,20 +200,20 @@ def clipped_fun(
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
     check_threshold(l2_clip_norm, "l2_clip_norm")
-    made = transforms.clipped_fun(
+    clipped = _ClippedFunction(
         _widened(fun, dtype, has_aux),
-        l2_clip_norm,
-        batch_argnums=batch_argnums,
+        PerExampleSettings(l2_clip_norm, nonfinite="zero" if nan_safe else "propagate", to_unit=rescale_to_unit_norm),
+        None,
+        positions("batch_argnums", batch_argnums),
         has_aux=has_aux,
         keep_batch_dim=keep_batch_dim,
         return_norms=return_norms,
         microbatch_size=microbatch_size,
         normalize_by=normalize_by,
-        nonfinite="zero" if nan_safe else "propagate",
         prng_argnum=prng_argnum,
+        dtype=dtype,
+        spmd_axis_name=spmd_axis_name,
     )
-    manner = Manner("jax", True, rescale_to_unit_norm, "input" if dtype is None else dtype, spmd_axis_name)
-    clipped = replace(made, manner=manner)
 
     def call(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
         mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
