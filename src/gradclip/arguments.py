@@ -14,8 +14,8 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import dtype_name, is_complex
 
 
-def check_threshold(value: Any, name: str = "max_norm") -> Any:
-    """Return a threshold that is a number as the largest float64 not above it; leave a scalar array as it is.
+def check_threshold(value: Any, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
+    """Return a threshold as the largest float64 not above it; a scalar array as it is, unless the backend knows values.
 
     Raises TypeError for what is no real number, and ValueError for a negative one, NaN, or one beyond float64's range.
     """
@@ -26,34 +26,33 @@ def check_threshold(value: Any, name: str = "max_norm") -> Any:
         f"{name}=math.inf."
     )
     number = _real(value, name, f"Write {name}=1.0, for example.", too_large)
-    if isinstance(number, float) and not number >= 0:
+    if not isinstance(number, float):
+        return check_threshold(_item(number, name), name) if backend is not None and backend.concrete else number
+    if not number >= 0:
         raise ValueError(
             f"{name} must not be negative or NaN, got {value!r}. To switch clipping off pass {name}=math.inf."
         )
     return number
 
 
-def check_norm(value: Any, name: str = "total_norm") -> Any:
-    """Return a norm that is a number as a float, NaN too; leave a scalar array of real numbers as it is.
+def check_norm(value: Any, name: str = "total_norm", *, backend: Backend) -> Any:
+    """Return a norm as a float, NaN too; a scalar array of real numbers as it is, unless the backend knows values.
 
     Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
     """
     advice = "Pass what get_total_norm returns."
     must = f"{name} must not be negative, nor beyond float64's range"
     number = _real(value, name, advice, f"{must}, got a number of about {{digits}} digits. {advice}")
-    if isinstance(number, float) and number < 0:
+    if not isinstance(number, float):
+        return check_norm(_item(number, name), name, backend=backend) if backend.concrete else number
+    if number < 0:
         raise ValueError(f"{must}, got {value!r}. {advice}")
     return number
 
 
-def known_threshold(backend: Backend, value: Any, name: str = "max_norm") -> Any:
-    """Return a checked threshold as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_threshold(item(value, name), name)
-
-
-def known_norm(backend: Backend, value: Any, name: str = "total_norm") -> Any:
-    """Return a checked norm as a float where the backend may look at its value."""
-    return value if isinstance(value, float) or not backend.concrete else check_norm(item(value, name), name)
+def scalar_array(threshold: Any) -> Any:
+    """Return a checked threshold that is a scalar array, of which derivatives may be asked for; None for a number."""
+    return None if isinstance(threshold, float | numbers.Real | np.ndarray) else threshold
 
 
 def check_flag(name: str, value: Any) -> bool:
@@ -112,13 +111,6 @@ def is_array(value: Any) -> bool:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def item(scalar: Any, name: str) -> Any:
-    """Return the number in a scalar array. Raises ValueError for a tensor on PyTorch's meta device, which has none."""
-    if getattr(scalar, "is_meta", False):
-        raise ValueError(f"{name} is a tensor on the meta device, which holds no value. Pass a number.")
-    return scalar.item()
-
-
 def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
     if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
         value = value[()]
@@ -132,6 +124,13 @@ def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
         f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
         f"{advice}"
     )
+
+
+def _item(scalar: Any, name: str) -> Any:
+    """Return the number in a scalar array. Raises ValueError for a tensor on PyTorch's meta device, which has none."""
+    if getattr(scalar, "is_meta", False):
+        raise ValueError(f"{name} is a tensor on the meta device, which holds no value. Pass a number.")
+    return scalar.item()
 
 
 def _rounded_down(value: Any, too_large: str) -> float:

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradclip import traced_layers
-from gradclip.arguments import check_real, check_threshold, is_single_threshold, known_threshold, warn_of_parameters
+from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find
 from gradclip.coefficient import CLIP
@@ -181,17 +181,16 @@ def clip_by_value(tree: Any, max_value: float) -> Any:
 
     """
     flat = flatten(tree)
-    bound = check_threshold(max_value, "max_value")
-    backend = find(flat.leaves, flat.paths, bound)
-    known = known_threshold(backend, bound, "max_value")
+    backend = find(flat.leaves, flat.paths, max_value)
+    bound = check_threshold(max_value, "max_value", backend=backend)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_real(prepared, flat.paths)
 
-    own = known if isinstance(known, float) else None
+    own = bound if isinstance(bound, float) else None
     patterns = backend.patterns(flat.leaves)
 
     def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
         return backend.clamped_all(prepared, patterns, traced if own is None else own), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
-    return flat.rebuild(clip(prepared, None if isinstance(bound, float) else bound, None)[0])
+    return flat.rebuild(clip(prepared, scalar_array(max_value), None)[0])

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from gradclip import layers, traced_layers
-from gradclip.arguments import check_threshold, known_threshold, warn_of_parameters
+from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.coefficient import CLIP
@@ -44,22 +44,24 @@ def clip_groups(
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     warn_of_parameters(flat.leaves)
-    thresholds = [check_threshold(max_norm) for max_norm in max_norms]
-    backend = backend_of(flat, axis_name, *thresholds)
+    backend = backend_of(flat, axis_name, *max_norms)
+    thresholds = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
+    given = list(map(scalar_array, max_norms))
     clipped = list(flat.leaves)
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
-    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped)
+    only_numbers = all(array is None for array in given)
+    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
     made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
     norms.update(found)
     for i, result in made.items():
         clipped[i] = result
-    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
+    for number, group in enumerate(groups):
         if number in norms:
             continue
-        mine = replace(clipping, max_norm=known_threshold(backend, threshold))
+        mine = replace(clipping, max_norm=thresholds[number])
         leaves = [flat.leaves[i] for i in group]
         together = partial(_names, outline, group)
-        results, norms[number] = _clip_together(backend, leaves, threshold, mine, together)
+        results, norms[number] = _clip_together(backend, leaves, given[number], mine, together)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, [norms[number] for number in range(len(groups))]
@@ -74,7 +76,7 @@ def _clip_at_once(
     clipped: list[Any],
 ) -> dict[int, Any]:
     """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
-    if not clipping.target.keeps or not all(isinstance(threshold, float) for threshold in thresholds):
+    if not clipping.target.keeps:
         return {}
     with backend.precision():
         known = measured_at_once(backend, flat, groups, clipping.order)
@@ -115,10 +117,11 @@ def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
 def _clip_together(
     backend: Backend,
     leaves: Sequence[Any],
-    threshold: Any,
+    given: Any,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
+    """Clip leaves by their common norm; `given` is the threshold where it came as a scalar array."""
     known = isinstance(clipping.max_norm, float)
     # JAX keeps what the functions here hold on to, so no traced array may be among it.
     clipping = clipping if known else replace(clipping, max_norm=None)
@@ -135,5 +138,4 @@ def _clip_together(
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target)
     clip = backend.differentiable(primal, rule)
-    given = None if isinstance(threshold, float) else threshold
     return clip(list(map(backend.prepare, leaves)), given, None)[:2]

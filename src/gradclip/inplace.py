@@ -8,7 +8,7 @@ get the same norm.
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gradclip.arguments import check_norm, check_real, check_threshold, known_norm, known_threshold
+from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, whole_scalar
 from gradclip.backends.arrays import Arrays
@@ -113,9 +113,8 @@ def clip_grad_norm_(
         order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
         if sharing is not None:
             sharing.ask(order, policy, max_norm)
-        max_norm = check_threshold(max_norm)
         gradients, backend, arrays = entered(members, sharing, max_norm, to_write=True)
-        clipping = Clipping(known_threshold(backend, max_norm), order, policy, CLIP)
+        clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
     with backend.precision():
         made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
         norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
@@ -140,12 +139,12 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
     On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
 
     """
-    threshold, total_norm = check_threshold(whole_scalar(max_norm)), check_norm(whole_scalar(total_norm))
-    gradients, backend, arrays = entered(Members.of(parameters), None, threshold, total_norm, to_write=True)
-    threshold, total_norm = known_threshold(backend, threshold), known_norm(backend, total_norm)
+    max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
+    gradients, backend, arrays = entered(Members.of(parameters), None, max_norm, total_norm, to_write=True)
+    max_norm, total_norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
-            chosen = from_norm(backend, total_norm, threshold, arrays)
+            chosen = from_norm(backend, total_norm, max_norm, arrays)
             gradients.scale(backend, arrays, arrays, chosen)
 
 
@@ -169,9 +168,9 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
     [-1.0, 0.5]
 
     """
-    bound = check_threshold(whole_scalar(clip_value), "clip_value")
-    gradients, backend, arrays = entered(Members.of(parameters), None, bound, to_write=True)
-    bound = known_threshold(backend, bound, "clip_value")
+    clip_value = whole_scalar(clip_value)
+    gradients, backend, arrays = entered(Members.of(parameters), None, clip_value, to_write=True)
+    bound = check_threshold(clip_value, "clip_value", backend=backend)
     with backend.precision():
         check_real(arrays, gradients.names)
         gradients.clamp(backend, arrays, bound)

@@ -4,9 +4,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.arguments import check_threshold, is_single_threshold, known_threshold
+from gradclip.arguments import check_threshold, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import any_distributed
+from gradclip.backends import Backend, any_distributed
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
@@ -50,12 +50,11 @@ def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfi
             "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
             "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
         )
-    layers = Layerwise.of(members, max_norm)
-    gradients, backend, arrays = entered(members, None, *layers.thresholds, to_write=True)
-    thresholds = [known_threshold(backend, threshold) for threshold in layers.thresholds]
+    gradients, backend, arrays = entered(members, None, *flatten(max_norm).leaves, to_write=True)
+    layers = Layerwise.of(members, max_norm, backend)
     made, norms = [], []
     with backend.precision():
-        for group, threshold in zip(layers.among(gradients), thresholds, strict=True):
+        for group, threshold in zip(layers.among(gradients), layers.thresholds, strict=True):
             mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
             decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names)
             made.append((mine, of_group, decision))
@@ -74,10 +73,10 @@ class Layerwise:
     arranged: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def of(cls, members: Members, max_norm: Any) -> "Layerwise":
+    def of(cls, members: Members, max_norm: Any, backend: Backend) -> "Layerwise":
         """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
         if members.tree is not None:
-            return cls._of_tree(members.tree, max_norm)
+            return cls._of_tree(members.tree, max_norm, backend)
         grads = members.gradients
         single = is_single_threshold(max_norm) and not getattr(max_norm, "shape", ())
         if not (single or isinstance(max_norm, list | tuple)):
@@ -85,24 +84,29 @@ class Layerwise:
         max_norms = [max_norm] * len(grads) if single else max_norm
         if len(max_norms) != len(grads):
             raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
-        return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, list)
+        return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, backend, list)
 
     @classmethod
-    def _of_tree(cls, tree: Any, max_norm: Any) -> "Layerwise":
+    def _of_tree(cls, tree: Any, max_norm: Any, backend: Backend) -> "Layerwise":
         flat = flatten(tree)
         if is_single_threshold(max_norm):
-            return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), flat.rebuild)
+            return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), backend, flat.rebuild)
         prefix, groups = flat.split_by(max_norm)
-        return cls._once([[flat.leaves[i] for i in group] for group in groups], prefix.leaves, prefix.rebuild)
+        layers = [[flat.leaves[i] for i in group] for group in groups]
+        return cls._once(layers, prefix.leaves, backend, prefix.rebuild)
 
     @classmethod
     def _once(
-        cls, layers: Sequence[Sequence[Any]], max_norms: Sequence[Any], rebuild: Callable[[list[Any]], Any]
+        cls,
+        layers: Sequence[Sequence[Any]],
+        max_norms: Sequence[Any],
+        backend: Backend,
+        rebuild: Callable[[list[Any]], Any],
     ) -> "Layerwise":
         """Return layers without those that are others again, which must have the same threshold."""
         keys = [frozenset(map(id, layer)) for layer in layers]
         unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
-        checked = [check_threshold(max_norm) for max_norm in max_norms]
+        checked = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
         asked = dict(zip(keys, checked, strict=True))
         differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
         if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from gradclip import exact
-from gradclip.arguments import check_threshold, item
+from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import find, host_arrays, whole_scalar
 from gradclip.backends.arrays import Arrays
@@ -72,13 +72,11 @@ def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
 def _known(max_norm: Any) -> tuple[float, Fraction | None]:
     """Return a checked threshold as a float, and exactly; None for infinity."""
     value = whole_scalar(max_norm)
-    check_threshold(value)
-    if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        value = item(value, "max_norm")
-    threshold = check_threshold(value)
+    threshold = check_threshold(value, backend=HOST)
     if math.isinf(threshold):
         return threshold, None
-    return threshold, Fraction(value if isinstance(value, numbers.Rational) else threshold)
+    number = value.item() if hasattr(value, "item") else value
+    return threshold, Fraction(number if isinstance(number, numbers.Rational) else threshold)
 
 
 def _is_at_most(arrays: Arrays, order: Order, threshold: float, limit: Fraction | None) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, known_threshold
+from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
@@ -141,8 +141,8 @@ class _Plan:
         leaves = range(len(flat.leaves))
         if not is_single_threshold(settings.max_norm):
             prefix, groups = flat.split_by(settings.max_norm)
-            return cls(prefix, groups, list(map(check_threshold, prefix.leaves)), [1.0] * len(groups))
-        threshold = check_threshold(settings.max_norm)
+            return cls(prefix, groups, prefix.leaves, [1.0] * len(groups))
+        threshold = settings.max_norm
         if not settings.per_layer:
             return cls(None, [leaves], [threshold], [1.0])
         sizes = [math.prod(getattr(leaf, "shape", ())[1:]) for leaf in flat.leaves]
@@ -179,15 +179,15 @@ class _Batch:
 
     def clip(self, indices: Sequence[int], threshold: Any, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
-        known = known_threshold(self.backend, threshold)
+        known = check_threshold(threshold, backend=self.backend)
         own = known if isinstance(known, float) else None
         asked = Clipping(own, Order(2.0), self.settings.policy, self.settings.target)
         rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, scope=EXAMPLE, summed=True, share=share)
         dtype, grid = self.settings.dtype_of_sums, self.settings.grid
         group = _Group(self.backend, self.outline, indices, asked, share, dtype, grid)
-        given = None if isinstance(threshold, float) else threshold
         clip = self.backend.differentiable(group.clipped, rule)
-        sums, norms, (count, *integers) = clip([self.prepared[i] for i in indices], given, self.mask)
+        prepared = [self.prepared[i] for i in indices]
+        sums, norms, (count, *integers) = clip(prepared, scalar_array(threshold), self.mask)
         return [*sums, *integers], norms, count
 
 

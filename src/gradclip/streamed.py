@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from gradclip import shards
-from gradclip.arguments import check_threshold, known_threshold
+from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, find
 from gradclip.backends.arrays import Arrays
@@ -151,8 +151,9 @@ class PartialNorm:
         policy = Nonfinite.named(nonfinite)
         if policy.zeroes:
             raise ValueError("nonfinite='zero' must be known when a norm is measured; put zeros there before.")
-        flat, threshold = flatten(tree), check_threshold(max_norm)
-        backend = find(flat.leaves, flat.paths, threshold)
+        flat = flatten(tree)
+        backend = find(flat.leaves, flat.paths, max_norm)
+        threshold = check_threshold(max_norm, backend=backend)
         known = self._norm()
         if policy.raises and not np.isfinite(known.value):
             raise FloatingPointError(f"the norm of all parts is {self.norm}: one of them holds NaN or an infinity.")
@@ -165,7 +166,7 @@ class PartialNorm:
             value = backend.scalar(float(known.value), arrays)
             divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
             norm = settled(backend, Norm(value, divisor, float(known.error), self.floor))
-            limit = backend.scalar(known_threshold(backend, threshold), arrays)
+            limit = backend.scalar(threshold, arrays)
             chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
             chosen = policy.settled(backend, backend.xp.isfinite(value), chosen)
             shrunk = backend.shrink(arrays, chosen, TREE)
