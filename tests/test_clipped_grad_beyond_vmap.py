@@ -1,0 +1,137 @@
+"""What `torch.func.vmap` cannot do and `method="loop"` can, beside a training step's own `backward`."""
+
+import math
+
+import pytest
+import torch
+from torch.func import functional_call
+from torch.utils.checkpoint import checkpoint
+
+import gradclip
+
+
+class Last(torch.nn.Module):
+    """A recurrent network's last output."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.net = getattr(torch.nn, kind)(4, 3, **({} if kind.endswith("Cell") else {"batch_first": True}))
+
+    def forward(self, x):
+        if isinstance(self.net, torch.nn.RNNCellBase):
+            out = self.net(x[:, 0])
+            return out[0] if isinstance(out, tuple) else out
+        return self.net(x)[0][:, -1]
+
+
+class Other(torch.nn.Module):
+    """Two layers, and one thing in between that vmap cannot do."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.first, self.second, self.third = (torch.nn.Linear(4, 4) for _ in range(3))
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x):
+        hidden = torch.tanh(self.first(x.mean(1)))
+        if self.kind == "checkpoint":
+            return self.third(checkpoint(lambda h: torch.tanh(self.second(h)), hidden, use_reentrant=False))
+        if self.kind == "item":
+            hidden = hidden * hidden.detach().max().item()
+        if self.kind == "branch":
+            hidden = hidden if hidden.sum() > 0 else -2 * hidden
+        if self.kind == "buffer":
+            self.calls += 1
+        return self.third(self.second(hidden))
+
+
+KINDS = ["GRU", "RNN", "GRUCell", "RNNCell", "LSTMCell", "checkpoint", "item", "branch", "buffer", "sparse"]
+
+
+def case(kind):
+    """Return a model in float64 and a batch."""
+    torch.manual_seed(0)
+    if kind == "sparse":
+        return torch.nn.Embedding(6, 3, sparse=True).double(), torch.tensor([[1, 2], [3, 3], [5, 0], [2, 4], [4, 2]])
+    model = Last(kind) if hasattr(torch.nn, kind) else Other(kind)
+    return model.double(), torch.randn(5, 6, 4, dtype=torch.float64)
+
+
+def by_backward(model, x, max_norm):
+    """Return the clipped sum of what `backward` leaves in `.grad`, example by example, and the norms."""
+    total, norms = {name: torch.zeros_like(p) for name, p in model.named_parameters()}, []
+    for i in range(len(x)):
+        model.zero_grad()
+        model(x[i : i + 1]).square().sum().backward()
+        grads = {name: p.grad.to_dense() for name, p in model.named_parameters() if p.grad is not None}
+        norms.append(math.sqrt(sum(float(g.square().sum()) for g in grads.values())))
+        for name, grad in grads.items():
+            total[name] += grad * min(1.0, max_norm / norms[-1])
+    model.zero_grad()
+    return {name: x.detach() for name, x in total.items()}, norms
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("size", [None, 2])
+def test_what_works_in_training_works_in_the_loop(kind, size):
+    model, x = case(kind)
+    params = dict(model.named_parameters())
+
+    def fun(params, x):
+        return functional_call(model, params, (x,)).square().sum()
+
+    expected, norms = by_backward(model, x, sorted(norms_of(model, x))[2])
+    clipped = gradclip.clipped_grad(
+        fun, sorted(norms)[2], method="loop", microbatch_size=size, return_norms=True, return_values=True
+    )
+    summed, outputs = clipped(params, x)
+    torch.testing.assert_close(summed, expected)
+    torch.testing.assert_close(outputs.norms, torch.tensor(norms, dtype=torch.float64))
+    assert outputs.values.shape == (5,)
+    assert all(p.grad is None and p.requires_grad for p in params.values())
+
+
+def norms_of(model, x):
+    return by_backward(model, x, 1.0)[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_error_of_vmap_names_the_loop(kind):
+    model, x = case(kind)
+    fun = lambda params, x: functional_call(model, params, (x,)).square().sum()
+    with pytest.raises(RuntimeError, match=r'torch.func.vmap cannot.*For one example it works: pass method="loop"'):
+        gradclip.clipped_grad(fun, 1.0)(dict(model.named_parameters()), x)
+
+
+def test_a_loss_that_is_no_scalar_in_the_loop():
+    with pytest.raises(ValueError, match=r"must return a scalar tensor for each example, got Tensor of shape .*1, 2"):
+        gradclip.clipped_grad(lambda p, x: p * x, 1.0, method="loop")(torch.ones(2), torch.ones(3, 2))
+    with pytest.raises(ValueError, match="got float of shape None"):
+        gradclip.clipped_grad(lambda p, x: 1.0, 1.0, method="loop")(torch.ones(2), torch.ones(3, 2))
+
+
+def test_checkpointing_with_other_parameters_than_the_modules():
+    # `checkpoint` computes again when `functional_call` is over, with what the module holds itself.
+    model, x = case("checkpoint")
+    params = {name: 2.0 * p.detach() for name, p in model.named_parameters()}
+    clipped = gradclip.clipped_grad(
+        lambda params, x: functional_call(model, params, (x,)).square().sum(), 1.0, method="loop"
+    )
+    with pytest.raises(RuntimeError, match="again with the module's own parameters, which are not those"):
+        clipped(params, x)
+
+
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_the_loop_is_not_named_where_it_has_no_gradient_either():
+    layer = torch.nn.Linear(4, 2)
+
+    def fun(params, x):  # this way of checkpointing sees only inputs that ask for gradients: here none does
+        return checkpoint(lambda x: functional_call(layer, params, (x,)), x, use_reentrant=True).sum()
+
+    with pytest.raises(RuntimeError) as found:
+        gradclip.clipped_grad(fun, 1.0)(dict(layer.named_parameters()), torch.ones(3, 4))
+    assert "loop" not in str(found.value)
+    clipped = gradclip.clipped_grad(fun, 1.0, method="loop")
+    with pytest.warns(UserWarning, match=r"does not use argument 0\['bias'\]"):
+        clipped(dict(layer.named_parameters()), torch.ones(3, 4))
