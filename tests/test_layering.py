@@ -8,8 +8,10 @@ from pathlib import Path
 import gradclip
 
 ROOT = Path(gradclip.__file__).parent
+# The files of `backends` that everybody may import. Python runs the folder's `__init__` before them.
+LOW = {"__init__", "formats", "arrays", "when_imported", "framework", "entries", "registry"}
 LAYERS = [
-    {"sparse"},
+    {"registry"},
     {"tree", "arithmetic"},
     {"native"},
     {"versions"},
@@ -39,17 +41,27 @@ RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}
 
 
 def imported_rooms(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    tree = ast.parse(path.read_text())
+    for node in run_when_imported(tree) if room_of(path) == "registry" else ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradclip":
-            inside = node.module.split(".")[1:2]
-            yield from inside or [alias.name for alias in node.names]
+            first, *rest = node.module.split(".")[1:] or [alias.name for alias in node.names]
+            yield "registry" if first == "backends" and rest and rest[0] in LOW else first
         if isinstance(node, ast.Import):
             yield from (alias.name.split(".")[1] for alias in node.names if alias.name.startswith("gradclip."))
 
 
+def run_when_imported(node):
+    """Yield what runs at import: no functions, in which frameworks are loaded later, and nothing for types alone."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        for_types = isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING"
+        if not for_types and not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield from run_when_imported(child)
+
+
 def room_of(path):
-    first = path.relative_to(ROOT).parts[0]
-    return first.removesuffix(".py")
+    first, *rest = path.relative_to(ROOT).with_suffix("").parts
+    return "registry" if first == "backends" and rest[0] in LOW else first
 
 
 def violations(rank):
@@ -73,6 +85,11 @@ def test_imports_go_down_only():
 
 def test_the_check_sees_a_violation():
     assert "clip imports decision" in violations({**RANK, "decision": 99})
+
+
+def test_the_check_sees_what_the_registry_imports(monkeypatch):
+    monkeypatch.setattr(sys.modules[__name__], "LOW", LOW | {"host"})
+    assert violations(RANK) == ["registry imports native"]
 
 
 def test_importing_gradclip_imports_no_framework():

@@ -2,16 +2,17 @@
 
 import math
 import numbers
-import sys
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, framework_of, is_masked
+from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.conversions import without_values
 from gradclip.backends.formats import dtype_name, is_complex
+from gradclip.backends.registry import holding_gradients, is_masked, known
 
 
 def check_threshold(value: Any, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
@@ -74,7 +75,7 @@ def check_mask(mask: Any) -> Any:
 
 def is_single_threshold(max_norm: Any) -> bool:
     """Say whether a threshold is one number or array, rather than a tree of them."""
-    return framework_of(max_norm) is not None or isinstance(max_norm, numbers.Number | str | bytes | None)
+    return known(max_norm) or isinstance(max_norm, numbers.Number | str | bytes | None)
 
 
 def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
@@ -92,11 +93,8 @@ def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> Non
 
 
 def warn_of_parameters(leaves: Sequence[Any]) -> None:
-    """Warn where leaves are parameters of PyTorch that have gradients: what is measured is then no gradient."""
-    torch = sys.modules.get("torch")
-    if torch is None or torch.nn.Parameter not in set(map(type, leaves)) or torch.compiler.is_compiling():
-        return
-    if any(type(leaf) is torch.nn.Parameter and leaf.grad is not None for leaf in leaves):
+    """Warn where leaves are parameters that have gradients: what is measured is then no gradient."""
+    if holding_gradients(leaves):
         warnings.warn(
             "the tree holds parameters, and they have gradients: the norm is that of the weights. For the gradients "
             "call gradclip.grad_norm or gradclip.clip_grad_norm_ with the parameters; for the weights pass "
@@ -127,9 +125,10 @@ def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
 
 
 def _item(scalar: Any, name: str) -> Any:
-    """Return the number in a scalar array. Raises ValueError for a tensor on PyTorch's meta device, which has none."""
-    if getattr(scalar, "is_meta", False):
-        raise ValueError(f"{name} is a tensor on the meta device, which holds no value. Pass a number.")
+    """Return the number in a scalar array. Raises ValueError for one that holds none, as on PyTorch's meta device."""
+    empty = without_values(scalar)
+    if empty is not None:
+        raise ValueError(f"{name} is {empty}, which holds no value. Pass a number.")
     return scalar.item()
 
 

@@ -5,12 +5,13 @@ as zeros, in NumPy and in Python itself. A bound proven for all numbers would th
 """
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
+
+from gradclip.backends.registry import being_compiled
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,22 +33,17 @@ def caller_flushes() -> bool:
 def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function compute with subnormal numbers as they are; the thread is left as it was.
 
-    Not under `torch.compile`, where nothing is computed yet.
+    Not where it is compiled, as by `torch.compile`: there nothing is computed yet.
     """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _SMALLEST_NORMAL * 0.5 != 0.0 or _traced():
+        if _SMALLEST_NORMAL * 0.5 != 0.0 or being_compiled():
             return function(*args, **kwargs)
         with _ordinary():
             return function(*args, **kwargs)
 
     return call
-
-
-def _traced() -> bool:
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.compiler.is_compiling()
 
 
 @contextmanager

@@ -12,14 +12,9 @@ from typing import Any
 
 import optree
 
-from gradclip.backends import framework_of
+from gradclip.backends.registry import instead_of_parameters, known, models_of
 from gradclip.quantities import shown
 from gradclip.tree import flatten, listed
-
-_INSTEAD = (
-    "pass dict(model.named_parameters()), and compute with torch.func.functional_call(model, parameters, (x,)) in the "
-    "loss."
-)
 
 
 def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
@@ -88,13 +83,15 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
 def check_parameters(position: int, tree: Any) -> None:
     """Raise a TypeError for an argument to differentiate that holds a module, a generator, or a mapping of its own."""
     if isinstance(tree, Iterator):
-        raise TypeError(f"argument {position} is a {type(tree).__name__}, as of model.parameters(): {_INSTEAD}")
+        kind = type(tree).__name__
+        raise TypeError(f"argument {position} is a {kind}, as of model.parameters(): {instead_of_parameters()}")
     for leaf in flatten(tree).leaves:
-        if framework_of(leaf) is not None:
+        if known(leaf):
             continue
         kind = type(leaf).__name__
-        if hasattr(leaf, "named_parameters"):
-            raise TypeError(f"argument {position} holds a module ({kind}), not its parameters: {_INSTEAD}")
+        models = models_of(leaf)
+        if models is not None:
+            raise TypeError(f"argument {position} holds a module ({kind}), not its parameters: {models.parameters}")
         if isinstance(leaf, Mapping):
             raise TypeError(f"argument {position} holds a {kind}, whose arrays cannot be seen: pass dict(...) of it.")
 

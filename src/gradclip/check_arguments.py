@@ -82,15 +82,3 @@ def _dtype(x: Any) -> str:
 
 def _listed(made: dict[str, str]) -> str:
     return shown(", ".join(f"{path} {what}" for path, what in made.items())).strip("'\"")
-
-
-def numbers_of(leaf: Any) -> list[np.ndarray]:
-    """Return the real and imaginary parts of an array, or the array, flat: in float64, or integers."""
-    if hasattr(leaf, "detach"):
-        tensor = leaf.detach().cpu().resolve_conj()
-        leaf = (tensor.double() if tensor.is_floating_point() else tensor).numpy()
-    array = np.asarray(leaf).reshape(-1)
-    if array.dtype.kind in "biu":
-        return [array]
-    parts = [array.real, array.imag] if array.dtype.kind == "c" else [array]
-    return [part.astype(np.float64) for part in parts]

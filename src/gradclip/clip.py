@@ -6,7 +6,7 @@ from typing import Any
 from gradclip import traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import find
+from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping
 from gradclip.derivative import ValueRule

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import framework_of
-from gradclip.backends import mapping as mappings
-from gradclip.backends.mapping import mapped
+from gradclip.backends.batching import Batching, Programs, Step, mapped
+from gradclip.backends.entries import Entry
+from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
 from gradclip.call_arguments import (
     batch_size,
     check_parameters,
@@ -70,7 +70,7 @@ class ClippedFunction:
     method: str = "vmap"
     assumed: bool = False  # whether nobody said which arguments carry the batch
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
-    programs: mappings.Programs = field(default_factory=mappings.Programs, init=False, repr=False)
+    programs: Programs = field(default_factory=Programs, init=False, repr=False)
 
     def __post_init__(self) -> None:
         if not callable(self.fun):
@@ -184,7 +184,7 @@ class ClippedFunction:
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
         if self.assumed:
             self._check_assumption(args[:-1], kwargs)
-        verbs = mappings.mapping_of(self._framework(args[:-1]), self.method)
+        verbs = load(self._framework(args[:-1])).batching(self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
@@ -222,12 +222,12 @@ class ClippedFunction:
         return position in self.batch_argnums
 
     def _over_batch(
-        self, verbs: mappings.Mapping, of_example: Callable[..., Any], axes: Sequence[int | None]
+        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
     ) -> Callable[..., Any]:
         """Return the function of one example over axis 0 of those arguments that `axes` has a 0 for."""
         return verbs.over_batch(of_example, axes, None)
 
-    def _of_example(self, verbs: mappings.Mapping, kinds: Mapping[int, Any]) -> Callable[..., Any]:
+    def _of_example(self, verbs: Batching, kinds: Mapping[int, Any]) -> Callable[..., Any]:
         """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
 
         def fun(*args: Any) -> Any:
@@ -249,7 +249,7 @@ class ClippedFunction:
             return lambda *args: ((made := fun(*args))[0], ((), made[1]))
         return verbs.with_gradient(fun, self.argnums)
 
-    def _step(self, verbs: mappings.Mapping, of_batch: Callable[..., Any], dtypes: list[Any]) -> mappings.Step:
+    def _step(self, verbs: Batching, of_batch: Callable[..., Any], dtypes: list[Any]) -> Step:
         """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
 
         def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
@@ -264,7 +264,7 @@ class ClippedFunction:
 
         return step
 
-    def _finished(self, verbs: mappings.Mapping, summed: Any, dtypes: Sequence[Any]) -> Any:
+    def _finished(self, verbs: Batching, summed: Any, dtypes: Sequence[Any]) -> Any:
         """Return what a call returns of the sum; `dtypes` are those of what has been clipped."""
         return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
 
@@ -296,37 +296,39 @@ class ClippedFunction:
                     f"if every example is to get all of it, batch_argnums={self.batch_argnums[0]}."
                 )
 
-    def _framework(self, args: Sequence[Any]) -> str:
+    def _framework(self, args: Sequence[Any]) -> Entry:
         """Return the framework of the first differentiated argument, or else of the batch."""
         if self.argnums is None:
-            found = {framework_of(leaf) for arg in args for leaf in flatten(arg).leaves}
-            return "torch" if "torch" in found else "jax"
+            return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
             check_parameters(position, args[position])
         first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
-        found = {framework_of(leaf) for leaf in flatten(args[first]).leaves}
-        if "numpy" in found:
-            raise TypeError(
-                f"argument {first} holds NumPy arrays, which have no derivatives. Convert them with "
-                "jax.numpy.asarray or torch.from_numpy; per-example gradients that you have can be clipped with "
-                "gradclip.per_example_clip."
-            )
-        if found & {"torch", "jax"} or found == {"number"}:
-            framework = "torch" if "torch" in found else "jax"
+        leaves = flatten(args[first]).leaves
+        found = entries_of(leaves)
+        for entry in found:
+            if not entry.has_derivatives:
+                raise TypeError(
+                    f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
+                    f"{conversions()}; per-example gradients that you have can be clipped with "
+                    "gradclip.per_example_clip."
+                )
+        if found or all_numbers(leaves):
+            framework = differentiating(leaves)
             self._check_batch_of(framework, args)
             return framework
         raise TypeError(
-            f"argument {first} must hold the parameters, in arrays of PyTorch or JAX, got {args[first]!r:.80} of type "
-            f"{type(args[first]).__name__}. Pass them, or say with argnums where they are."
+            f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
+            f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them, or say with argnums where they are."
         )
 
-    def _check_batch_of(self, framework: str, args: Sequence[Any]) -> None:
-        other = "jax" if framework == "torch" else "torch"
+    def _check_batch_of(self, framework: Entry, args: Sequence[Any]) -> None:
         for i in self.batch_argnums:
-            if other in {framework_of(leaf) for leaf in flatten(args[i]).leaves}:
-                raise TypeError(
-                    f"argument {i} holds arrays of {other}, but the parameters are of {framework}. Convert one of them."
-                )
+            for other in entries_of(flatten(args[i]).leaves):
+                if other.has_derivatives and other is not framework:
+                    raise TypeError(
+                        f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
+                        "Convert one of them."
+                    )
 
 
 def whole_program(rows: int) -> int:

@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Parts, all_of_frameworks, any_distributed, distributed, find, framework_of
+from gradclip.backends import Backend, Parts, any_distributed, distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
+from gradclip.backends.registry import all_known, entry_of, find, known, load
 from gradclip.members import Members
 from gradclip.scopes import TREE
 from gradclip.tree import flatten
@@ -71,7 +72,7 @@ class Gradients:
 
     def backend(self, *scalars: Any, otherwise: Sequence[Any] = ()) -> Backend:
         """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
-        leaves = self.grads or otherwise or [p for p in self.members.parameters[:1] if framework_of(p)]
+        leaves = self.grads or otherwise or [p for p in self.members.parameters[:1] if known(p)]
         return find(leaves, self.names, *scalars)
 
     def check_writable(self) -> None:
@@ -89,10 +90,10 @@ class Gradients:
         The holders of a framework take any.
         """
         parameters = self.members.parameters
-        if backend.can_write(self.grads, arrays) or all_of_frameworks(parameters):
+        if backend.can_write(self.grads, arrays) or all_known(parameters):
             return
         for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
-            if grad is None or framework_of(parameter) is not None or backend.writable(grad):
+            if grad is None or known(parameter) or backend.writable(grad):
                 continue
             try:
                 parameter.grad = grad
@@ -171,14 +172,10 @@ def _once(grads: list[Any]) -> list[Any]:
 
 def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
     for index, parameter in enumerate(parameters):
-        if framework_of(parameter) == "torch" and _is_bare_tensor(parameter):
+        entry = entry_of(parameter)
+        if entry is not None and load(entry).is_bare(parameter):
             raise ValueError(
                 f"parameters[{index}] is a tensor that has no .grad and needs none: gradients were passed where the "
                 "parameters belong. Pass the parameters; to clip gradients themselves use "
                 "gradclip.clip_by_global_norm."
             )
-
-
-def _is_bare_tensor(tensor: Any) -> bool:
-    is_parameter = type(tensor).__name__ == "Parameter" or getattr(tensor, "_is_param", False)
-    return not (tensor.requires_grad or is_parameter)

@@ -9,7 +9,8 @@ from typing import Any
 from gradclip import layers, traced_layers
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find
+from gradclip.backends import Backend
+from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule

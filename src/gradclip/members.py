@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import optree
 
-from gradclip.backends import framework_of
+from gradclip.backends.registry import known
 
 UNNAMED = object()
 
@@ -64,7 +64,7 @@ class Members:
 
     def _gradients_of_all(self) -> list[Any]:
         listed = self.parameters
-        if not listed or framework_of(listed[0]) is not None or len(set(map(id, listed))) == len(listed):
+        if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
             return [parameter.grad for parameter in listed]
         # A property may hand out another object each time, so that a holder listed twice would count twice.
         each = {id(parameter): parameter for parameter in listed}

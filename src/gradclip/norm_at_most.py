@@ -10,10 +10,12 @@ import numpy as np
 from gradclip import exact
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import find, host_arrays, whole_scalar
+from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.conversions import host_arrays
 from gradclip.backends.host import viewed_arrays
 from gradclip.backends.numpy import HOST
+from gradclip.backends.registry import find
 from gradclip.coefficient import exceeds, undecided
 from gradclip.norms import Order, measure
 from gradclip.scopes import TREE

@@ -7,8 +7,9 @@ from typing import Any, NamedTuple
 
 from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find
+from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.registry import find, ways_to_examples
 from gradclip.coefficient import Target
 from gradclip.decision import Clipping, clip_and_sum
 from gradclip.derivative import ClipRule
@@ -16,7 +17,7 @@ from gradclip.grid import grid_for
 from gradclip.norms import Order, norm_dtype
 from gradclip.per_example_settings import PerExampleSettings
 from gradclip.scopes import EXAMPLE
-from gradclip.tree import FlatTree, flatten, listed
+from gradclip.tree import FlatTree, first_sparse, flatten, listed
 
 
 class PerExampleInfo(NamedTuple):
@@ -251,17 +252,12 @@ def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
     """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
-    for index, array in flat.sparse.items():
+    sparse = first_sparse(flat)
+    if sparse is not None:
+        place, kind, method = sparse
         raise TypeError(
-            f"per-example gradients must be dense, got {type(array).__name__} at {flat.paths()[index] or 'grads'}. "
-            "Call .todense() on it."
+            f"per-example gradients must be dense, got {kind} at {flat.paths()[place] or 'grads'}. Call {method} on it."
         )
-    for index, leaf in enumerate(flat.leaves):
-        if not str(getattr(leaf, "layout", "torch.strided")).endswith("strided"):
-            raise TypeError(
-                f"per-example gradients must be dense, got a {leaf.layout} tensor at {flat.paths()[index] or 'grads'}. "
-                "Call .to_dense() on it."
-            )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
     shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
@@ -272,7 +268,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
         found = [f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong})]
         raise ValueError(
             f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed(found)}. "
-            "Compute per-example gradients first, with jax.vmap(jax.grad(...)) or torch.func.vmap."
+            f"Compute per-example gradients first, with {ways_to_examples()}."
         )
     if mask is not None and tuple(getattr(mask, "shape", (len(mask),))) != batch:
         raise ValueError(

@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.arrays import check_dtypes
+from gradclip.backends.conversions import framework_of, numbers_of
 from gradclip.backends.formats import bare_name, format_named
-from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums, numbers_of
+from gradclip.backends.registry import differentiating, load
+from gradclip.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
 from gradclip.clipped import ClippedFunction
 from gradclip.exact import squared_distance
 from gradclip.hostile import CROWDS, KINDS, Room
@@ -143,7 +145,8 @@ def check_sensitivity(
         threshold /= 2
     clipped = function if isinstance(function, ClippedFunction) else None
     unit = Fraction(1) if clipped is None else step_of(clipped)
-    call = function if clipped is None else _compiled(of_gradients(clipped, _zeros_like_one), flat.leaves[0])
+    framework = framework_of(flat.leaves[0])
+    call = function if clipped is None else framework.compiled(of_gradients(clipped, _zeros_like_one))
     cases = []
     for dtype in as_dtypes(dtypes):
         bench = _Bench.of(flat, dtype, threshold, call, sensitivity.relation, unit)
@@ -161,10 +164,11 @@ def _kinked_cases(
 ) -> Iterator[SensitivityCase]:
     """Yield what a kink in the loss did in batches of several sizes."""
     dtype = bare_name(like.dtype) if bare_name(like.dtype) == "float64" else "float32"
-    summed = _compiled(kinked(clipped), like)
+    framework = framework_of(like)
+    summed = framework.compiled(kinked(clipped))
 
     def call(*arrays: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        result, outputs = summed(*(_like(like, dtype, x) for x in arrays))
+        result, outputs = summed(*(framework.like(like, dtype, x) for x in arrays))
         return numbers_of(result), numbers_of(outputs.aux)[0]
 
     kinks = Kinks(call, np.dtype(dtype), threshold_of(clipped), relation == "add_or_remove_one")
@@ -174,17 +178,9 @@ def _kinked_cases(
         yield SensitivityCase(name, root_up(max(squares) * step_of(clipped) ** 2))
 
 
-def _compiled(function: Callable[..., Any], like: Any) -> Callable[..., Any]:
-    """Return what is called: of JAX arrays as one program, as it is in training."""
-    jax = sys.modules.get("jax")
-    return jax.jit(function) if jax is not None and isinstance(like, jax.Array) else function
-
-
 def _zeros_like_one(leaf: Any) -> Any:
     """Return zeros in the shape of one example."""
-    if hasattr(leaf, "new_zeros"):
-        return leaf.new_zeros(leaf.shape[1:])
-    return sys.modules["jax"].numpy.zeros(leaf.shape[1:], leaf.dtype)
+    return load(differentiating([leaf])).zeros(leaf.shape[1:], leaf)
 
 
 @dataclass(frozen=True)
@@ -261,30 +257,9 @@ class _Bench:
         ends = np.cumsum([math.prod(leaf.shape[1:]) for leaf in self.flat.leaves])
         pieces = np.split(rows, ends[:-1], axis=1)
         leaves = [
-            _like(leaf, dtype, piece.reshape(len(rows), *leaf.shape[1:]))
+            framework_of(leaf).like(leaf, dtype, piece.reshape(len(rows), *leaf.shape[1:]))
             for leaf, dtype, piece in zip(self.flat.leaves, self.dtypes, pieces, strict=True)
         ]
         result = flatten(self.function(self.flat.rebuild(leaves)))
         check_sums(result)
         return result
-
-
-def _like(leaf: Any, dtype: str, values: np.ndarray) -> Any:
-    """Return float64 numbers as an array of the same framework and device, in the named dtype."""
-    if hasattr(leaf, "new_tensor"):
-        return leaf.new_tensor(values, dtype=getattr(sys.modules["torch"], dtype))
-    if isinstance(leaf, np.ndarray):
-        return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else _numpy_dtype(dtype))
-    made = sys.modules["jax"].numpy.asarray(values.astype(_numpy_dtype(dtype)))
-    if bare_name(made.dtype) != dtype:
-        raise ValueError(f"JAX has no {dtype} in 32-bit mode; switch jax_enable_x64 on, or leave it out of dtypes.")
-    return made
-
-
-def _numpy_dtype(dtype: str) -> Any:
-    """Return NumPy's dtype of a name; bfloat16 is that of `ml_dtypes`, which JAX brings along."""
-    if dtype != "bfloat16":
-        return np.dtype(dtype)
-    import ml_dtypes
-
-    return ml_dtypes.bfloat16

@@ -16,9 +16,11 @@ import numpy as np
 from gradclip import shards
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, find
+from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.conversions import without_values
 from gradclip.backends.numpy import HOST
+from gradclip.backends.registry import find
 from gradclip.coefficient import coefficient, needs_split, settled
 from gradclip.norms import Norm, Order, measure
 from gradclip.policy import Nonfinite
@@ -222,8 +224,9 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
 
 
 def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
-    if any(getattr(x, "is_meta", False) for x in arrays.items):
-        raise ValueError("a tensor on the meta device holds no values to be measured. Pass the tensors that hold them.")
+    empty = next(filter(None, map(without_values, arrays.items)), None)
+    if empty is not None:
+        raise ValueError(f"{empty} holds no values to be measured. Pass the tensors that hold them.")
     norm = measure(backend, arrays, order)
     known = shards.vector(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)

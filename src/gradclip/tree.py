@@ -5,17 +5,48 @@ a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so tha
 working. `None` is an empty container: it has no leaves and comes back as it was.
 """
 
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import optree
 
-from gradclip import sparse
+from gradclip.backends.framework import Sparse, Trees
+from gradclip.backends.registry import entries_of, load, trees_of
 
 _MOST_LISTED = 10
+
+
+class _Optree:
+    """The functions of `Trees`, by `optree`, whose leaves are dense."""
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        leaves, structure = optree.tree_flatten(tree)
+        return leaves, structure
+
+    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
+        return optree.tree_unflatten(structure, leaves)
+
+    def paths(self, structure: Any) -> list[str]:
+        return [accessor.codify("") for accessor in optree.treespec_accessors(structure)]
+
+    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
+        return list(optree.treespec_paths(structure))
+
+    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
+        return {}
+
+    def described(self, place: int, array: Any) -> Sparse:
+        raise NotImplementedError
+
+    def elements(self, array: Any) -> Any:
+        raise NotImplementedError
+
+    def with_elements(self, array: Any, elements: Any) -> Any:
+        raise NotImplementedError
+
+
+_OPTREE = _Optree()
 
 
 @dataclass(frozen=True)
@@ -24,42 +55,36 @@ class FlatTree:
 
     leaves: list[Any]
     structure: Any
-    _flatten: Callable[[Any], tuple[list[Any], Any]]
+    trees: Trees
     sparse: Mapping[int, Any] = field(default_factory=dict)  # the leaves that stand for sparse arrays
 
     def paths(self) -> list[str]:
         """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
-        if self._flatten is _optree_flatten:
-            return [accessor.codify("") for accessor in optree.treespec_accessors(self.structure)]
-        util = sys.modules["jax"].tree_util
-        numbered = self.arrange(range(len(self.leaves)))
-        return [util.keystr(path) for path, _ in util.tree_flatten_with_path(numbered)[0]]
+        return self.trees.paths(self.structure)
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Return a tree of this structure that holds `leaves`, arrays like its own; sparse ones are so again."""
         if self.sparse:
-            given = enumerate(leaves)
-            leaves = [sparse.with_elements(self.sparse[i], x) if i in self.sparse else x for i, x in given]
+            remade, given = self.trees.with_elements, enumerate(leaves)
+            leaves = [remade(self.sparse[i], x) if i in self.sparse else x for i, x in given]
         return self.arrange(leaves)
 
     def arrange(self, values: Iterable[Any]) -> Any:
         """Return a tree of this structure with any values in place of its leaves."""
-        if self._flatten is _optree_flatten:
-            return optree.tree_unflatten(self.structure, values)
-        return self.structure.unflatten(values)
+        return self.trees.unflatten(self.structure, values)
 
     def split_by(self, prefix: Any, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
         """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
 
         Raises ValueError that says `what` it is where `prefix` is not a prefix of this tree.
         """
-        leaves, structure = self._flatten(prefix)
+        leaves, structure = self.trees.flatten(prefix)
         numbered = self.arrange(range(len(self.leaves)))
         try:
             subtrees = structure.flatten_up_to(numbered)
         except ValueError as mismatch:
-            given = FlatTree(leaves, structure, self._flatten)
-            groups, alone = _matched_by_keys(_keys(structure, self._flatten), _keys(self.structure, self._flatten))
+            given = FlatTree(leaves, structure, self.trees)
+            groups, alone = _matched_by_keys(self.trees.keys(structure), self.trees.keys(self.structure))
             idle = [path for path, group in zip(given.paths(), groups, strict=True) if not group]
             if not idle and not alone:
                 return given, groups
@@ -70,21 +95,8 @@ class FlatTree:
                 f"{what} must be one number or a prefix of the tree of gradients (the same containers, cut off at any "
                 f"depth): {', and '.join(filter(None, (lacking, beyond)))}."
             ) from mismatch
-        groups = [self._flatten(subtree)[0] for subtree in subtrees]
-        return FlatTree(leaves, structure, self._flatten), groups
-
-
-def _keys(structure: Any, flattened_by: Any) -> list[tuple[Any, ...]]:
-    """Return what leads to each leaf: keys, indices and names of attributes."""
-    if flattened_by is _optree_flatten:
-        return list(optree.treespec_paths(structure))
-    util = sys.modules["jax"].tree_util
-    numbered = structure.unflatten(range(structure.num_leaves))
-    return [tuple(map(_key, path)) for path, _ in util.tree_flatten_with_path(numbered)[0]]
-
-
-def _key(entry: Any) -> Any:
-    return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), str(entry))
+        groups = [self.trees.flatten(subtree)[0] for subtree in subtrees]
+        return FlatTree(leaves, structure, self.trees), groups
 
 
 def _matched_by_keys(
@@ -108,34 +120,22 @@ def listed(items: Sequence[Any], separator: str = ", ") -> str:
     return separator.join([*map(str, items[:_MOST_LISTED]), *([f"and {more} more"] if more > 0 else [])])
 
 
+def first_sparse(flat: FlatTree) -> Sparse | None:
+    """Return the first leaf of a tree that is a sparse array; None where all are dense."""
+    for place, array in flat.sparse.items():
+        return flat.trees.described(place, array)
+    found = (load(entry).first_sparse(flat.leaves) for entry in entries_of(flat.leaves))
+    return next(filter(None, found), None)
+
+
 def flatten(tree: Any) -> FlatTree:
-    """Flatten `tree` with the registry that knows its nodes."""
-    leaves, structure = _optree_flatten(tree)
-    if "jax" in sys.modules and any(map(_belongs_to_jax, leaves)):
-        leaves, structure = _jax_flatten(tree)
-        is_sparse = sparse.recognizer()
-        found = {i: leaf for i, leaf in enumerate(leaves) if is_sparse(leaf)} if is_sparse else {}
-        leaves = [sparse.elements(leaf) if i in found else leaf for i, leaf in enumerate(leaves)] if found else leaves
-        return FlatTree(leaves, structure, _jax_flatten, found)
-    return FlatTree(leaves, structure, _optree_flatten)
-
-
-def _optree_flatten(tree: Any) -> tuple[list[Any], Any]:
-    leaves, structure = optree.tree_flatten(tree)
-    return leaves, structure
-
-
-def _jax_flatten(tree: Any) -> tuple[list[Any], Any]:
-    return sys.modules["jax"].tree_util.tree_flatten(tree, is_leaf=sparse.recognizer())
-
-
-def _belongs_to_jax(leaf: Any) -> bool:
-    """Say whether a leaf is JAX's, or none that is known: what only JAX can take apart.
-
-    JAX's own types are not asked: `torch.compile` cannot trace that.
-    """
-    torch = sys.modules.get("torch")
-    known = (np.ndarray, np.generic, int, float, complex)
-    if isinstance(leaf, known) or (torch is not None and isinstance(leaf, torch.Tensor)):
-        return False
-    return not isinstance(leaf, Iterator)
+    """Flatten `tree` with the functions that know its nodes."""
+    leaves, structure = _OPTREE.flatten(tree)
+    trees = trees_of(leaves)
+    if trees is None:
+        return FlatTree(leaves, structure, _OPTREE)
+    leaves, structure = trees.flatten(tree)
+    sparse = trees.sparse(leaves)
+    if sparse:
+        leaves = [trees.elements(leaf) if i in sparse else leaf for i, leaf in enumerate(leaves)]
+    return FlatTree(leaves, structure, trees, sparse)

@@ -1,26 +1,15 @@
-"""Backends: the operations of one framework, behind one set of verbs.
-
-A framework is touched only when one of its arrays arrives: it is found by the type of the array, among the modules
-that are already imported.
-"""
+"""Backends: the operations of one framework, behind one set of verbs. `registry` finds that of an array."""
 
 import sys
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-import numpy as np
-
-from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import BFLOAT16, FLOAT64, Format, dtype_name
-from gradclip.backends.host import HostArray
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import Format
 from gradclip.backends.protocols import Scope
-from gradclip.backends.when_imported import when_imported
 
 Array = Any
-
-_FRAMEWORK_BY_TYPE: dict[type, str | None] = {}
-_WHOLE = ("int", "uint", "qint", "quint")
 
 
 class Backend(Protocol):
@@ -124,139 +113,3 @@ def distributed() -> Any:
     from gradclip.backends import torch_distributed
 
     return torch_distributed
-
-
-def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: Any) -> Backend:
-    """Return the backend for these leaves, and for the thresholds and masks that come with them.
-
-    Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
-    """
-    frameworks = _frameworks_of(leaves)
-    if frameworks <= {"number", "numpy"} and "jax" in map(framework_of, scalars):
-        frameworks.add("jax")
-    if None in frameworks:
-        at = [framework_of(leaf) for leaf in leaves].index(None)
-        if is_masked(leaves[at]):
-            raise TypeError(
-                f"{names()[at] or 'the gradient'} is a masked array, of which the mask would be lost. Pass "
-                "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
-            )
-        raise TypeError(
-            f"a leaf of gradients must be an array of NumPy, PyTorch or JAX, got {_shown(leaves[at])} at "
-            f"{names()[at] or 'the root'}.{_instead_of(leaves[at])}"
-        )
-    frameworks -= {"number"}
-    if "jax" in frameworks:
-        frameworks -= {"numpy"}
-    if len(frameworks) > 1:
-        raise TypeError(
-            f"one tree must hold arrays of one framework, got {' and '.join(sorted(map(str, frameworks)))}. "
-            "Convert them, or clip them separately."
-        )
-    return _module_of(frameworks.pop() if frameworks else "numpy").backend(leaves, scalars)
-
-
-def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> list[HostArray]:
-    """Return leaves as arrays in host memory, copied there only from devices; integers become float64, exactly.
-
-    Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
-    """
-    known = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and not dtype_name(leaf).startswith(_WHOLE)]
-    check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
-    arrays = list(map(_host_array, leaves))
-    for index, x in enumerate(arrays):
-        if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
-            if x.size and max(int(x.data.max()), -int(x.data.min())) > 2**FLOAT64.precision:
-                raise ValueError(
-                    f"{names()[index] or 'the tree'} holds integers beyond 2**53; convert them to float64."
-                )
-            arrays[index] = HostArray.of(x.data.astype(np.float64))
-    check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
-    return arrays
-
-
-def _host_array(leaf: Any) -> HostArray:
-    if framework_of(leaf) == "torch":
-        from gradclip.backends.torch_tensors import on_host
-
-        return on_host(leaf)
-    return HostArray.of(np.asarray(leaf))
-
-
-def _shown(leaf: Any) -> str:
-    text = " ".join(repr(leaf).split())
-    return f"{text:.80} of type {type(leaf).__name__}"
-
-
-def _instead_of(leaf: Any) -> str:
-    """Return the advice in the error about a leaf that is no array."""
-    if hasattr(leaf, "named_parameters"):
-        return " Of a module pass the gradients, [p.grad for p in model.parameters()], or call gradclip.grad_norm."
-    if isinstance(leaf, Mapping):
-        return " Pass dict(...) of it."
-    if hasattr(leaf, "to_numpy"):
-        return " Pass its to_numpy()."
-    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
-
-
-def _module_of(framework: str | None) -> Any:
-    if framework == "torch":
-        from gradclip.backends import torch
-
-        return torch
-    if framework == "jax":
-        from gradclip.backends import jax
-
-        return jax
-    from gradclip.backends import numpy
-
-    return numpy
-
-
-def framework_of(leaf: Any) -> str | None:
-    """Return `numpy`, `torch`, `jax`, or `number` for a Python number; None for anything else."""
-    kind = type(leaf)
-    if kind not in _FRAMEWORK_BY_TYPE:
-        _FRAMEWORK_BY_TYPE[kind] = _classify(leaf)
-    return _FRAMEWORK_BY_TYPE[kind]
-
-
-def all_of_frameworks(values: Sequence[Any]) -> bool:
-    """Say whether all values belong to a framework, numbers too."""
-    return None not in _frameworks_of(values)
-
-
-def _frameworks_of(values: Sequence[Any]) -> set[str | None]:
-    kinds = set(map(type, values))
-    if not kinds <= _FRAMEWORK_BY_TYPE.keys():
-        _FRAMEWORK_BY_TYPE.update({type(value): _classify(value) for value in values})
-    return {_FRAMEWORK_BY_TYPE[kind] for kind in kinds}
-
-
-def is_masked(value: Any) -> bool:
-    """Say whether a value is one of NumPy's masked arrays."""
-    return isinstance(value, np.ndarray) and hasattr(value, "mask")
-
-
-def _classify(leaf: Any) -> str | None:
-    if is_masked(leaf):
-        return None
-    if isinstance(leaf, (np.ndarray, np.generic)):
-        return "numpy"
-    if isinstance(leaf, (int, float, complex)) and not isinstance(leaf, bool):
-        return "number"
-    for framework, array in (("torch", "Tensor"), ("jax", "Array")):
-        module = sys.modules.get(framework)
-        if module is not None and isinstance(leaf, getattr(module, array)):
-            return framework
-    return None
-
-
-def _make_kernels_known_to_jax() -> None:
-    from gradclip.backends import jax_ffi
-
-    jax_ffi.registered()
-
-
-# Compiled programs can be read from files, and then nothing is traced before the kernels are called.
-when_imported("jax", _make_kernels_known_to_jax)

@@ -9,7 +9,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip.backends.mapping import Programs
+from gradclip.backends.batching import Programs
 
 _MOST = 64
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))

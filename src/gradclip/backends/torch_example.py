@@ -15,7 +15,7 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gradclip.backends.mapping import mapped
+from gradclip.backends.batching import mapped
 from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import FlatTree, flatten
 

@@ -5,14 +5,14 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.mapping import mapped
+from gradclip.backends.batching import mapped
+from gradclip.backends.torch_batching import TorchBatching
 from gradclip.backends.torch_example import alone, batch_norm_named, example
-from gradclip.backends.torch_mapping import TorchMapping
 from gradclip.tree import flatten
 
 
-class TorchLoop(TorchMapping):
-    """The verbs of `Mapping`; only the way over a batch is another."""
+class TorchLoop(TorchBatching):
+    """The verbs of `Batching`; only the way over a batch is another."""
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any

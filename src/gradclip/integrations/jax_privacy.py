@@ -13,7 +13,9 @@ from typing import Any, NamedTuple
 
 from gradclip import transforms
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.backends.mapping import Mapping
+from gradclip.backends.batching import Batching
+from gradclip.backends.entries import Entry
+from gradclip.backends.registry import named
 from gradclip.call_arguments import positions
 from gradclip.clip import global_norm
 from gradclip.clipped import ClippedFunction
@@ -82,18 +84,18 @@ class _ClippedFunction(ClippedFunction):
     dtype: Any = None
     spmd_axis_name: str | None = None
 
-    def _framework(self, args: Sequence[Any]) -> str:
-        return "jax"
+    def _framework(self, args: Sequence[Any]) -> Entry:
+        return named("jax")
 
     def _is_mapped(self, position: int, count: int) -> bool:
         return position == count - 1 or super()._is_mapped(position, count)
 
     def _over_batch(
-        self, verbs: Mapping, of_example: Callable[..., Any], axes: Sequence[int | None]
+        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
     ) -> Callable[..., Any]:
         return verbs.over_batch(of_example, axes, self.spmd_axis_name)
 
-    def _finished(self, verbs: Mapping, summed: Any, dtypes: Sequence[Any]) -> Any:
+    def _finished(self, verbs: Batching, summed: Any, dtypes: Sequence[Any]) -> Any:
         flat = flatten(super()._finished(verbs, summed, dtypes))
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
         return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])

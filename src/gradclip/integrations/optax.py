@@ -15,7 +15,6 @@ from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
 from gradclip.integrations import needed_for
 from gradclip.per_example import per_example_clip
-from gradclip.sparse import recognizer
 
 with needed_for("optax"):
     import jax
@@ -24,6 +23,7 @@ with needed_for("optax"):
 
     from gradclip.backends.jax import in_host_memory
     from gradclip.backends.jax_traced import Jax
+    from gradclip.backends.jax_trees import recognizer
 
 __all__ = [
     "clip",

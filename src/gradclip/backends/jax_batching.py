@@ -12,13 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from gradclip.backends.batching import Programs, Step
 from gradclip.backends.jax_axes import varying_alike
 from gradclip.backends.jax_programs import by_program
-from gradclip.backends.mapping import Programs, Step
 
 
-class JaxMapping:
-    """The verbs of `Mapping`."""
+class JaxBatching:
+    """The verbs of `Batching`."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
         call = jax.value_and_grad(fun, argnums, has_aux=True)
@@ -102,7 +102,7 @@ class JaxMapping:
         return by_program(programs, setting, run, axes, args)
 
 
-class JaxLoop(JaxMapping):
+class JaxLoop(JaxBatching):
     """The verbs with `jax.lax.map` for `jax.vmap`: one example after the other, in a loop that is compiled once."""
 
     def over_batch(

@@ -15,7 +15,7 @@ class Programs(dict[Any, Any]):
         return Programs, ()
 
 
-class Mapping(Protocol):
+class Batching(Protocol):
     """The verbs."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
@@ -70,18 +70,6 @@ class Mapping(Protocol):
 
         `setting` is what the result depends on besides the arguments; `axes` are as in `over_batch`.
         """
-
-
-def mapping_of(framework: str, method: str = "vmap") -> Mapping:
-    """Return the verbs of PyTorch or JAX, with all examples at a time or, for "loop", one after the other."""
-    if framework == "torch":
-        from gradclip.backends.torch_loop import TorchLoop
-        from gradclip.backends.torch_mapping import TorchMapping
-
-        return TorchLoop() if method == "loop" else TorchMapping()
-    from gradclip.backends.jax_mapping import JaxLoop, JaxMapping
-
-    return JaxLoop() if method == "loop" else JaxMapping()
 
 
 def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:

@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.mapping import Programs, Step, mapped
+from gradclip.backends.batching import Programs, Step, mapped
 from gradclip.backends.torch import visible
 from gradclip.backends.torch_example import Gradient, batch_norm_named, example, explained
 from gradclip.backends.torch_tensors import tensor_of
 from gradclip.tree import flatten
 
 
-class TorchMapping:
-    """The verbs of `Mapping`."""
+class TorchBatching:
+    """The verbs of `Batching`."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
         if torch.compiler.is_compiling():

@@ -1,0 +1,93 @@
+"""What a framework supplies beside the operations of its backend. Its entry in `entries` says where that is."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from gradclip.backends import Backend
+    from gradclip.backends.batching import Batching
+    from gradclip.backends.host import HostArray
+
+
+class Sparse(NamedTuple):
+    """A sparse array among leaves: its place, what it is called, and the method that makes it dense."""
+
+    place: int
+    kind: str
+    method: str
+
+
+class Trees(Protocol):
+    """Functions on trees. A structure is what is left of a tree without its leaves."""
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        """Return the leaves in order, and the structure."""
+
+    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
+        """Return the tree of a structure around other leaves."""
+
+    def paths(self, structure: Any) -> list[str]:
+        """Return the path of each leaf, written as the Python that reaches it."""
+
+    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
+        """Return what leads to each leaf: keys, indices and names of attributes."""
+
+    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
+        """Return those of the leaves that are sparse, by their indices."""
+
+    def described(self, place: int, array: Any) -> Sparse:
+        """Return a sparse array, in words."""
+
+    def elements(self, array: Any) -> Any:
+        """Return an array of a sparse one's elements."""
+
+    def with_elements(self, array: Any, elements: Any) -> Any:
+        """Return a sparse array as this one, with other elements."""
+
+
+class Framework(ABC):
+    """The front of a framework's folder. What is written out here holds where a framework does not differ."""
+
+    @property
+    def trees(self) -> Trees:
+        """The framework's own functions on trees."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> "Backend":
+        """Return the backend for these leaves, and for the thresholds and masks that come with them."""
+
+    def batching(self, method: str) -> "Batching":
+        """Return what takes functions over batches: all examples at a time, or for "loop" one after the other."""
+        raise NotImplementedError
+
+    @abstractmethod
+    def on_host(self, leaf: Any) -> "HostArray":
+        """Return a view of an array's values in host memory, copied there if they lie elsewhere."""
+
+    @abstractmethod
+    def like(self, leaf: Any, dtype: str, values: np.ndarray) -> Any:
+        """Return float64 numbers as an array on the device of `leaf`, in the named dtype."""
+
+    @abstractmethod
+    def zeros(self, shape: tuple[int, ...], leaf: Any) -> Any:
+        """Return zeros in the dtype of `leaf`, on its device."""
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as it is called in training: as one program where the framework makes programs."""
+        return function
+
+    def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
+        """Return the first of the leaves that is a sparse array; None where all are dense."""
+        return None
+
+    def without_values(self, array: Any) -> str | None:
+        """Return what an array that holds no values is called; None for one that does."""
+        return None
+
+    def is_bare(self, parameter: Any) -> bool:
+        """Say whether an array without a `.grad` stands where one that can have one belongs."""
+        return False

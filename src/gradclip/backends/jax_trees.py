@@ -1,0 +1,109 @@
+"""Trees of JAX, whose registered nodes JAX alone can take apart, and its sparse arrays as leaves of them.
+
+A sparse array stands in for its elements, in one array. An element may be written in several pieces, which count as
+their sum, and pieces outside of the shape as nothing.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import tree_util
+
+from gradclip.backends.framework import Sparse
+
+
+class JaxTrees:
+    """The functions of `Trees`, by JAX's own."""
+
+    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+        return tree_util.tree_flatten(tree, is_leaf=recognizer())
+
+    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
+        return structure.unflatten(leaves)
+
+    def paths(self, structure: Any) -> list[str]:
+        return [tree_util.keystr(path) for path in _key_paths(structure)]
+
+    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
+        return [tuple(map(_key, path)) for path in _key_paths(structure)]
+
+    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
+        is_sparse = recognizer()
+        return {i: leaf for i, leaf in enumerate(leaves) if is_sparse(leaf)} if is_sparse else {}
+
+    def described(self, place: int, array: Any) -> Sparse:
+        return Sparse(place, type(array).__name__, ".todense()")
+
+    def elements(self, array: Any) -> Any:
+        return elements(array)
+
+    def with_elements(self, array: Any, elements: Any) -> Any:
+        children, structure = array.tree_flatten()
+        return type(array).tree_unflatten(structure, (elements, *children[1:]))
+
+
+def _key_paths(structure: Any) -> list[tuple[Any, ...]]:
+    numbered = structure.unflatten(range(structure.num_leaves))
+    return [path for path, _ in tree_util.tree_flatten_with_path(numbered)[0]]
+
+
+def _key(entry: Any) -> Any:
+    return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), str(entry))
+
+
+def recognizer() -> Callable[[Any], bool] | None:
+    """Return what tells sparse arrays from everything else; None where there can be none yet."""
+    module = sys.modules.get("jax.experimental.sparse")
+    return None if module is None else lambda node: isinstance(node, module.JAXSparse)
+
+
+def elements(array: Any) -> Any:
+    """Return an array shaped as `array.data`, each element where its first piece is, and zeros for its other pieces.
+
+    Raises TypeError for formats other than BCOO and BCSR.
+    """
+    module = sys.modules["jax.experimental.sparse"]
+    if not isinstance(array, module.BCOO | module.BCSR):
+        raise TypeError(
+            f"sparse gradients must be BCOO or BCSR, got {type(array).__name__}. Convert them to "
+            "jax.experimental.sparse.BCOO, or to dense ones by .todense()."
+        )
+    indices = array.indices if isinstance(array, module.BCOO) else array.to_bcoo().indices
+    batch = array.shape[: array.n_batch]
+    bounds = array.shape[array.n_batch : array.ndim - array.n_dense]
+    with jax.enable_x64(True):  # keeps float64 where the mode is off
+        data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
+        indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
+
+        def merge(data: Any, indices: Any) -> Any:
+            return _merged(data, indices, bounds, array.unique_indices)
+
+        for _ in range(array.n_batch):
+            merge = jax.vmap(merge)
+        return merge(data, indices)
+
+
+def _merged(data: Any, indices: Any, bounds: tuple[int, ...], unique: bool) -> Any:
+    count = data.shape[0]
+    if not count:
+        return data
+
+    def each(flags: Any) -> Any:
+        return flags.reshape(count, *[1] * (data.ndim - 1))
+
+    inside = (indices < jnp.asarray(bounds, indices.dtype)).all(axis=-1)
+    data = jnp.where(each(inside), data, jnp.zeros_like(data))
+    if unique:
+        return data
+    first = jnp.zeros(count, int)
+    if bounds:
+        _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
+        first = places[which]
+    alone = jnp.zeros(count, int).at[first].add(1)[first] == 1
+    return jnp.where(each(alone), data, jnp.zeros_like(data).at[first].add(data))
+
+
+JAX_TREES = JaxTrees()

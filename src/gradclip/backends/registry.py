@@ -1,0 +1,233 @@
+"""Which framework a value belongs to, and what that supplies: the one place that is asked.
+
+A framework is touched only when one of its arrays arrives: it is found by the type of the array, among the modules that
+are already imported.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip.backends.entries import ENTRIES, Entry, Models
+from gradclip.backends.when_imported import when_imported
+
+if TYPE_CHECKING:
+    from gradclip.backends import Backend
+    from gradclip.backends.framework import Framework, Trees
+
+_NUMBER = "number"
+_ALONE = {"numpy", _NUMBER}
+_ENTRIES: dict[str, Entry] = {}
+_KEY_BY_TYPE: dict[type, str | None] = {}
+_LOADED: "dict[str, Framework]" = {}
+
+
+def register(entry: Entry) -> None:
+    """Add a framework: from now on its arrays can be clipped."""
+    _ENTRIES[entry.module] = entry
+    if entry.at_import is not None:
+        when_imported(entry.module, entry.at_import)
+
+
+def load(entry: Entry) -> "Framework":
+    """Return what a framework supplies, imported where it has not been."""
+    framework = _LOADED.get(entry.module)
+    if framework is None:
+        framework = _LOADED[entry.module] = entry.load()
+    return framework
+
+
+def named(module: str) -> Entry:
+    """Return the entry of a framework by the name of its module."""
+    return _ENTRIES[module]
+
+
+def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: Any) -> "Backend":
+    """Return the backend for these leaves, and for the thresholds and masks that come with them.
+
+    Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
+    """
+    keys = _keys_of(leaves)
+    if keys <= _ALONE:
+        keys |= {key for key in _keys_of(scalars) if key in _ENTRIES and _ENTRIES[key].takes_numpy}
+    if None in keys:
+        index = [known(leaf) for leaf in leaves].index(False)
+        raise TypeError(_no_array(leaves[index], names()[index]))
+    if len(keys) > 1:
+        keys.discard(_NUMBER)
+        if any(_ENTRIES[str(key)].takes_numpy for key in keys):
+            keys.discard("numpy")
+    if len(keys) > 1:
+        raise TypeError(
+            f"one tree must hold arrays of one framework, got {' and '.join(sorted(map(str, keys)))}. "
+            "Convert them, or clip them separately."
+        )
+    key = keys.pop() if keys else None
+    return load(_ENTRIES["numpy" if key is None or key == _NUMBER else key]).backend(leaves, scalars)
+
+
+def known(value: Any) -> bool:
+    """Say whether a value is an array of a framework, or a Python number."""
+    return _key_of(value) is not None
+
+
+def all_known(values: Sequence[Any]) -> bool:
+    """Say whether all values are arrays of frameworks, or Python numbers."""
+    return None not in _keys_of(values)
+
+
+def all_numbers(values: Sequence[Any]) -> bool:
+    """Say whether the values are Python numbers, and there are any."""
+    return _keys_of(values) == {_NUMBER}
+
+
+def entry_of(value: Any) -> Entry | None:
+    """Return the framework of an array; None for anything else, numbers too."""
+    key = _key_of(value)
+    return None if key is None else _ENTRIES.get(key)
+
+
+def entries_of(values: Iterable[Any]) -> list[Entry]:
+    """Return the frameworks of all arrays among the values, in the registry's order."""
+    keys = _keys_of(list(values))
+    return [entry for key, entry in _ENTRIES.items() if key in keys]
+
+
+def differentiating(values: Iterable[Any] = ()) -> Entry:
+    """Return the first framework of the values that has derivatives, or else the one that takes NumPy's arrays."""
+    own = (entry for entry in entries_of(values) if entry.has_derivatives)
+    return next(own, None) or next(e for e in _ENTRIES.values() if e.has_derivatives and e.takes_numpy)
+
+
+def trees_of(leaves: Sequence[Any]) -> "Trees | None":
+    """Return a framework's own functions on trees where leaves are its arrays, or may be nodes that it alone knows.
+
+    Its types are asked only about leaves that nobody else knows: `torch.compile` cannot trace that.
+    """
+    for key, entry in _ENTRIES.items():
+        if entry.has_trees and key in sys.modules:
+            keys = _keys_of(leaves)
+            if key in keys or (None in keys and any(map(_may_be_node, leaves))):
+                return load(entry).trees
+    return None
+
+
+def holding_gradients(leaves: Sequence[Any]) -> bool:
+    """Say whether leaves are parameters that have gradients, as far as one can tell in a call that is not compiled."""
+    kinds = set(map(type, leaves))
+    for key, entry in _ENTRIES.items():
+        module = sys.modules.get(key)
+        kind: Any = None if entry.parameter is None or module is None else entry.parameter(module)
+        if kind in kinds and not being_compiled():
+            return any(leaf.grad is not None for leaf in leaves if type(leaf) is kind)
+    return False
+
+
+def being_compiled() -> bool:
+    """Say whether a framework records this call to compile it."""
+    for key, entry in _ENTRIES.items():
+        module = sys.modules.get(key)
+        if entry.compiling is not None and module is not None and entry.compiling(module):
+            return True
+    return False
+
+
+def is_masked(value: Any) -> bool:
+    """Say whether a value is one of NumPy's masked arrays."""
+    return isinstance(value, np.ndarray) and hasattr(value, "mask")
+
+
+def models_of(value: Any) -> Models | None:
+    """Return what to pass in place of a model; None for anything else."""
+    return next((models for models in _all_models() if hasattr(value, models.attribute)), None)
+
+
+def instead_of_parameters() -> str:
+    """Return what to pass where something stands for a model's parameters and is not."""
+    return "; ".join(models.parameters for models in _all_models())
+
+
+def names_of_all(*, has_derivatives: bool = False) -> str:
+    """Return the names of the frameworks, or of those with derivatives."""
+    *others, last = [entry.name for entry in _ENTRIES.values() if entry.has_derivatives or not has_derivatives]
+    return f"{', '.join(others)} or {last}"
+
+
+def conversions() -> str:
+    """Return what users call to convert NumPy's arrays."""
+    return " or ".join(sorted(entry.from_numpy for entry in _ENTRIES.values() if entry.from_numpy))
+
+
+def ways_to_examples() -> str:
+    """Return what users call to compute per-example gradients."""
+    return " or ".join(sorted(entry.per_example for entry in _ENTRIES.values() if entry.per_example))
+
+
+def _all_models() -> list[Models]:
+    return [entry.models for entry in _ENTRIES.values() if entry.models is not None]
+
+
+def _key_of(value: Any) -> str | None:
+    """Return the key of the framework of an array, `_NUMBER` for a Python number, None for anything else."""
+    kind = type(value)
+    if kind not in _KEY_BY_TYPE:
+        _KEY_BY_TYPE[kind] = _classify(value)
+    return _KEY_BY_TYPE[kind]
+
+
+def _keys_of(values: Sequence[Any]) -> set[str | None]:
+    kinds = set(map(type, values))
+    if not kinds <= _KEY_BY_TYPE.keys():
+        _KEY_BY_TYPE.update({type(value): _classify(value) for value in values})
+    return {_KEY_BY_TYPE[kind] for kind in kinds}
+
+
+def _classify(value: Any) -> str | None:
+    if is_masked(value):
+        return None
+    # NumPy first: some of its scalars are Python numbers, too.
+    if isinstance(value, (np.ndarray, np.generic)):
+        return "numpy"
+    if isinstance(value, (int, float, complex)) and not isinstance(value, bool):
+        return _NUMBER
+    for key, entry in _ENTRIES.items():
+        module = sys.modules.get(key)
+        if module is not None and isinstance(value, tuple(getattr(module, name) for name in entry.arrays)):
+            return key
+    return None
+
+
+def _may_be_node(leaf: Any) -> bool:
+    return _key_of(leaf) is None and not isinstance(leaf, (bool, np.ndarray, Iterator))
+
+
+def _no_array(leaf: Any, path: str) -> str:
+    """Return the error about a leaf that is no array."""
+    if is_masked(leaf):
+        return (
+            f"{path or 'the gradient'} is a masked array, of which the mask would be lost. Pass "
+            "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
+        )
+    shown = f"{' '.join(repr(leaf).split()):.80} of type {type(leaf).__name__}"
+    return (
+        f"a leaf of gradients must be an array of {names_of_all()}, got {shown} at {path or 'the root'}."
+        f"{_instead_of(leaf)}"
+    )
+
+
+def _instead_of(leaf: Any) -> str:
+    """Return the advice in the error about a leaf that is no array."""
+    models = models_of(leaf)
+    if models is not None:
+        return f" Of a module pass {models.gradients}"
+    if isinstance(leaf, Mapping):
+        return " Pass dict(...) of it."
+    if hasattr(leaf, "to_numpy"):
+        return " Pass its to_numpy()."
+    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
+
+
+for _entry in ENTRIES:
+    register(_entry)
