@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import gradclip
-from gradclip import shards
+from gradclip import accumulators
 from gradclip.backends.torch_reductions import ROOM
 from gradclip.norms import Order
 
@@ -176,7 +176,7 @@ def _together(of_rank):
 def lengths():
     print("\nNumbers of a norm, and bytes that the reductions carry when all gradients are split alike")
     for ord in (1, 2, 3, 4, 8, math.inf):
-        length = shards.length(Order.parse(ord))
+        length = accumulators.length(Order.parse(ord))
         first, rest = 8 * (ROOM + MARKS), 8 * max(0, length + FLAGS - ROOM)
         print(f"ord {ord:<4} {length:3} numbers: {first} bytes" + (f", then {rest}" if rest else ""))
 

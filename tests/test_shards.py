@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip import shards
+from gradclip import accumulators
 from gradclip.backends.numpy import HOST
 from gradclip.backends.torch import Torch
 from gradclip.norms import Norm, Order, measure
@@ -28,9 +28,9 @@ def reduced(vectors, order):
 
 def together(parts, ord):
     order = Order.parse(ord)
-    vectors = [shards.vector(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)) for x in parts]
+    vectors = [accumulators.filled(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)) for x in parts]
     with np.errstate(all="raise", under="ignore"):
-        return shards.norm_of(HOST, reduced(vectors, order), order, len(parts))
+        return accumulators.norm_of(HOST, reduced(vectors, order), order, len(parts))
 
 
 @pytest.mark.parametrize("ord", ORDERS)
@@ -82,10 +82,10 @@ def test_nobody_holds_anything(ord):
 def test_the_length_does_not_depend_on_what_is_held(ord):
     order = Order.parse(ord)
     lengths = {
-        len(shards.vector(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)))
+        len(accumulators.filled(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)))
         for x in ([], [0.0], [1e-320, 1e300], [math.nan])
     }
-    assert lengths == {shards.length(order)}
+    assert lengths == {accumulators.length(order)}
 
 
 @pytest.mark.parametrize("ord", [1, 2, 3, 8])
@@ -94,7 +94,7 @@ def test_compiled_as_written(ord, scale):
     order = Order(float(ord))
 
     def known(value):
-        return jnp.stack(shards.vector(jnp, Norm(value, None, 2.0**-50, 0.0), order))
+        return jnp.stack(accumulators.filled(jnp, Norm(value, None, 2.0**-50, 0.0), order))
 
     with jax.enable_x64(True):
         value = jnp.float64(scale)
@@ -104,9 +104,9 @@ def test_compiled_as_written(ord, scale):
 
 def test_orders_that_are_too_high():
     with pytest.raises(ValueError, match="at most 8, or inf"):
-        shards.check_order(Order(9.0))
-    assert shards.check_order(Order(8.0)) == Order(8.0)
-    assert shards.check_order(Order(math.inf)).extreme
+        accumulators.check_order(Order(9.0))
+    assert accumulators.check_order(Order(8.0)) == Order(8.0)
+    assert accumulators.check_order(Order(math.inf)).extreme
 
 
 @pytest.mark.parametrize("ord", [1, 2, 3, 8])
@@ -117,8 +117,8 @@ def test_both_sides_of_every_border_on_a_device(ord):
     for exponent in range(-1000, 1000, 5):
         parts = [[0.75 * 2.0**exponent], [1.5 * 2.0**exponent]]
         norms = [measure(device, device.enter([torch.tensor(x, dtype=torch.float64)]), order) for x in parts]
-        vectors = [torch.stack(shards.vector(device.xp, norm, order)) for norm in norms]
-        norm = shards.norm_of(device, list(torch.stack(vectors).sum(0)), order, 2)
+        vectors = [torch.stack(accumulators.filled(device.xp, norm, order)) for norm in norms]
+        norm = accumulators.norm_of(device, list(torch.stack(vectors).sum(0)), order, 2)
         expected = (0.75**ord + 1.5**ord) ** (1 / ord)
         assert float(norm.value) * (float(norm.divisor) * 2.0**-exponent) == pytest.approx(expected, rel=1e-13)
 
@@ -127,12 +127,12 @@ def test_magnitudes_of_complex_numbers_carry_their_error():
     order = Order.parse(math.inf)
     norm = measure(HOST, HOST.enter([np.array([3 + 4j])]), order)
     assert norm.error > 0
-    both = shards.norm_of(HOST, reduced([shards.vector(np, norm, order)] * 2, order), order, 2)
+    both = accumulators.norm_of(HOST, reduced([accumulators.filled(np, norm, order)] * 2, order), order, 2)
     assert float(both.value) == 5.0
     assert both.error == norm.error
 
 
 def test_devices_without_64_bits_are_refused():
     with pytest.raises(ValueError, match="need a device that computes in 64 bits"):
-        shards.check_wide(Torch(torch.device("mps"), visible=True))
-    shards.check_wide(Torch(torch.device("cuda"), visible=True))
+        accumulators.check_wide(Torch(torch.device("mps"), visible=True))
+    accumulators.check_wide(Torch(torch.device("cuda"), visible=True))

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import PartialNorm, shards
+from gradclip import PartialNorm, accumulators
 from gradclip.norms import Order
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
@@ -125,7 +125,7 @@ def test_numbers_that_no_gradient_has(ord):
     for error in (0.02, 1.0, 1e300):
         with pytest.raises(ValueError, match="must be what partial_norm returns"):
             PartialNorm(ord, (*known[:-1], error))
-    assert len(known) == shards.length(order)
+    assert len(known) == accumulators.length(order)
 
 
 def test_too_many_parts_together():

@@ -10,7 +10,7 @@ from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping
 from gradclip.derivative import ValueRule
-from gradclip.groups import backend_of, clip_groups, measured_at_once, norm_of
+from gradclip.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.norms import Order
 from gradclip.policy import Nonfinite
 from gradclip.tree import flatten
@@ -47,7 +47,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
     """
     flat, order = flatten(tree), Order.parse(ord)
     warn_of_parameters(flat.leaves)
-    return norm_of(backend_of(flat, axis_name), flat.leaves, order)
+    return norm_of(*backend_and_holders(flat, axis_name), flat.leaves, order)
 
 
 @ordinary_arithmetic
@@ -72,17 +72,17 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     """
     flat, order = flatten(tree), Order.parse(ord)
     warn_of_parameters(flat.leaves)
-    backend = backend_of(flat, axis_name)
+    backend, holders = backend_and_holders(flat, axis_name)
     shape, groups = (
         (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix, "prefix")
     )
     with backend.precision():
         known = measured_at_once(backend, flat, groups, order)
         norms = known.norms(backend, flat.leaves) if known else {}
-    norms.update(traced_layers.measured(backend, flat.leaves, groups, order))
+    norms.update(traced_layers.measured(backend, holders, flat.leaves, groups, order))
     for number, group in enumerate(groups):
         if number not in norms:
-            norms[number] = norm_of(backend, [flat.leaves[i] for i in group], order)
+            norms[number] = norm_of(backend, holders, [flat.leaves[i] for i in group], order)
     return shape.arrange([norms[number] for number in range(len(groups))])
 
 

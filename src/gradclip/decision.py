@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from gradclip import exact
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
@@ -20,11 +19,10 @@ from gradclip.coefficient import (
     settled,
     undecided,
 )
+from gradclip.holders import ALONE, Holders
 from gradclip.norms import Norm, Order, measure, relative_error
-from gradclip.policy import Nonfinite, raise_nonfinite
+from gradclip.policy import Nonfinite
 from gradclip.scopes import EXAMPLE, TREE, Scope
-from gradclip.shards import measure_all, measure_each
-from gradclip.sharing import Sharing
 
 
 @dataclass(frozen=True)
@@ -55,46 +53,49 @@ def decide(
     *,
     scope: Scope = TREE,
     mask: Any = None,
-    sharing: Sharing | None = None,
+    holders: Holders = ALONE,
 ) -> Decision:
     """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
 
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
-    hold; under `sharing` other processes hold more. Raises FloatingPointError under the policy "raise".
+    hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
+    "raise".
     """
     clipping.nonfinite.check_visible(backend)
-    arrays, norm = _settled(backend, arrays, clipping, scope, mask, sharing)
+    arrays, norm = _settled(backend, arrays, clipping, scope, mask, holders)
     finite = backend.xp.isfinite(norm.value)
     if clipping.nonfinite.raises and not backend.xp.all(finite):
-        (raise_nonfinite if sharing is None else sharing.raise_nonfinite)(backend, arrays, names())
-    made = _decided(backend, arrays, clipping, norm, finite, sharing)
+        holders.raise_nonfinite(backend, arrays, names())
+    made = _decided(backend, arrays, clipping, norm, finite, holders)
     if mask is None:
         return made
     chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
     return replace(made, coefficient=chosen)
 
 
-def decide_each(backend: Backend, groups: Sequence[Arrays], clipping: Clipping) -> tuple[Norm, Coefficient, list[Any]]:
+def decide_each(
+    backend: Backend, groups: Sequence[Arrays], clipping: Clipping, holders: Holders
+) -> tuple[Norm, Coefficient, list[Any]]:
     """Decide for many groups of traced arrays at once: return norms, coefficients, as vectors, and the arrays to scale.
 
     A threshold is one for all of them, or a vector.
     """
     clipping.nonfinite.check_visible(backend)
-    norm = measure_each(backend, groups, clipping.order)
+    norm = holders.measure_each(backend, groups, clipping.order)
     if clipping.nonfinite.zeroes:
         groups = list(map(backend.without_nonfinite, groups))
-        norm = measure_each(backend, groups, clipping.order)
+        norm = holders.measure_each(backend, groups, clipping.order)
     arrays = Arrays([x for group in groups for x in group])
-    made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), None)
+    made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), holders)
     return norm, made.coefficient, list(arrays)
 
 
 def _decided(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, sharing: Sharing | None
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, holders: Holders
 ) -> Decision:
     threshold = backend.scalar(clipping.max_norm, arrays)
     in_range = settled(backend, norm)
-    chosen = _chosen(backend, arrays, clipping, in_range, threshold, sharing)
+    chosen = _chosen(backend, arrays, clipping, in_range, threshold, holders)
     clipped = exceeds(in_range, threshold) & ~chosen.keep
     return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), clipped, arrays)
 
@@ -172,14 +173,15 @@ def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
 
 
 def _settled(
-    backend: Backend, arrays: Arrays, clipping: Clipping, scope: Scope, mask: Any, sharing: Sharing | None
+    backend: Backend, arrays: Arrays, clipping: Clipping, scope: Scope, mask: Any, holders: Holders
 ) -> tuple[Arrays, Norm]:
     """Return the arrays and their norm, under the policy "zero" those without what is not finite."""
 
     def measured() -> Norm:
-        if sharing is not None:
-            return sharing.norm(backend, arrays)
-        return _measured(backend, arrays, clipping.order, scope, mask)
+        if scope.whole:
+            return holders.measure(backend, arrays, clipping.order)
+        norm = measure(backend, arrays, clipping.order, scope)
+        return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
 
     norm = measured()
     if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
@@ -188,27 +190,14 @@ def _settled(
     return arrays, norm
 
 
-def _measured(backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Any) -> Norm:
-    norm = measure_all(backend, arrays, order) if scope.whole else measure(backend, arrays, order, scope)
-    if mask is None:
-        return norm
-    return replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
-
-
 def _chosen(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, sharing: Sharing | None
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, holders: Holders
 ) -> Coefficient:
     # Processes that share a norm must come to the same coefficient, whatever they hold of it.
-    split = sharing is not None or needs_split(backend, arrays)
+    split = holders.unseen_dtypes or needs_split(backend, arrays)
     chosen = coefficient(backend, norm, threshold, clipping.target, split=split)
-    decides = backend.concrete if sharing is None else sharing.decides
-    if not (decides and clipping.target.keeps) or chosen.keep.ndim or not undecided(norm, threshold):
+    at_most = holders.exact_check(backend) if clipping.target.keeps else None
+    if at_most is None or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
-    fits = _exactly_fits(backend, arrays, clipping.order, float(threshold), sharing)
+    fits = at_most(backend, arrays, clipping.order.p, float(threshold))
     return replace(chosen, keep=backend.xp.asarray(fits))
-
-
-def _exactly_fits(backend: Backend, arrays: Arrays, order: Order, max_norm: float, sharing: Sharing | None) -> bool:
-    if sharing is not None:
-        return sharing.fits(backend, arrays, max_norm)
-    return exact.at_most(backend, arrays, order.p, max_norm)

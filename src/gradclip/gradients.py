@@ -1,12 +1,12 @@
 """The gradients that an in-place call is about: those of parameters, or a tree of arrays itself."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Parts, any_distributed, distributed
+from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
 from gradclip.backends.registry import all_known, entry_of, find, known, load
@@ -27,7 +27,7 @@ class Gradients:
     members: Members
     held: Sequence[Any]
     paths: Sequence[str] = ()
-    parts: Parts | None = None
+    shards: Shards | None = None
     again: "Gradients | None" = None
 
     @classmethod
@@ -41,12 +41,12 @@ class Gradients:
             _refuse_bare_gradients(members.parameters)
         if not any_distributed(held):
             return cls(held, members, held)
-        holders = members.parameters
-        if len(held) < len(holders):
-            first = {id(grad): p for p, grad in reversed(list(zip(holders, members.gradients, strict=True)))}
-            holders = [first[id(grad)] for grad in held]
-        parts = distributed().parts(held, holders)
-        return cls(parts.locals, members, held, (), parts)
+        parameters = members.parameters
+        if len(held) < len(parameters):
+            first = {id(grad): p for p, grad in reversed(list(zip(parameters, members.gradients, strict=True)))}
+            parameters = [first[id(grad)] for grad in held]
+        shards = shards_of(held, parameters)
+        return cls(shards.locals, members, held, (), shards)
 
     @classmethod
     def _of_tree(cls, tree: Any) -> "Gradients":
@@ -70,13 +70,13 @@ class Gradients:
         places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
         return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
 
-    def backend(self, *scalars: Any, otherwise: Sequence[Any] = ()) -> Backend:
+    def backend(self, *scalars: Any, otherwise: Callable[[], Sequence[Any]]) -> Backend:
         """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
-        leaves = self.grads or otherwise or [p for p in self.members.parameters[:1] if known(p)]
+        leaves = self.grads or otherwise() or [p for p in self.members.parameters[:1] if known(p)]
         return find(leaves, self.names, *scalars)
 
     def check_writable(self) -> None:
-        """Raise a ValueError that names an array which has no holder and cannot be written."""
+        """Raise a ValueError that names an array which no parameter holds and cannot be written."""
         for grad, path in zip(self.grads, self.paths, strict=bool(self.paths)):
             if not grad.flags.writeable:
                 raise ValueError(
@@ -85,9 +85,9 @@ class Gradients:
                 )
 
     def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
-        """Raise a TypeError that names a holder which takes no other gradient, where its own cannot be written.
+        """Raise a TypeError that names a parameter which takes no other gradient, where its own cannot be written.
 
-        The holders of a framework take any.
+        The parameters of a framework take any.
         """
         parameters = self.members.parameters
         if backend.can_write(self.grads, arrays) or all_known(parameters):
@@ -134,7 +134,7 @@ class Gradients:
     def chosen(self, indices: Sequence[int]) -> "Gradients":
         """Return those of the gradients at `indices`."""
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
-        return replace(self, grads=grads, held=held, paths=paths, parts=self.parts and self.parts.chosen(indices))
+        return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
 
     def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Any) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""
@@ -151,8 +151,8 @@ class Gradients:
             self.again.clamp(backend, self.again.enter(backend), bound)
 
     def _replace(self, updated: Sequence[Any]) -> None:
-        """Put each updated gradient in the `.grad` of its holders where it is another object."""
-        whole = self.parts.whole(updated) if self.parts else updated
+        """Put each updated gradient in the `.grad` of its parameters where it is another object."""
+        whole = self.shards.whole(updated) if self.shards else updated
         if whole is self.held:
             return
         changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}

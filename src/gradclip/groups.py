@@ -14,14 +14,15 @@ from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule
-from gradclip.norms import Order, norm_dtype
+from gradclip.holders import Holders
+from gradclip.mesh_axes import holders_of, over_axes
+from gradclip.norms import Order
 from gradclip.policy import PROPAGATE
 from gradclip.scopes import LAYER
-from gradclip.shards import measure_all
 from gradclip.tree import FlatTree
 
 
-def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
+def norm_of(backend: Backend, holders: Holders, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
     rule = ClipRule(order, math.inf, PROPAGATE, CLIP)
     patterns = backend.patterns(leaves)
@@ -29,8 +30,8 @@ def norm_of(backend: Backend, leaves: Sequence[Any], order: Order) -> Any:
     def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
-            norm = measure_all(backend, arrays, order)
-            return [], backend.leave_scalar(norm.product(), norm_dtype(arrays), patterns), []
+            norm = holders.measure(backend, arrays, order)
+            return [], backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), patterns), []
 
     return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
 
@@ -45,14 +46,14 @@ def clip_groups(
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     warn_of_parameters(flat.leaves)
-    backend = backend_of(flat, axis_name, *max_norms)
+    backend, holders = backend_and_holders(flat, axis_name, *max_norms)
     thresholds = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
     given = list(map(scalar_array, max_norms))
     clipped = list(flat.leaves)
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     only_numbers = all(array is None for array in given)
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
-    made, found = traced_layers.clipped(backend, flat.leaves, groups, thresholds, clipping)
+    made, found = traced_layers.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)
     norms.update(found)
     for i, result in made.items():
         clipped[i] = result
@@ -62,7 +63,7 @@ def clip_groups(
         mine = replace(clipping, max_norm=thresholds[number])
         leaves = [flat.leaves[i] for i in group]
         together = partial(_names, outline, group)
-        results, norms[number] = _clip_together(backend, leaves, given[number], mine, together)
+        results, norms[number] = _clip_together(backend, holders, leaves, given[number], mine, together)
         for i, result in zip(group, results, strict=True):
             clipped[i] = result
     return clipped, [norms[number] for number in range(len(groups))]
@@ -104,10 +105,10 @@ def measured_at_once(
     return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 
 
-def backend_of(flat: FlatTree, axis_name: Any, *scalars: Any) -> Backend:
-    """Return the backend of a tree and its thresholds, over mesh axes where such are named."""
+def backend_and_holders(flat: FlatTree, axis_name: Any, *scalars: Any) -> tuple[Backend, Holders]:
+    """Return the backend of a tree and its thresholds, over mesh axes where such are named, and who holds the tree."""
     backend = find(flat.leaves, flat.paths, *scalars)
-    return backend if axis_name is None or not flat.leaves else backend.over(axis_name)
+    return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
 
 
 def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
@@ -117,6 +118,7 @@ def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
 
 def _clip_together(
     backend: Backend,
+    holders: Holders,
     leaves: Sequence[Any],
     given: Any,
     clipping: Clipping,
@@ -132,9 +134,9 @@ def _clip_together(
         with backend.precision():
             arrays = backend.enter(prepared)
             asked = clipping if known else replace(clipping, max_norm=max_norm)
-            made = decide(backend, arrays, asked, names)
+            made = decide(backend, arrays, asked, names, holders=holders)
             shrunk = backend.shrink(made.arrays, made.coefficient, LAYER)
-            norm = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), patterns)
+            norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), patterns)
             return backend.leave_all(shrunk, patterns), norm, []
 
     rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target)

@@ -5,7 +5,6 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gradclip.arguments import check_norm, check_real, check_threshold
@@ -16,9 +15,9 @@ from gradclip.coefficient import CLIP, from_norm
 from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.members import Members
-from gradclip.norms import Order, measure, norm_dtype
+from gradclip.norms import Order
 from gradclip.policy import PROPAGATE, Nonfinite
-from gradclip.sharing import Sharing
+from gradclip.processes import ONE_PROCESS, Processes, processes_of
 
 
 @ordinary_arithmetic
@@ -47,15 +46,15 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
 
     """
     members = _members(parameters, process_group, mesh)
-    sharing = Sharing.of(members, process_group, mesh)
-    with _preparing(sharing):
+    processes = processes_of(members, process_group, mesh)
+    with processes.preparing():
         order = Order.parse(ord)
-        if sharing is not None:
-            sharing.ask(order, PROPAGATE)
-        gradients, backend, arrays = entered(members, sharing)
+        processes.ask(order, PROPAGATE)
+        gradients, backend, arrays = entered(members, processes=processes)
+    holders = processes.holders(backend)
     with backend.precision():
-        norm = measure(backend, arrays, order) if sharing is None else sharing.norm(backend, arrays)
-        return _scalar(backend, norm.product(), arrays, gradients, sharing)
+        norm = holders.measure(backend, arrays, order)
+        return backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), gradients.grads)
 
 
 @ordinary_arithmetic
@@ -108,16 +107,16 @@ def clip_grad_norm_(
 
     """
     members = _members(parameters, process_group, mesh)
-    sharing = Sharing.of(members, process_group, mesh)
-    with _preparing(sharing):
+    processes = processes_of(members, process_group, mesh)
+    with processes.preparing():
         order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
-        if sharing is not None:
-            sharing.ask(order, policy, max_norm)
-        gradients, backend, arrays = entered(members, sharing, max_norm, to_write=True)
+        processes.ask(order, policy, max_norm)
+        gradients, backend, arrays = entered(members, max_norm, processes=processes, to_write=True)
         clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
+    holders = processes.holders(backend)
     with backend.precision():
-        made = decide(backend, arrays, clipping, gradients.names, sharing=sharing)
-        norm = _scalar(backend, made.norm.product(), arrays, gradients, sharing)
+        made = decide(backend, arrays, clipping, gradients.names, holders=holders)
+        norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
         gradients.scale(backend, arrays, made.arrays, made.coefficient)
     return norm
 
@@ -140,7 +139,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    gradients, backend, arrays = entered(Members.of(parameters), None, max_norm, total_norm, to_write=True)
+    gradients, backend, arrays = entered(Members.of(parameters), max_norm, total_norm, to_write=True)
     max_norm, total_norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
@@ -169,7 +168,7 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
 
     """
     clip_value = whole_scalar(clip_value)
-    gradients, backend, arrays = entered(Members.of(parameters), None, clip_value, to_write=True)
+    gradients, backend, arrays = entered(Members.of(parameters), clip_value, to_write=True)
     bound = check_threshold(clip_value, "clip_value", backend=backend)
     with backend.precision():
         check_real(arrays, gradients.names)
@@ -183,18 +182,18 @@ def _members(parameters: Any, process_group: Any, mesh: Any) -> Members:
     except Exception:
         if process_group is None and mesh is None:
             raise
-        with _preparing(Sharing.of(Members(()), process_group, mesh)):
+        with processes_of(Members(()), process_group, mesh).preparing():
             raise
 
 
 def entered(
-    members: Members, sharing: Sharing | None, *scalars: Any, to_write: bool = False
+    members: Members, *scalars: Any, processes: Processes = ONE_PROCESS, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
     gradients = Gradients.of(members)
     if to_write:
         gradients.check_writable()
-    backend = gradients.backend(*scalars, otherwise=[] if sharing is None else [sharing.nothing()])
+    backend = gradients.backend(*scalars, otherwise=processes.nothing)
     arrays = gradients.enter(backend)
     if to_write:
         gradients.check_replaceable(backend, arrays)
@@ -203,17 +202,5 @@ def entered(
     gradients, kept = gradients.each_memory_once(backend)
     if len(kept) == len(arrays):
         return gradients, backend, arrays
-    if sharing is not None:
-        sharing.keep(kept)
+    processes.keep(kept)
     return gradients, backend, gradients.enter(backend)
-
-
-def _preparing(sharing: Sharing | None) -> AbstractContextManager[None]:
-    """Return a context in which an error ends the call on all processes that take part."""
-    return nullcontext() if sharing is None else sharing.preparing()
-
-
-def _scalar(backend: Backend, norm: Any, arrays: Arrays, gradients: Gradients, sharing: Sharing | None) -> Any:
-    """Return the norm as a scalar of the framework."""
-    dtype = norm_dtype(arrays) if sharing is None else sharing.norm_dtype()
-    return backend.leave_scalar(norm, dtype, gradients.grads)

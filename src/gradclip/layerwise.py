@@ -12,7 +12,8 @@ from gradclip.decision import Clipping, decide
 from gradclip.gradients import Gradients
 from gradclip.inplace import entered
 from gradclip.members import Members
-from gradclip.norms import Order, norm_dtype
+from gradclip.mesh_axes import holders_of
+from gradclip.norms import Order
 from gradclip.policy import Nonfinite
 from gradclip.tree import flatten
 
@@ -50,15 +51,16 @@ def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfi
             "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
             "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
         )
-    gradients, backend, arrays = entered(members, None, *flatten(max_norm).leaves, to_write=True)
+    gradients, backend, arrays = entered(members, *flatten(max_norm).leaves, to_write=True)
+    holders = holders_of(backend)
     layers = Layerwise.of(members, max_norm, backend)
     made, norms = [], []
     with backend.precision():
         for group, threshold in zip(layers.among(gradients), layers.thresholds, strict=True):
             mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
-            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names)
+            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names, holders=holders)
             made.append((mine, of_group, decision))
-            norms.append(backend.leave_scalar(decision.norm.product(), norm_dtype(of_group), mine.grads))
+            norms.append(backend.leave_scalar(decision.norm.product(), holders.norm_dtype(of_group), mine.grads))
         for mine, of_group, decision in made:
             mine.scale(backend, of_group, decision.arrays, decision.coefficient)
     return layers.arranged(norms)

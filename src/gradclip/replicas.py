@@ -12,44 +12,44 @@ own. So there must be two magnitudes, and gradients that are zero or not finite 
 import hashlib
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
 from gradclip.agreement import marks
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host import widened
+from gradclip.backends.torch_distributed import Group
 from gradclip.norms import Norm
-from gradclip.splits import Splits
+from gradclip.shardings import Shardings
 from gradclip.tree import listed
 
 
 class Replicas:
-    """What this process holds of the gradients that are split over groups which were named."""
+    """What this process holds of the gradients that are sharded over groups which were named."""
 
-    def __init__(self, named: Sequence[Any], splits: Splits) -> None:
-        self._named, self._splits = set(named), splits
+    def __init__(self, named: Sequence[Group], shardings: Shardings) -> None:
+        self._named, self._shardings = set(named), shardings
         self._norms: Sequence[Norm] = ()
         self._divided: Sequence[Arrays] = ()
 
     def look(self, norms: Sequence[Norm], divided: Sequence[Arrays]) -> None:
-        """Take note of the norm, known to the host, and the arrays of each split."""
+        """Take note of the norm, known to the host, and the arrays of each sharding."""
         self._norms, self._divided = norms, divided
 
-    def marks(self, group: Any, *, largest: bool) -> tuple[float, float]:
-        """Return what stands for the gradients that are split over a group, zeros where it is not to be compared."""
+    def marks(self, group: Group, *, largest: bool) -> tuple[float, float]:
+        """Return what stands for the gradients that are sharded over a group, zeros where it is not to be compared."""
         if group not in self._named or not self._norms:
             return 0.0, 0.0
-        norms = [self._norms[number] for number in self._splits.over(group)]
+        norms = [self._norms[number] for number in self._shardings.over(group)]
         lengths = [(float(norm.value), None if norm.divisor is None else float(norm.divisor)) for norm in norms]
         if not any(value for value, _ in lengths) or not all(math.isfinite(value) for value, _ in lengths):
             return 0.0, 0.0
         return marks(lengths, len(group.ranks), largest=largest)
 
-    def digest(self, group: Any) -> bytes | None:
-        """Return a digest of all elements split over a group, None where they do not have two magnitudes."""
+    def digest(self, group: Group) -> bytes | None:
+        """Return a digest of all elements sharded over a group, None where they do not have two magnitudes."""
         found, smallest, largest = hashlib.blake2b(), math.inf, 0.0
-        for number in self._splits.over(group):
+        for number in self._shardings.over(group):
             for x in self._divided[number]:
                 found.update(f"{x.dtype} {x.shape}".encode() + np.ascontiguousarray(x.data).tobytes())
                 magnitudes = np.abs(widened(x.data, x.dtype))
@@ -59,7 +59,7 @@ class Replicas:
         return found.digest() if smallest < largest else None
 
 
-def explained(group: Any) -> str:
+def explained(group: Group) -> str:
     """Return the message of an error about replicas."""
     ranks, count = listed(group.ranks), len(group.ranks)
     return (

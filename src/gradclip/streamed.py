@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import shards
+from gradclip import accumulators
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
@@ -21,14 +21,16 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.conversions import without_values
 from gradclip.backends.numpy import HOST
 from gradclip.backends.registry import find
-from gradclip.coefficient import coefficient, needs_split, settled
+from gradclip.coefficient import CLIP
+from gradclip.decision import Clipping, decide
+from gradclip.holders import Holders
 from gradclip.norms import Norm, Order, measure
-from gradclip.policy import Nonfinite
+from gradclip.policy import PROPAGATE, Nonfinite
 from gradclip.scopes import TREE
 from gradclip.tree import flatten
 
 _MOST_PARTS = 2**40
-"""How many parts' numbers stay within float64, as `gradclip.shards` shows."""
+"""How many parts' numbers stay within float64, as `gradclip.accumulators` shows."""
 
 _MOST_ERROR = 0.01
 """Above which relative error, times the order, the argument there does not hold."""
@@ -44,7 +46,7 @@ class PartialNorm:
 
     Attributes:
         ord: the order of the norm.
-        numbers: a sum of powers for each range of magnitudes, and the errors of these, as `gradclip.shards` explains.
+        numbers: a sum of powers for each range of magnitudes, and the errors of these: `gradclip.accumulators`.
         parts: how many parts have been added up.
         floor: what elements that a device has read as zero can add to the norm at most.
 
@@ -156,44 +158,63 @@ class PartialNorm:
         flat = flatten(tree)
         backend = find(flat.leaves, flat.paths, max_norm)
         threshold = check_threshold(max_norm, backend=backend)
-        known = self._norm()
-        if policy.raises and not np.isfinite(known.value):
-            raise FloatingPointError(f"the norm of all parts is {self.norm}: one of them holds NaN or an infinity.")
+        holders = PartsInTurn(self, self._norm())
+        if policy.raises:
+            # What there is to raise is known before any part is looked at, also in traced code.
+            holders.check_finite()
+            policy = PROPAGATE
         with backend.precision():
             arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
             if not arrays:
                 return flat.rebuild([])
-            if backend.visible:
-                self._check_counted(backend, arrays, known)
-            value = backend.scalar(float(known.value), arrays)
-            divisor = None if known.divisor is None else backend.scalar(float(known.divisor), arrays)
-            norm = settled(backend, Norm(value, divisor, float(known.error), self.floor))
-            limit = backend.scalar(threshold, arrays)
-            chosen = coefficient(backend, norm, limit, split=needs_split(backend, arrays))
-            chosen = policy.settled(backend, backend.xp.isfinite(value), chosen)
-            shrunk = backend.shrink(arrays, chosen, TREE)
-            return flat.rebuild(backend.leave_all(shrunk, flat.leaves))
+            clipping = Clipping(threshold, Order(self.ord), policy, CLIP)
+            made = decide(backend, arrays, clipping, flat.paths, holders=holders)
+            return flat.rebuild(backend.leave_all(backend.shrink(made.arrays, made.coefficient, TREE), flat.leaves))
 
-    def _check_counted(self, backend: Backend, arrays: Arrays, whole: Norm) -> None:
+    def _norm(self) -> Norm:
+        with HOST.precision():
+            return accumulators.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)
+
+
+@dataclass(frozen=True)
+class PartsInTurn(Holders):
+    """Parts of one gradient, of which one is here at a time: the norm of the whole has been added up before."""
+
+    whole: PartialNorm
+    known: Norm
+
+    def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
+        """Return the norm that is known. Raises ValueError for a part that cannot have been counted."""
+        if backend.visible:
+            self._check_counted(backend, arrays, order)
+        value = backend.scalar(float(self.known.value), arrays)
+        divisor = None if self.known.divisor is None else backend.scalar(float(self.known.divisor), arrays)
+        return Norm(value, divisor, float(self.known.error), self.whole.floor)
+
+    def check_finite(self) -> None:
+        """Raise a FloatingPointError where the norm is not finite; which part it is due to is not known."""
+        if not np.isfinite(self.known.value):
+            raise FloatingPointError(
+                f"the norm of all parts is {self.whole.norm}: one of them holds NaN or an infinity."
+            )
+
+    def _check_counted(self, backend: Backend, arrays: Arrays, order: Order) -> None:
         """Raise a ValueError where the norm of a part cannot be one of those that were added up."""
+        whole = self.known
         if not np.isfinite(whole.value) or not arrays.elements():
             return
-        own = _measured(backend, arrays, Order(self.ord))._norm()
+        own = _measured(backend, arrays, order)._norm()
         ratio = 1.0 if own.divisor is None else float(own.divisor) / float(whole.divisor)
         least, most = (float(own.value) * ratio * (1.0 + sign * 2.0 * float(own.error)) for sign in (-1, 1))
         value, spread = float(whole.value), 2.0 * float(whole.error)
-        floor = self.floor if whole.divisor is None else self.floor / float(whole.divisor)
+        floor = self.whole.floor if whole.divisor is None else self.whole.floor / float(whole.divisor)
         # Of the smallest magnitude the whole has the least, not the most.
-        fits = least <= value * (1.0 + spread) + floor if self.ord > 0 else most + floor >= value * (1.0 - spread)
+        fits = least <= value * (1.0 + spread) + floor if order.p > 0 else most + floor >= value * (1.0 - spread)
         if not (fits and np.isfinite(own.value)):
             raise ValueError(
                 f"this part has the norm {float(own.product()):g}, all parts together have {float(whole.product()):g}: "
                 "it has not been counted, or not as it is now. Add up partial_norm of every part first."
             )
-
-    def _norm(self) -> Norm:
-        with HOST.precision():
-            return shards.norm_of(HOST, [np.float64(x) for x in self.numbers], Order(self.ord), self.parts)
 
 
 @ordinary_arithmetic
@@ -214,10 +235,10 @@ def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
     (5.0, [0.8])
 
     """
-    order = shards.check_order(Order.parse(ord))
+    order = accumulators.check_order(Order.parse(ord))
     flat = flatten(tree)
     backend = find(flat.leaves, flat.paths)
-    shards.check_wide(backend)
+    accumulators.check_wide(backend)
     with backend.precision():
         arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
         return _measured(backend, arrays, order)
@@ -228,14 +249,14 @@ def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
     if empty is not None:
         raise ValueError(f"{empty} holds no values to be measured. Pass the tensors that hold them.")
     norm = measure(backend, arrays, order)
-    known = shards.vector(backend.xp, norm, order, empty=not arrays.elements())
+    known = accumulators.filled(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)
 
 
 def _checked_order(ord: Any) -> Order:
     if ord is None or isinstance(ord, str | Order):
         raise TypeError(f"ord must be a number from 1 to 8, inf or -inf, got {ord!r:.80}.")
-    return shards.check_order(Order.parse(ord))
+    return accumulators.check_order(Order.parse(ord))
 
 
 def _number(name: str, value: Any) -> float:
@@ -249,8 +270,8 @@ def _number(name: str, value: Any) -> float:
 
 
 def _check_numbers(known: tuple[float, ...], order: Order) -> None:
-    """Raise a ValueError where these are not the numbers of a norm, as `shards.vector` returns them and their sums."""
-    wanted = shards.length(order)
+    """Raise a ValueError where these are neither the accumulators of a norm nor sums of such."""
+    wanted = accumulators.length(order)
     if len(known) != wanted:
         raise ValueError(f"numbers must be {wanted} for ord={order.p:g}, got {len(known)}.")
     if order.extreme:

@@ -17,14 +17,15 @@ from gradclip.backends.formats import product_format
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide_each
 from gradclip.derivative import ClipRule, LayersRule
-from gradclip.norms import Norm, Order, norm_dtype
+from gradclip.holders import Holders
+from gradclip.norms import Norm, Order
 from gradclip.policy import PROPAGATE
 from gradclip.scopes import LAYER
-from gradclip.shards import measure_each
 
 
 def clipped(
     backend: Backend,
+    holders: Holders,
     leaves: Sequence[Any],
     groups: Sequence[Sequence[int]],
     thresholds: Sequence[Any],
@@ -38,19 +39,22 @@ def clipped(
     norms: dict[int, Any] = {}
     for numbers in _together(backend, leaves, groups, thresholds):
         known, given = _thresholds(backend, [thresholds[number] for number in numbers])
-        batch = _Layers.of(backend, leaves, [groups[number] for number in numbers], replace(clipping, max_norm=known))
+        mine = replace(clipping, max_norm=known)
+        batch = _Layers.of(backend, holders, leaves, [groups[number] for number in numbers], mine)
         made, found = batch.run(leaves, given, with_leaves=True)
         results.update(zip(batch.indices, made, strict=True))
         norms.update(zip(numbers, found, strict=True))
     return results, norms
 
 
-def measured(backend: Backend, leaves: Sequence[Any], groups: Sequence[Sequence[int]], order: Order) -> dict[int, Any]:
+def measured(
+    backend: Backend, holders: Holders, leaves: Sequence[Any], groups: Sequence[Sequence[int]], order: Order
+) -> dict[int, Any]:
     """Return the norm of each group of traced leaves by its number; none where that is not to be done."""
     norms: dict[int, Any] = {}
     for numbers in _together(backend, leaves, groups, [math.inf] * len(groups)):
         clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
-        batch = _Layers.of(backend, leaves, [groups[number] for number in numbers], clipping)
+        batch = _Layers.of(backend, holders, leaves, [groups[number] for number in numbers], clipping)
         norms.update(zip(numbers, batch.run(leaves, None, with_leaves=False)[1], strict=True))
     return norms
 
@@ -84,6 +88,7 @@ class _Layers:
     """Groups of leaves. It holds no traced array: JAX keeps what the functions of its rules hold."""
 
     backend: Backend
+    holders: Holders
     indices: list[int]
     sizes: list[int]
     patterns: Sequence[Any]
@@ -91,11 +96,16 @@ class _Layers:
 
     @classmethod
     def of(
-        cls, backend: Backend, leaves: Sequence[Any], groups: Sequence[Sequence[int]], clipping: Clipping
+        cls,
+        backend: Backend,
+        holders: Holders,
+        leaves: Sequence[Any],
+        groups: Sequence[Sequence[int]],
+        clipping: Clipping,
     ) -> "_Layers":
         indices = [i for group in groups for i in group]
         patterns = backend.patterns([leaves[i] for i in indices])
-        return cls(backend, indices, list(map(len, groups)), patterns, clipping)
+        return cls(backend, holders, indices, list(map(len, groups)), patterns, clipping)
 
     def run(self, leaves: Sequence[Any], given: Any, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
         """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
@@ -109,7 +119,7 @@ class _Layers:
         with self.backend.precision():
             groups = self._groups(prepared)
             asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)
-            norm, coefficient, arrays = decide_each(self.backend, groups, asked)
+            norm, coefficient, arrays = decide_each(self.backend, groups, asked, self.holders)
             halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
             coefficients = coefficient.each(self.backend, narrow=halves)
             of_leaves = [one for one, size in zip(coefficients, self.sizes, strict=True) for _ in range(size)]
@@ -119,7 +129,8 @@ class _Layers:
     def _measured(self, prepared: Sequence[Any], _max_norm: None, _: None) -> tuple[list[Any], list[Any], list[Any]]:
         with self.backend.precision():
             groups = self._groups(prepared)
-            return [], self._norms(measure_each(self.backend, groups, self.clipping.order), groups), []
+            norm = self.holders.measure_each(self.backend, groups, self.clipping.order)
+            return [], self._norms(norm, groups), []
 
     def _groups(self, prepared: Sequence[Any]) -> list[Arrays]:
         rest = iter(self.backend.enter(prepared))
@@ -127,7 +138,7 @@ class _Layers:
 
     def _norms(self, norm: Norm, groups: Sequence[Arrays]) -> list[Any]:
         """Return the norms as scalars."""
-        dtypes = list(map(norm_dtype, groups))
+        dtypes = list(map(self.holders.norm_dtype, groups))
         product = norm.product()
         of_dtype = {
             dtype: self.backend.unstacked([self.backend.leave_scalar(product, dtype, self.patterns)])[0]

@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import gradclip
 import gradclip.backends.torch as torch_backend
-from gradclip.sharing import Sharing
+from gradclip.process_groups import ProcessGroups
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 ERRORS = {
@@ -139,6 +139,6 @@ def check_all(parameters, full, ord=2, share=0.5, **options):
 def unseen():
     """Take the path of accelerators, on which no value is looked at."""
     hidden = mock.patch.object(torch_backend, "in_host_memory", return_value=False)
-    with hidden as asked, mock.patch.object(Sharing, "on_host", False):
+    with hidden as asked, mock.patch.object(ProcessGroups, "on_host", False):
         yield
     assert asked.called

@@ -2,7 +2,6 @@
 
 import math
 from fractions import Fraction
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import torch
 import gradclip
 from gradclip.backends.numpy import HOST
 from gradclip.norms import Order, measure
-from gradclip.sharing import Sharing
+from gradclip.process_groups import filled
 
 HUGE = 1.5e308 + 1.5e308j
 STEP = 2.0**-1074
@@ -188,9 +187,8 @@ def test_real_and_complex_leaves_at_a_tie(array, p, size):
 @pytest.mark.parametrize("p", [math.inf, -math.inf])
 def test_what_processes_tell_each_other_is_not_below_such_magnitudes(p):
     rng = np.random.default_rng(3)
-    sharing = SimpleNamespace(_order=Order(p))
     for _ in range(100):
         x = below(rng, 1)
         arrays = HOST.enter([x])
-        number, *_ = Sharing._vector(sharing, HOST.xp, measure(HOST, arrays, Order(p)), arrays)
+        number, *_ = filled(HOST.xp, measure(HOST, arrays, Order(p)), Order(p), arrays)
         assert Fraction(abs(float(number))) ** 2 >= square(x[0])

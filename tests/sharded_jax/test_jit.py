@@ -1,6 +1,7 @@
 """Sharded arrays under jit and eagerly: the norm of one device, shardings kept, nothing gathered, one reduction."""
 
 import math
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -60,6 +61,19 @@ def test_one_reduction_for_float32_leaves_split_alike(kind):
         _, sent = run(gradclip.global_norm, tree)
     # With the automatic mesh a second one lies in a branch, for norms so small that subnormals matter.
     assert sent == {"all-reduce": 1 if kind is AxisType.Explicit else 2}
+
+
+def test_the_norm_of_parameters_is_one_reduction():
+    mesh = mesh_of((4, 2), AxisType.Explicit)
+    tree = placed(mesh, [P("x", "y"), P("x")], [np.arange(32.0, dtype=np.float32).reshape(8, 4), np.ones(8)])
+
+    def norm_of(tree):
+        return gradclip.grad_norm([SimpleNamespace(grad=x) for x in tree])
+
+    with jax.set_mesh(mesh):
+        norm, sent = run(norm_of, tree)
+    assert float(norm) == pytest.approx(math.sqrt(sum(i * i for i in range(32)) + 8), rel=1e-6)
+    assert sent == {"all-reduce": 1}
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import Format
+from gradclip.backends.held import Axes as Axes
 from gradclip.backends.protocols import Scope
 
 Array = Any
@@ -19,16 +20,15 @@ class Backend(Protocol):
     concrete: bool
     visible: bool
     splits_by_range: bool
-    holders: Any
     wide: Format
 
     def precision(self) -> AbstractContextManager[Any]: ...
-    def over(self, axis_name: Any) -> "Backend": ...
+    def over(self, axis_name: Any) -> tuple["Backend", Axes]: ...
     def together(self, arrays: Sequence[Any]) -> Hashable | None: ...
     def stacked(self, scalars: Sequence[Array]) -> Array: ...
     def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]: ...
     def plain(self, leaves: Sequence[Any]) -> bool: ...
-    def where_held(self, arrays: Arrays) -> Callable[..., Any] | None: ...
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None: ...
     def prepare(self, leaf: Any) -> Any: ...
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]: ...
     def enter(self, prepared: Sequence[Any]) -> Arrays: ...
@@ -77,16 +77,18 @@ class Backend(Protocol):
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]: ...
 
 
-class Parts(Protocol):
-    """What this process has of gradients of which several hold parts."""
+class Shards(Protocol):
+    """What this process has of gradients that may be distributed tensors."""
 
-    locals: Sequence[Any]
+    @property
+    def locals(self) -> Sequence[Any]:
+        """The shard of each that lies here, of a plain tensor all."""
 
-    def chosen(self, indices: Sequence[int]) -> "Parts":
+    def chosen(self, indices: Sequence[int]) -> "Shards":
         """Return those of the gradients at `indices`."""
 
     def whole(self, updated: Sequence[Any]) -> Sequence[Any]:
-        """Return what stands in each `.grad` when this process's parts are `updated`."""
+        """Return what stands in each `.grad` when this process's shards are `updated`."""
 
 
 def any_distributed(leaves: Sequence[Any]) -> bool:
@@ -108,8 +110,8 @@ def among_several() -> bool:
     return bool(module.get_world_size() > 1)
 
 
-def distributed() -> Any:
-    """Return the module for what several processes hold."""
+def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
+    """Return what this process has of gradients, some of them distributed tensors, and of which parameters they are."""
     from gradclip.backends import torch_distributed
 
-    return torch_distributed
+    return torch_distributed.shards_of(gradients, parameters)

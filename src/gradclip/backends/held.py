@@ -1,15 +1,29 @@
-"""Who holds the arrays of a tree: one process and its framework, unless a backend says otherwise."""
+"""Where the arrays of a tree lie: on one device, as far as the core can tell, unless a backend says otherwise."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from gradclip.backends.arrays import Arrays
 
 
+class Axes(Protocol):
+    """Axes of a mesh, over which arrays are sharded, in code that runs on each device's own shards."""
+
+    def count(self) -> int:
+        """Return how many devices there are along them."""
+
+    def groups(self, arrays: Arrays) -> list[Arrays]:
+        """Return together the arrays that are sharded over the same of the axes."""
+
+    def total(self, terms: Sequence[Any]) -> Any:
+        """Return the sum of the terms of all devices, those that are replicated once."""
+
+    def largest(self, terms: Sequence[Any]) -> Any:
+        """Return the largest of the terms of all devices."""
+
+
 class HeldByOne:
     """Arrays that are whole, or that the framework treats as if they were."""
-
-    holders: Any = None  # those who hold parts of the arrays, where what is seen here is one part
 
     def plain(self, leaves: Sequence[Any]) -> bool:
         """Say whether these are plain numbers in host memory, of which no derivative is asked for."""
@@ -20,12 +34,15 @@ class HeldByOne:
         return None
 
     def over(self, axis_name: Any) -> Any:
-        """Return the backend for arrays that are split over axes of a mesh. Raises TypeError where there are none."""
+        """Return the backend for shards over axes of a mesh, and the axes. Raises TypeError where there are none."""
         raise TypeError(
             f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
             "For arrays of another framework leave it out."
         )
 
-    def where_held(self, arrays: Arrays) -> Callable[..., Any] | None:
-        """Return what runs a function on each holder's own parts of the arrays; None if that is not to be done."""
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        """Return what calls a function on each device; None if that is not to be done.
+
+        The function takes the backend there, the axes of the mesh and this device's shards, and returns scalars.
+        """
         return None

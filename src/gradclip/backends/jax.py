@@ -13,11 +13,11 @@ from gradclip.backends import numpy
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host import HostArray, HostArrays, OnlyFinite
-from gradclip.backends.jax_axes import Axes
+from gradclip.backends.jax_axes import NamedAxes
 from gradclip.backends.jax_ffi import usable
 from gradclip.backends.jax_kernels import JaxKernels
 from gradclip.backends.jax_places import copied, of_numpy, placed_first, put, typed_like
-from gradclip.backends.jax_traced import Jax, check_64_bit_mode, prepared, split_over
+from gradclip.backends.jax_traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.backends.numpy import Host, known_to_buffers
 from gradclip.backends.protocols import Scope
 
@@ -27,8 +27,8 @@ _ALIGNMENT = 64  # bytes
 class JaxHost(Host):
     """Concrete arrays, each on one CPU device, viewed as NumPy arrays; NumPy's own among them stay what they are."""
 
-    def over(self, axis_name: Any) -> Jax:
-        return split_over(Axes.named(axis_name))
+    def over(self, axis_name: Any) -> tuple[Jax, NamedAxes]:
+        return over_named(axis_name)
 
     def prepare(self, leaf: Any) -> Any:
         return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)

@@ -1,4 +1,4 @@
-"""Arrays of which each device of a mesh holds a part: reductions over axes of the mesh, and where the parts lie."""
+"""Arrays of which each device of a mesh holds a shard: reductions over axes of the mesh, and where the shards lie."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -15,26 +15,26 @@ from gradclip.backends.arrays import Arrays
 
 
 @dataclass(frozen=True)
-class Axes:
-    """Mesh axes over which arrays are split, in a function that runs on each device's own part.
+class NamedAxes:
+    """Mesh axes over which arrays are sharded, in a function that runs on each device's own shards.
 
-    What does not vary over an axis is held by each device along it, and counts once. Only `jax.shard_map` with
-    `check_vma=True` knows that; elsewhere everything counts as split.
+    What does not vary over an axis is replicated along it, and counts once. Only `jax.shard_map` with
+    `check_vma=True` knows that; elsewhere everything counts as sharded.
     """
 
     names: tuple[Hashable, ...]
 
     @classmethod
-    def named(cls, axis_name: Any) -> "Axes":
+    def named(cls, axis_name: Any) -> "NamedAxes":
         """Return the axes of a name, or of a tuple of names."""
         return cls(axis_name if isinstance(axis_name, tuple) else (axis_name,))
 
     def count(self) -> int:
-        """Return how many devices hold parts."""
+        """Return how many devices hold shards."""
         return math.prod(map(lax.axis_size, self.names))
 
     def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return the arrays that are split over the same axes together."""
+        """Return the arrays that are sharded over the same axes together."""
         found: dict[frozenset[Hashable], list[Any]] = {}
         for x in arrays:
             found.setdefault(_varying(x).intersection(self.names), []).append(x)
@@ -72,8 +72,8 @@ def _tracked(name: Hashable) -> bool:
     return name in _varying(lax.axis_index(name))
 
 
-def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | None:
-    """Return the mesh, how each array is split over it, and over which axes any is; None where it is left to XLA."""
+def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], NamedAxes] | None:
+    """Return the mesh, how each array is sharded over it, and over which axes any is; None where XLA is to choose."""
     shardings = [jax.typeof(x).sharding for x in arrays]
     meshes = {sharding.mesh for sharding in shardings}
     if len(meshes) != 1:
@@ -83,7 +83,7 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], Axes] | N
         return None
     specs = [sharding.spec for sharding in shardings]
     names = dict.fromkeys(name for spec in specs for entry in spec if entry is not None for name in _names(entry))
-    return (mesh, specs, Axes(tuple(names))) if names else None
+    return (mesh, specs, NamedAxes(tuple(names))) if names else None
 
 
 def varying_together(arrays: Sequence[Any]) -> frozenset[Hashable]:

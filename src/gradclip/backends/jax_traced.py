@@ -29,7 +29,7 @@ from gradclip.backends.formats import (
     format_of,
     low_bits_mask,
 )
-from gradclip.backends.jax_axes import Axes, known_layout
+from gradclip.backends.jax_axes import NamedAxes, known_layout
 from gradclip.backends.jax_examples import SumsByRows
 from gradclip.backends.jax_places import like, of_numpy, typed_like
 from gradclip.backends.numpy import sum_dtype
@@ -42,12 +42,12 @@ _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 class Jax(SumsByRows):
     """Arrays whose values are not looked at."""
 
-    def __init__(self, *, visible: bool, holders: Axes | None = None) -> None:
+    def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
         self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
         self.visible = visible
-        self.holders = holders
+        self.axes = axes
         self.on_cpu = jax.default_backend() == "cpu"
         self.precise = False
 
@@ -60,20 +60,20 @@ class Jax(SumsByRows):
             return self.wide.tiny
         return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
 
-    def over(self, axis_name: Any) -> "Jax":
-        return split_over(Axes.named(axis_name))
+    def over(self, axis_name: Any) -> tuple["Jax", NamedAxes]:
+        return over_named(axis_name)
 
-    def where_held(self, arrays: Arrays) -> Callable[..., Any] | None:
-        # Eagerly a call on each device's part costs more than what XLA makes of the operations one by one.
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        # Eagerly a call on each device's shards costs more than what XLA makes of the operations one by one.
         layout = known_layout(arrays) if self.wide is FLOAT64 and not self.visible else None
         if layout is None:
             return None
         mesh, specs, axes = layout
-        local = split_over(axes)
+        local = sharded_over(axes)
 
         def run(compute: Callable[..., Any]) -> Any:
             call = jax.shard_map(
-                lambda *parts: compute(local, Arrays(parts)),
+                lambda *shards: compute(local, axes, Arrays(shards)),
                 mesh=mesh,
                 in_specs=tuple(specs),
                 out_specs=PartitionSpec(),
@@ -194,7 +194,7 @@ class Jax(SumsByRows):
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # One barrier for all would make each of them vary over the axes of all.
-        return lax.optimization_barrier(arrays) if self.holders is None else list(map(lax.optimization_barrier, arrays))
+        return lax.optimization_barrier(arrays) if self.axes is None else list(map(lax.optimization_barrier, arrays))
 
     def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> Any:
         return self.leave(self.clamp(prepared, bound), leaf)
@@ -209,7 +209,7 @@ class Jax(SumsByRows):
         def _(primals: Any, tangents: Any) -> Any:
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
-            mine = rule if self.holders is None else replace(rule, total=self.holders.total)
+            mine = rule if self.axes is None else replace(rule, total=self.axes.total)
             constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
             change = 0.0 if constant else tangents[1]
             dtypes = [result.dtype for result in results]
@@ -220,9 +220,15 @@ class Jax(SumsByRows):
         return call
 
 
-def split_over(axes: Axes) -> Jax:
-    """Return the backend of arrays that are split over the axes, each device seeing its own part."""
-    backend = Jax(visible=False, holders=axes)
+def over_named(axis_name: Any) -> tuple[Jax, NamedAxes]:
+    """Return the backend of shards over one axis or several, given their names, and the axes."""
+    axes = NamedAxes.named(axis_name)
+    return sharded_over(axes), axes
+
+
+def sharded_over(axes: NamedAxes) -> Jax:
+    """Return the backend of arrays that are sharded over the axes, each device seeing its own shards."""
+    backend = Jax(visible=False, axes=axes)
     if backend.wide is not FLOAT64:
         raise ValueError(
             "axis_name needs devices that compute in float64. Leave it out, with arrays sharded under jit."

@@ -13,7 +13,7 @@ import torch
 from array_api_compat import torch as namespace
 
 from gradclip.arithmetic import caller_flushes
-from gradclip.backends import any_distributed, distributed
+from gradclip.backends import any_distributed
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.backends.host import HostArray, HostArrays
@@ -277,7 +277,11 @@ def _name(names: Callable[[], Sequence[str]], index: int) -> str:
 
 def _summed(value: torch.Tensor) -> torch.Tensor:
     """Return a distributed tensor of which the processes hold terms so that they hold the sum, another as it is."""
-    return distributed().summed(value) if any_distributed([value]) else value
+    if not any_distributed([value]):
+        return value
+    from gradclip.backends.torch_distributed import summed
+
+    return summed(value)
 
 
 def moved(coefficient: Any, device: torch.device) -> Any:

@@ -1,4 +1,4 @@
-"""PyTorch tensors that several processes hold: the part of this process, and over which groups they are split.
+"""PyTorch tensors that several processes hold: the shard of this process, and over which groups they are sharded.
 
 A distributed tensor says for each dimension of its mesh of processes how it lies there. `Shard`: the processes hold
 different elements, so a norm has to be added up over them. `Replicate`: they hold the same, which must count once.
@@ -27,21 +27,21 @@ from gradclip.backends.torch_reductions import reduce as reduce
 
 
 @dataclass(frozen=True)
-class TorchParts:
-    """What this process has of each gradient, and the tensors that stand in `.grad` with it.
+class TorchShards:
+    """The shard of each gradient that this process has, and the tensors that stand in `.grad` around them.
 
-    These are others than before where those of before hold the terms of a sum.
+    A tensor that held the terms of a sum (`Partial`) has been replaced by one that holds the sum.
     """
 
     locals: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
 
-    def chosen(self, indices: Sequence[int]) -> "TorchParts":
+    def chosen(self, indices: Sequence[int]) -> "TorchShards":
         """Return those of the gradients at `indices`."""
-        return TorchParts([self.locals[i] for i in indices], [self.tensors[i] for i in indices])
+        return TorchShards([self.locals[i] for i in indices], [self.tensors[i] for i in indices])
 
     def whole(self, updated: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return what stands in `.grad` when this process's parts are `updated`."""
+        """Return what stands in `.grad` when this process's shards are `updated`."""
         if updated is self.locals:
             return self.tensors
         every = zip(updated, self.locals, self.tensors, strict=True)
@@ -57,7 +57,7 @@ def _around(local: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     )
 
 
-def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> TorchParts:
+def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> TorchShards:
     """Return what this process has of each gradient, of one that is no distributed tensor all.
 
     Terms of a sum are added up over their mesh, one gradient after the other.
@@ -65,23 +65,23 @@ def parts(gradients: Sequence[Any], holders: Sequence[Any]) -> TorchParts:
     tensors = gradients
     with torch.no_grad():
         if _any_partial(gradients):
-            tensors = [summed(gradient, holder) for gradient, holder in zip(gradients, holders, strict=True)]
+            tensors = [summed(gradient, parameter) for gradient, parameter in zip(gradients, parameters, strict=True)]
         found = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
     if AsyncCollectiveTensor in set(map(type, found)):
         found = [x.wait() if isinstance(x, AsyncCollectiveTensor) else x for x in found]
-    return TorchParts(found, tensors)
+    return TorchShards(found, tensors)
 
 
-def summed(tensor: Any, holder: Any = None) -> Any:
+def summed(tensor: Any, parameter: Any = None) -> Any:
     """Return a tensor, with the sum in it where it holds the terms of one (or candidates for the largest)."""
-    return tensor.redistribute(placements=_settled(tensor, holder)) if _any_partial([tensor]) else tensor
+    return tensor.redistribute(placements=_settled(tensor, parameter)) if _any_partial([tensor]) else tensor
 
 
-def _settled(gradient: DTensor, holder: Any) -> Sequence[Any]:
+def _settled(gradient: DTensor, parameter: Any) -> Sequence[Any]:
     """Return how the sum lies of which a gradient holds terms: as its parameter, where that can be."""
-    beside = isinstance(holder, DTensor) and holder.device_mesh == gradient.device_mesh
-    if beside and not _any_partial([holder]):
-        return holder.placements
+    beside = isinstance(parameter, DTensor) and parameter.device_mesh == gradient.device_mesh
+    if beside and not _any_partial([parameter]):
+        return parameter.placements
     return [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
 
 
@@ -91,9 +91,9 @@ def _any_partial(tensors: Sequence[Any]) -> bool:
 
 
 def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return for each tensor a key of what `split_over` looks at, so that it is looked at once for many tensors.
+    """Return for each tensor a key of what `sharded_over` looks at, so that it is looked at once for many tensors.
 
-    What is split follows from the mesh and the kinds of the placements.
+    What is sharded follows from the mesh and the kinds of the placements.
     """
     meshes = [x.device_mesh if isinstance(x, DTensor) else None for x in tensors]
     placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
@@ -116,8 +116,8 @@ def _kinds(placements: Sequence[Sequence[Any]]) -> Iterable[tuple[type, ...]]:
     return zip(*[every] * dimensions.pop(), strict=True)  # the same, without a call for each tensor
 
 
-def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
-    """Return the groups over which a parameter is split, and those of its gradient, which may be others.
+def sharded_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
+    """Return the groups over which a parameter is sharded, and those of its gradient, which may be others.
 
     The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
     """
@@ -125,15 +125,14 @@ def split_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[
     for tensor in (parameter, gradient):
         if isinstance(tensor, DTensor):
             partial = tensor is gradient and _any_partial([tensor])
-            found.append(
-                _split_over(tensor.device_mesh, _settled(gradient, parameter) if partial else tensor.placements, named)
-            )
+            placements = _settled(gradient, parameter) if partial else tensor.placements
+            found.append(_sharded_over(tensor.device_mesh, placements, named))
     return found or [named]
 
 
-def _split_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
-    split = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
-    handles = [mesh.get_group(dim) for dim in split] if takes_part(mesh) else []
+def _sharded_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
+    sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+    handles = [mesh.get_group(dim) for dim in sharded] if takes_part(mesh) else []
     covered = set(mesh.mesh.flatten().tolist()) if named else set()
     return groups(handles) + tuple(group for group in named if not covered.issuperset(group.ranks))
 
@@ -156,11 +155,11 @@ def _is_whole(flat: Any) -> bool:
     return whole is not None and bool(flat.shape == whole)
 
 
-def device_for(handles: Sequence[Group], holders: Sequence[Any]) -> torch.device:
+def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.device:
     """Return the device on which this process reduces: that of its parameters where all groups can."""
     types = [device.type for device in handles[0].handle._device_types] if handles else []
     accelerator = torch.accelerator.current_accelerator()
-    first = next((holder for holder in holders if isinstance(holder, torch.Tensor)), None)
+    first = next((p for p in parameters if isinstance(p, torch.Tensor)), None)
     known = [] if first is None else [first.device.type]
     wanted = [*known, *([accelerator.type] if accelerator else []), "cpu"]
     return torch.device(next((name for name in wanted if name in types), wanted[0]))
