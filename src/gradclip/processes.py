@@ -61,14 +61,16 @@ def processes_of(members: Members, process_group: Any, mesh: Any) -> Processes:
 
     Raises ValueError where the parameters are shards, and nothing says of what.
     """
-    named = (*as_tuple(process_group), *as_tuple(mesh))
-    unsaid = process_group is None and mesh is None and among_several()
-    alone = not named and all(beside is UNNAMED for beside in members.beside)
+    said = process_group is not None or mesh is not None
+    named = (*as_tuple(process_group), *as_tuple(mesh)) if said else ()
+    alone = not named and (not members.beside or all(beside is UNNAMED for beside in members.beside))
     alone = alone and not any_distributed(members.parameters) and not any_distributed(members.gradients)
-    if alone and not unsaid:
+    unsure = not said and among_several()
+    if alone and not unsure:
         return ONE_PROCESS
+    # It imports torch.distributed, which may not be there.
     from gradclip import process_groups
 
-    if unsaid:
+    if unsure:
         process_groups.check_unsaid(members)
     return ONE_PROCESS if alone else process_groups.ProcessGroups(members, named)
