@@ -9,7 +9,7 @@ import gradclip
 
 ROOT = Path(gradclip.__file__).parent
 # The files of `backends` that everybody may import. Python runs the folder's `__init__` before them.
-LOW = {"__init__", "formats", "arrays", "when_imported", "framework", "entries", "registry"}
+LOW = {"__init__", "formats", "arrays", "held", "protocols", "when_imported", "framework", "entries", "registry"}
 LAYERS = [
     {"registry"},
     {"tree", "arithmetic"},

@@ -11,6 +11,7 @@ from gradclip.coefficient import CLIP, Target, coefficient, rule_for_sums
 from gradclip.derivative import ClipRule
 from gradclip.norms import Norm, Order
 from gradclip.policy import PROPAGATE
+from gradclip.scopes import TREE
 
 ERROR = 40 * 2.0**-53
 ROUNDING = 2.0**-53
@@ -65,7 +66,7 @@ def test_twenty_thousand_coefficients_are_those_of_the_rule(name):
 @pytest.mark.parametrize("name", TARGETS)
 def test_derivatives_are_taken_of_the_same_coefficient(name):
     norms, max_norms = cases(2000, seed=1)
-    rule = ClipRule(Order(2.0), None, PROPAGATE, TARGETS[name])
+    rule = ClipRule(Order(2.0), None, PROPAGATE, TARGETS[name], TREE)
     k = rule._multiplier(np, norms, max_norms).k
     for n, c, found in zip(norms.tolist(), max_norms.tolist(), k.tolist(), strict=True):
         assert math.isclose(found, SHOWN[name](Fraction(n), Fraction(c)), rel_tol=1e-15)

@@ -22,7 +22,7 @@ from typing import Any, ClassVar, NamedTuple
 from gradclip.coefficient import Target
 from gradclip.norms import Order
 from gradclip.policy import Nonfinite
-from gradclip.scopes import TREE, Scope
+from gradclip.scopes import Scope
 
 Array = Any
 
@@ -59,7 +59,7 @@ class ClipRule:
     max_norm: Any
     nonfinite: Nonfinite
     target: Target
-    scope: Scope = TREE
+    scope: Scope
     summed: bool = False
     share: float = 1.0
     total: Callable[[Sequence[Array]], Array] = sum

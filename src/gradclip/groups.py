@@ -18,13 +18,13 @@ from gradclip.holders import Holders
 from gradclip.mesh_axes import holders_of, over_axes
 from gradclip.norms import Order
 from gradclip.policy import PROPAGATE
-from gradclip.scopes import LAYER
+from gradclip.scopes import LAYER, TREE
 from gradclip.tree import FlatTree
 
 
 def norm_of(backend: Backend, holders: Holders, leaves: Sequence[Any], order: Order) -> Any:
     """Return the norm of the leaves together, as a scalar of their framework."""
-    rule = ClipRule(order, math.inf, PROPAGATE, CLIP)
+    rule = ClipRule(order, math.inf, PROPAGATE, CLIP, TREE)
     patterns = backend.patterns(leaves)
 
     def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
@@ -139,6 +139,6 @@ def _clip_together(
             norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), patterns)
             return backend.leave_all(shrunk, patterns), norm, []
 
-    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target)
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target, LAYER)
     clip = backend.differentiable(primal, rule)
     return clip(list(map(backend.prepare, leaves)), given, None)[:2]

@@ -183,7 +183,7 @@ class _Batch:
         known = check_threshold(threshold, backend=self.backend)
         own = known if isinstance(known, float) else None
         asked = Clipping(own, Order(2.0), self.settings.policy, self.settings.target)
-        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, scope=EXAMPLE, summed=True, share=share)
+        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, EXAMPLE, summed=True, share=share)
         dtype, grid = self.settings.dtype_of_sums, self.settings.grid
         group = _Group(self.backend, self.outline, indices, asked, share, dtype, grid)
         clip = self.backend.differentiable(group.clipped, rule)

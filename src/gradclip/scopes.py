@@ -41,7 +41,7 @@ class Scope:
 
     def elements(self, shape: Sequence[int]) -> int:
         """Return how many elements of an array of this shape share a norm."""
-        return math.prod(shape[axis] for axis in self.shared_axes(len(shape)))
+        return math.prod([shape[axis] for axis in self.shared_axes(len(shape))])  # torch.compile takes no generator
 
     def over(self, value: Any, like: Any) -> Any:
         """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""

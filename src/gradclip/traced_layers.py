@@ -110,7 +110,7 @@ class _Layers:
     def run(self, leaves: Sequence[Any], given: Any, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
         """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
         asked = self.clipping
-        rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target), self.sizes)
+        rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, LAYER), self.sizes)
         call = self.backend.differentiable(self._clipped if with_leaves else self._measured, rule)
         results, norms, _ = call([self.backend.prepare(leaves[i]) for i in self.indices], given, None)
         return results, norms
