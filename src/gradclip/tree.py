@@ -67,7 +67,7 @@ class FlatTree:
         if self.sparse:
             remade, given = self.trees.with_elements, enumerate(leaves)
             leaves = [remade(self.sparse[i], x) if i in self.sparse else x for i, x in given]
-        return self.arrange(leaves)
+        return self.trees.unflatten(self.structure, leaves)
 
     def arrange(self, values: Iterable[Any]) -> Any:
         """Return a tree of this structure with any values in place of its leaves."""
@@ -124,13 +124,16 @@ def first_sparse(flat: FlatTree) -> Sparse | None:
     """Return the first leaf of a tree that is a sparse array; None where all are dense."""
     for place, array in flat.sparse.items():
         return flat.trees.described(place, array)
-    found = (load(entry).first_sparse(flat.leaves) for entry in entries_of(flat.leaves))
-    return next(filter(None, found), None)
+    for entry in entries_of(flat.leaves):
+        found = load(entry).first_sparse(flat.leaves)
+        if found is not None:
+            return found
+    return None
 
 
 def flatten(tree: Any) -> FlatTree:
     """Flatten `tree` with the functions that know its nodes."""
-    leaves, structure = _OPTREE.flatten(tree)
+    leaves, structure = optree.tree_flatten(tree)
     trees = trees_of(leaves)
     if trees is None:
         return FlatTree(leaves, structure, _OPTREE)

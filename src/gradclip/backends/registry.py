@@ -118,8 +118,9 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
     """Say whether leaves are parameters that have gradients, as far as one can tell in a call that is not compiled."""
     kinds = set(map(type, leaves))
     for key, entry in _ENTRIES.items():
-        module = sys.modules.get(key)
-        kind: Any = None if entry.parameter is None or module is None else entry.parameter(module)
+        if entry.parameter is None or key not in sys.modules:
+            continue
+        kind: Any = entry.parameter(sys.modules[key])
         if kind in kinds and not being_compiled():
             return any(leaf.grad is not None for leaf in leaves if type(leaf) is kind)
     return False
@@ -128,8 +129,7 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
 def being_compiled() -> bool:
     """Say whether a framework records this call to compile it."""
     for key, entry in _ENTRIES.items():
-        module = sys.modules.get(key)
-        if entry.compiling is not None and module is not None and entry.compiling(module):
+        if entry.compiling is not None and key in sys.modules and entry.compiling(sys.modules[key]):
             return True
     return False
 

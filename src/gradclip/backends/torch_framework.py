@@ -32,7 +32,7 @@ class Torch(Framework):
 
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
         for index, leaf in enumerate(leaves):
-            if isinstance(leaf, torch.Tensor) and leaf.layout is not torch.strided:
+            if getattr(leaf, "layout", torch.strided) is not torch.strided:
                 return Sparse(index, f"a {leaf.layout} tensor", ".to_dense()")
         return None
 
