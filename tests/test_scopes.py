@@ -10,7 +10,7 @@ import pytest
 
 import gradclip.backends.jax as jax_backend
 from frameworks import ALL, PAIRS, by_name, numpy_dtype
-from gradclip.backends import find
+from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP, Coefficient, Factors
 from gradclip.decision import Clipping, decide
 from gradclip.derivative import ClipRule

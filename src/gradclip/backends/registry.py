@@ -107,7 +107,7 @@ def trees_of(leaves: Sequence[Any]) -> "Trees | None":
     Its types are asked only about leaves that nobody else knows: `torch.compile` cannot trace that.
     """
     for key, entry in _ENTRIES.items():
-        if entry.has_trees and key in sys.modules:
+        if entry.has_trees and sys.modules.get(key) is not None:
             keys = _keys_of(leaves)
             if key in keys or (None in keys and any(map(_may_be_node, leaves))):
                 return load(entry).trees
@@ -118,7 +118,7 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
     """Say whether leaves are parameters that have gradients, as far as one can tell in a call that is not compiled."""
     kinds = set(map(type, leaves))
     for key, entry in _ENTRIES.items():
-        if entry.parameter is None or key not in sys.modules:
+        if entry.parameter is None or sys.modules.get(key) is None:
             continue
         kind: Any = entry.parameter(sys.modules[key])
         if kind in kinds and not being_compiled():
@@ -129,7 +129,8 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
 def being_compiled() -> bool:
     """Say whether a framework records this call to compile it."""
     for key, entry in _ENTRIES.items():
-        if entry.compiling is not None and key in sys.modules and entry.compiling(sys.modules[key]):
+        module = sys.modules.get(key)
+        if entry.compiling is not None and module is not None and entry.compiling(module):
             return True
     return False
 
