@@ -19,7 +19,7 @@ LAYERS = [
     {"arguments", "norms", "exact", "grid", "hostile", "rounding"},
     {"coefficient", "accumulators", "quantities"},
     {"policy", "members", "layers", "promise"},
-    {"derivative", "agreement", "call_arguments", "check_arguments", "per_example_settings"},
+    {"derivative", "agreement", "batch_shapes", "call_arguments", "check_arguments", "per_example_settings"},
     {"sensitivity", "shardings", "holders"},
     {"mesh_axes", "replicas", "decision", "seen"},
     {"process_groups", "traced_layers"},

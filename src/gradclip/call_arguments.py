@@ -80,6 +80,42 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
     return first[0]
 
 
+def check_positions(
+    args: Sequence[Any], argnums: int | tuple[int, ...] | None, batch_argnums: tuple[int, ...], prng_argnum: int | None
+) -> None:
+    """Raise a TypeError where a position has no argument."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums or 0,)
+    needed = max(*batch_argnums, *differentiated, prng_argnum or 0)
+    if len(args) <= needed:
+        raise TypeError(
+            f"argument {needed} is needed by position (argnums={argnums}, batch_argnums="
+            f"{batch_argnums}, prng_argnum={prng_argnum}), got {len(args)} positional arguments."
+        )
+
+
+def check_assumption(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    argnums: int | tuple[int, ...] | None,
+    batch_argnums: tuple[int, ...],
+    prng_argnum: int | None,
+) -> None:
+    """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
+    others = others_than(range(len(args)), argnums, prng_argnum)
+    if len(others) > 1:
+        raise TypeError(not_said(name, others))
+    count = batch_size([arg if i in batch_argnums else None for i, arg in enumerate(args)], None)
+    for keyword, given in kwargs.items():
+        lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
+        if count > 1 and (count,) in lengths:
+            raise TypeError(
+                f"every example would get all of {keyword}, which has {count} rows as the batch does. Pass it by "
+                f"position, and to {name} batch_argnums=, the positions of all that carries the batch; or if every "
+                f"example is to get all of it, batch_argnums={batch_argnums[0]}."
+            )
+
+
 def check_parameters(position: int, tree: Any) -> None:
     """Raise a TypeError for an argument to differentiate that holds a module, a generator, or a mapping of its own."""
     if isinstance(tree, Iterator):

@@ -1,7 +1,7 @@
 """What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradclip.arguments import check_flag, check_mask
@@ -9,9 +9,12 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
+from gradclip.batch_shapes import promise_for, whole_program
 from gradclip.call_arguments import (
     batch_size,
+    check_assumption,
     check_parameters,
+    check_positions,
     closed,
     has_mappings,
     needed_positions,
@@ -27,7 +30,6 @@ from gradclip.seen import Seen
 from gradclip.sensitivity import sensitivity_of
 from gradclip.tree import flatten
 
-_AT_A_TIME = 8
 _clip_examples = ordinary_arithmetic(clip_examples)
 
 
@@ -149,23 +151,8 @@ class ClippedFunction:
         )
         if promise.note:
             return promise
-        if relation != "add_or_remove_one":
-            return replace(promise, note=f"batches of one number of {self.unit}s")
-        if self.method == "loop":
-            return replace(promise, note=f"{self.unit}s taken one after the other")
-        if self.microbatch_size is None and self.pad_to is None:
-            return promise.without_limit(
-                "one more or less changes the shape of a batch, and so the last bits of every gradient in it. Pass "
-                f"{self._named()} pad_to=, the most {self.unit}s that a batch can have, or microbatch_size="
-            )
-        if self.microbatch_size is None:
-            return replace(promise, note=f"batches padded to {self.pad_to} {self.unit}s")
-        if self.microbatch_size != whole_program(self.microbatch_size):
-            return promise.without_limit(
-                f"in microbatches of {self.microbatch_size} the last bits of a gradient depend on its place, and one "
-                f"more or less moves the others on. Pass microbatch_size=1 or a multiple of {_AT_A_TIME}"
-            )
-        return replace(promise, note=f"microbatches of {self.microbatch_size} {self.unit}s")
+        size, padded, named = self.microbatch_size, self.pad_to, self._named()
+        return promise_for(promise, method=self.method, microbatch_size=size, pad_to=padded, named=named)
 
     def _named(self) -> str:
         return "clipped_fun" if self.argnums is None else "clipped_grad"
@@ -176,20 +163,21 @@ class ClippedFunction:
         `mask`: booleans of shape (batch,); an example where it is False contributes exactly zero, its outputs are
         zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
         """
-        self._check_positions(args)
+        check_positions(args, self.argnums, self.batch_argnums, self.prng_argnum)
         mask = check_mask(mask)
         args = (*args, kwargs)
         axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
         kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
         if self.assumed:
-            self._check_assumption(args[:-1], kwargs)
+            check_assumption(self._named(), args[:-1], kwargs, self.argnums, self.batch_argnums, self.prng_argnum)
         verbs = load(self._framework(args[:-1])).batching(self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
         if self.prng_argnum is not None:
-            args = _with(args, self.prng_argnum, verbs.split_key(args[self.prng_argnum], count))
+            keys = verbs.split_key(args[self.prng_argnum], count)
+            args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
             axes[self.prng_argnum] = 0
         mask = None if mask is None else verbs.flags(mask)
         of_example = self._of_example(verbs, kinds)
@@ -272,30 +260,6 @@ class ClippedFunction:
         """Return the dtype that results are rounded to, and added up in afterwards; None for that of the sum."""
         return None
 
-    def _check_positions(self, args: Sequence[Any]) -> None:
-        differentiated = self.argnums if isinstance(self.argnums, tuple) else (self.argnums or 0,)
-        needed = max(*self.batch_argnums, *differentiated, self.prng_argnum or 0)
-        if len(args) <= needed:
-            raise TypeError(
-                f"argument {needed} is needed by position (argnums={self.argnums}, batch_argnums="
-                f"{self.batch_argnums}, prng_argnum={self.prng_argnum}), got {len(args)} positional arguments."
-            )
-
-    def _check_assumption(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
-        others = others_than(range(len(args)), self.argnums, self.prng_argnum)
-        if len(others) > 1:
-            raise TypeError(not_said(self._named(), others))
-        count = batch_size([arg if i in self.batch_argnums else None for i, arg in enumerate(args)], None)
-        for name, given in kwargs.items():
-            lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
-            if count > 1 and (count,) in lengths:
-                raise TypeError(
-                    f"every example would get all of {name}, which has {count} rows as the batch does. Pass it by "
-                    f"position, and to {self._named()} batch_argnums=, the positions of all that carries the batch; or "
-                    f"if every example is to get all of it, batch_argnums={self.batch_argnums[0]}."
-                )
-
     def _framework(self, args: Sequence[Any]) -> Entry:
         """Return the framework of the first differentiated argument, or else of the batch."""
         if self.argnums is None:
@@ -329,18 +293,6 @@ class ClippedFunction:
                         f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
                         "Convert one of them."
                     )
-
-
-def whole_program(rows: int) -> int:
-    """Return how many rows a program for so many has, if none of them is computed in another way than the others.
-
-    Libraries for matrices take some rows at a time, and what is left over one by one, which adds in another order.
-    """
-    return rows if rows == 1 else -(-rows // _AT_A_TIME) * _AT_A_TIME
-
-
-def _with(args: Sequence[Any], index: int, new: Any) -> tuple[Any, ...]:
-    return (*args[:index], new, *args[index + 1 :])
 
 
 def _without_batch_axis(x: Any) -> Any:
