@@ -78,7 +78,7 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
     )
     with backend.precision():
         known = measured_at_once(backend, flat, groups, order)
-        norms = known.norms(backend, flat.leaves) if known else {}
+        norms = known.norms(flat.leaves) if known else {}
     norms.update(traced_layers.measured(backend, holders, flat.leaves, groups, order))
     for number, group in enumerate(groups):
         if number not in norms:

@@ -8,7 +8,7 @@ from typing import Any
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.portable import ENOUGH
+from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.coefficient import (
     Coefficient,
     Target,
@@ -140,7 +140,7 @@ def _in_one_reading(
     count = arrays.sharing(EXAMPLE)
     if clipping.target.integers or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
         return None
-    error = relative_error(clipping.order, backend.examples_sum_error(count), FLOAT64, exact=False)
+    error = relative_error(clipping.order, examples_sum_error(count), FLOAT64, exact=False)
     if backend.concrete:
         rule = _known_rule(backend.xp, clipping.target, float(clipping.max_norm), error)
     else:
@@ -199,5 +199,5 @@ def _chosen(
     at_most = holders.exact_check(backend) if clipping.target.keeps else None
     if at_most is None or chosen.keep.ndim or not undecided(norm, threshold):
         return chosen
-    fits = at_most(backend, arrays, clipping.order.p, float(threshold))
+    fits = at_most(arrays, clipping.order.p, float(threshold))
     return replace(chosen, keep=backend.xp.asarray(fits))

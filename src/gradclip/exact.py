@@ -18,7 +18,9 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.host import split
+from gradclip.backends.chunkwise import wide_chunks
+from gradclip.backends.host import HostArray, split
+from gradclip.backends.protocols import HostBackend
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256
@@ -35,26 +37,28 @@ def decidable(p: float, *, any_complex: bool) -> bool:
     return math.isinf(p) or p == 2 or (not any_complex and p.is_integer() and p <= LARGEST_POWER)
 
 
-def at_most(backend: Any, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False) -> bool:
+def at_most(
+    backend: HostBackend, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False
+) -> bool:
     """Say whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
     False also where that cannot be told, which clips: a `p` that is not `decidable`, or, unless `patient`, too many
     distinct magnitudes at a tie.
     """
     if not decidable(p, any_complex=arrays.any_complex):
-        return not arrays.any_complex and _alone_at_most(backend, arrays, max_norm)
+        return not arrays.any_complex and _alone_at_most(arrays, max_norm)
     if math.isinf(p):
-        return _extreme_at_most(backend, arrays, p, max_norm)
+        return _extreme_at_most(arrays, p, max_norm)
     power, limit = int(p), Fraction(max_norm) ** int(p)
     if power > 2:
-        difference = _nearly(_wide_chunks(backend, arrays), power, max_norm)
+        difference = _nearly(_wide_chunks(arrays), power, max_norm)
         if difference is not None:
             return difference < 0
     total = power_sum(backend, arrays, p, patient=patient)
     return isinstance(total, Fraction) and total <= limit
 
 
-def power_sum(backend: Any, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:
+def power_sum(backend: HostBackend, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:
     """Return the exact sum of the powers |v|**p of finite arrays in host memory; NaN where that cannot be told."""
     if math.isinf(p) or not decidable(p, any_complex=arrays.any_complex):
         return math.nan
@@ -63,28 +67,28 @@ def power_sum(backend: Any, arrays: Arrays, p: float, *, patient: bool = False) 
         return _plain_sum(backend, arrays, power)
     most = math.inf if patient else _MOST_WORK // power
     counted: Counter[float] = Counter()
-    for chunk in _wide_chunks(backend, arrays)():
+    for chunk in _wide_chunks(arrays)():
         counted.update(_counted(np.abs(chunk[chunk != 0])))
         if len(counted) > most:
             return math.nan
     return sum((count * Fraction(v) ** power for v, count in counted.items()), Fraction(0))
 
 
-def _wide_chunks(backend: Any, arrays: Iterable[Any]) -> Callable[[], Iterator[np.ndarray]]:
+def _wide_chunks(arrays: Iterable[HostArray]) -> Callable[[], Iterator[np.ndarray]]:
     """Return what yields the real numbers of arrays in host memory as float64 pieces."""
-    return lambda: chain.from_iterable(backend.wide_chunks(part) for x in arrays for part in backend.parts(x))
+    return lambda: chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
 
 
 # Magnitudes and squares
 
 
-def _plain_sum(backend: Any, arrays: Arrays, p: int) -> Fraction:
+def _plain_sum(backend: HostBackend, arrays: Arrays, p: int) -> Fraction:
     known, others = split(arrays)
     total = Fraction(0)
     if known:
         digits, exponent = known.exact_sum(p, backend.threads())
         total += _times_power(int.from_bytes(digits, "little"), exponent)
-    for chunk in _wide_chunks(backend, others)():
+    for chunk in _wide_chunks(others)():
         total += sum(_parts_of_sum(chunk, p), Fraction(0))
     return total
 
@@ -226,16 +230,16 @@ def _counted(magnitudes: np.ndarray) -> dict[float, int]:
 # The largest and the smallest magnitude, and what has no power sum
 
 
-def _extreme_at_most(backend: Any, arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
+def _extreme_at_most(arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
     """Compare the largest magnitude (or the smallest, for -inf), by squares where there are complex numbers."""
-    found = [_extreme_square(backend, x, p) for x in arrays if math.prod(x.shape)]
+    found = [_extreme_square(x, p) for x in arrays if math.prod(x.shape)]
     return not found or (max if p > 0 else min)(found) <= Fraction(max_norm) ** 2
 
 
-def _extreme_square(backend: Any, x: Any, p: float) -> Fraction:
+def _extreme_square(x: HostArray, p: float) -> Fraction:
     """Return the square of an extreme magnitude: the exact one of those elements that come near it in float64."""
     near = set()
-    for pieces in zip(*map(backend.wide_chunks, backend.parts(x)), strict=True):
+    for pieces in zip(*map(wide_chunks, x.parts()), strict=True):
         real = np.abs(pieces[0])
         imaginary = np.abs(pieces[1]) if len(pieces) > 1 else np.zeros_like(real)
         sizes = np.hypot(real * 0.25, imaginary * 0.25)
@@ -245,10 +249,10 @@ def _extreme_square(backend: Any, x: Any, p: float) -> Fraction:
     return (max if p > 0 else min)(Fraction(a) ** 2 + Fraction(b) ** 2 for a, b in near)
 
 
-def _alone_at_most(backend: Any, arrays: Arrays, max_norm: float | Fraction) -> bool:
+def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
     """Say whether there is but one element that is not zero, whose magnitude is any norm, and that is <= `max_norm`."""
     found: list[float] = []
-    for chunk in _wide_chunks(backend, arrays)():
+    for chunk in _wide_chunks(arrays)():
         found += np.abs(chunk[chunk != 0])[:2].tolist()
         if len(found) > 1:
             return False

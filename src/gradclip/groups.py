@@ -10,6 +10,7 @@ from gradclip import layers, traced_layers
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import find
 from gradclip.coefficient import CLIP
 from gradclip.decision import Clipping, decide
@@ -70,7 +71,7 @@ def clip_groups(
 
 
 def _clip_at_once(
-    backend: Any,
+    backend: Backend,
     flat: FlatTree,
     groups: Sequence[Sequence[int]],
     thresholds: Sequence[Any],
@@ -82,11 +83,11 @@ def _clip_at_once(
         return {}
     with backend.precision():
         known = measured_at_once(backend, flat, groups, clipping.order)
-        made = known and known.clipped(backend, thresholds)
+        made = known and known.clipped(thresholds)
         if not made:
             return {}
         known, results = made
-        norms = known.norms(backend, flat.leaves)
+        norms = known.norms(flat.leaves)
         pairs = zip(known.members, known.group_of, results, strict=True)
         ours = [(index, result) for index, group, result in pairs if known.numbers[group] in norms]
         indices = [index for index, _ in ours]
@@ -100,7 +101,7 @@ def measured_at_once(
     backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
 ) -> layers.Layers | None:
     """Measure many groups of leaves with one call, where that can be done."""
-    if len(groups) < 2 or not backend.plain(flat.leaves):
+    if len(groups) < 2 or not in_host_memory(backend) or not backend.plain(flat.leaves):
         return None
     return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 

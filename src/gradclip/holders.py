@@ -7,14 +7,16 @@ class that answers these questions; it inherits the answers that are as usual.
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Protocol
 
 from gradclip import exact, norms, policy
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.protocols import in_host_memory
 from gradclip.norms import Norm, Order
 
-Check = Callable[[Backend, Arrays, float, float], bool]
+Check = Callable[[Arrays, float, float], bool]
 """Says of arrays, an order p and a threshold whether the norm of the whole is at most that, in exact arithmetic."""
 
 
@@ -55,7 +57,7 @@ class Alone(Holders):
 
     def exact_check(self, backend: Backend) -> Check | None:
         """Return what checks a norm exactly, where the values can be seen."""
-        return exact.at_most if backend.concrete else None
+        return partial(exact.at_most, backend) if in_host_memory(backend) else None
 
 
 ALONE = Alone()

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend
 from gradclip.backends.formats import FLOAT64, format_of
 from gradclip.backends.host import HostArrays
-from gradclip.backends.portable import ENOUGH
+from gradclip.backends.protocols import HostBackend
+from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.coefficient import Coefficient, coefficient, needs_split, open_between
 from gradclip.norms import Norm, Order, Partial, relative_error, rooted
 
@@ -24,6 +24,7 @@ from gradclip.norms import Norm, Order, Partial, relative_error, rooted
 class Layers:
     """Layers in host memory whose sums of powers are known: their numbers, the leaves in them, their norms."""
 
+    backend: HostBackend
     numbers: list[int]
     members: list[int]
     group_of: list[int]
@@ -32,19 +33,19 @@ class Layers:
     settled: np.ndarray
     wide: np.ndarray  # whether a leaf of the layer has float64 precision
 
-    def clipped(self, backend: Any, max_norms: Sequence[float]) -> "tuple[Layers, list[Any]] | None":
+    def clipped(self, max_norms: Sequence[float]) -> "tuple[Layers, list[Any]] | None":
         """Return those that are settled beside their thresholds, and all leaves scaled; None where they cannot be."""
         thresholds = np.array([max_norms[number] for number in self.numbers])
-        chosen = coefficient(backend, self.norm, thresholds, split=needs_split(backend, self.arrays))
+        chosen = coefficient(self.backend, self.norm, thresholds, split=needs_split(self.backend, self.arrays))
         settled = self.settled & ~open_between(self.norm, thresholds)
-        results, targets = backend.places_for(self.arrays)
+        results, targets = self.backend.places_for(self.arrays)
         if targets is None:
             return None
         keep = (chosen.keep | ~settled).tolist()
-        self.arrays.kernels.scale_groups(targets, self.group_of, keep, _factors(chosen), backend.threads())
+        self.arrays.kernels.scale_groups(targets, self.group_of, keep, _factors(chosen), self.backend.threads())
         return replace(self, settled=settled), results
 
-    def norms(self, backend: Backend, leaves: Sequence[Any]) -> dict[int, Any]:
+    def norms(self, leaves: Sequence[Any]) -> dict[int, Any]:
         """Return the norm of each settled layer by its number, as a scalar of the framework."""
         found: dict[int, Any] = {}
         inside: dict[int, list[Any]] = {}
@@ -53,12 +54,14 @@ class Layers:
         for dtype, alike in (("float64", self.wide & self.settled), ("float32", ~self.wide & self.settled)):
             at = np.flatnonzero(alike).tolist()
             near = [inside.get(i, leaves) for i in at]
-            norms = backend.leave_scalars(self.norm.value[alike], dtype, near) if at else []
+            norms = self.backend.leave_scalars(self.norm.value[alike], dtype, near) if at else []
             found.update(zip([self.numbers[i] for i in at], norms, strict=True))
         return found
 
 
-def measured(backend: Any, prepared: Sequence[Any], groups: Sequence[Sequence[int]], order: Order) -> Layers | None:
+def measured(
+    backend: HostBackend, prepared: Sequence[Any], groups: Sequence[Sequence[int]], order: Order
+) -> Layers | None:
     """Return those of the groups of indices all of whose leaves the kernels know; None without any."""
     if order.p not in (1, 2):
         return None
@@ -78,13 +81,13 @@ def measured(backend: Any, prepared: Sequence[Any], groups: Sequence[Sequence[in
     settled = np.isfinite(sums) & (sums > (ENOUGH if FLOAT64 in arrays.formats else -1.0))
     elements = np.bincount(group_of, [math.prod(prepared[index].shape) for index in members], len(numbers))
     counts, of_count = np.unique(elements.astype(np.int64), return_inverse=True)
-    bounds = [backend.kernels_sum_error(count, arrays, order.p) for count in counts.tolist()]
+    bounds = [kernels_sum_error(count, arrays, order.p) for count in counts.tolist()]
     error: Any = np.array([relative_error(order, bound, FLOAT64, exact=False) for bound in bounds])[of_count]
     norm = Norm(rooted(backend, Partial(sums, None), order), None, error, 0.0)
     wide = np.full(len(numbers), arrays.formats == {FLOAT64})
     if len(arrays.formats) > 1:
         wide[group_of[[format_of(prepared[index]) is FLOAT64 for index in members]]] = True
-    return Layers(numbers, members, group_of.tolist(), arrays, norm, settled, wide)
+    return Layers(backend, numbers, members, group_of.tolist(), arrays, norm, settled, wide)
 
 
 def _factors(chosen: Coefficient) -> list[list[float]]:

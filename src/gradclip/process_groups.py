@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ from gradclip.backends import Backend, torch_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.numpy import HOST
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.torch_distributed import Group
 from gradclip.holders import Check, Holders
 from gradclip.members import UNNAMED, Members
@@ -123,11 +125,11 @@ class ProcessGroups(Holders):
         It does where every gradient is sharded over the same groups. A gradient that is replicated may lack on one
         process, which then finds another norm.
         """
-        return self._at_most if self.on_host and len(self._shardings) == 1 else None
+        return partial(self._at_most, backend) if self.on_host and len(self._shardings) == 1 else None
 
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
         """Say whether the norm of what all processes hold is at most `max_norm`; False where that cannot be told."""
-        powers = exact.power_sum(backend, arrays, p) if backend.concrete else math.nan
+        powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, torch_distributed.add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 

@@ -86,3 +86,11 @@ def product_format(array: object, wide: Format) -> Format:
 def low_bits_mask(source: Format, target: Format) -> int:
     """Return the integer that keeps those bits of a number which the narrower `target` has too."""
     return -(1 << (source.precision - target.precision))
+
+
+def sum_dtype(x: object, wide: object, dtype: str | None) -> str:
+    """Return the dtype in which a sum over examples of `x` is handed out, real or complex as `wide` is."""
+    real = dtype or ("float64" if format_of(x).precision == 53 else "float32")
+    if "complex" in dtype_name(wide):
+        return "complex128" if real == "float64" else "complex64"
+    return real

@@ -1,25 +1,9 @@
 """Where the arrays of a tree lie: on one device, as far as the core can tell, unless a backend says otherwise."""
 
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from gradclip.backends.arrays import Arrays
-
-
-class Axes(Protocol):
-    """Axes of a mesh, over which arrays are sharded, in code that runs on each device's own shards."""
-
-    def count(self) -> int:
-        """Return how many devices there are along them."""
-
-    def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return together the arrays that are sharded over the same of the axes."""
-
-    def total(self, terms: Sequence[Any]) -> Any:
-        """Return the sum of the terms of all devices, those that are replicated once."""
-
-    def largest(self, terms: Sequence[Any]) -> Any:
-        """Return the largest of the terms of all devices."""
 
 
 class HeldByOne:

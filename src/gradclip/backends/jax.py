@@ -19,7 +19,7 @@ from gradclip.backends.jax_kernels import JaxKernels
 from gradclip.backends.jax_places import copied, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax_traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.backends.numpy import Host, known_to_buffers
-from gradclip.backends.protocols import Scope
+from gradclip.backends.protocols import HostBackend, Scope
 
 _ALIGNMENT = 64  # bytes
 
@@ -123,3 +123,4 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
 
 
 HOST = JaxHost()
+_checked: type[HostBackend] = JaxHost

@@ -26,7 +26,7 @@ class Jax(Framework):
     def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Backend:
         from gradclip.backends import jax as operations  # trees that hold none of JAX's arrays come here, too
 
-        return operations.backend(leaves, scalars)  # type: ignore[return-value]
+        return operations.backend(leaves, scalars)
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.jax_batching import JaxBatching, JaxLoop

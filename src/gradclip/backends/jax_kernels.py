@@ -14,8 +14,8 @@ from gradclip.backends.formats import is_complex
 from gradclip.backends.jax_axes import varying_together
 from gradclip.backends.jax_ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax_traced import Jax
-from gradclip.backends.portable import ENOUGH
-from gradclip.backends.protocols import Scope
+from gradclip.backends.protocols import Backend, Scope
+from gradclip.backends.sums import ENOUGH, kernels_sum_error
 
 
 class JaxKernels(Jax):
@@ -24,7 +24,7 @@ class JaxKernels(Jax):
     splits_by_range = False
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        return self.kernels_sum_error(count, arrays, p)
+        return kernels_sum_error(count, arrays, p)
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         return compute()
@@ -87,6 +87,9 @@ class JaxKernels(Jax):
                 return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
 
         return read(list(arrays))
+
+
+_checked: type[Backend] = JaxKernels
 
 
 def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:

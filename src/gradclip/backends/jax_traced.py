@@ -28,18 +28,19 @@ from gradclip.backends.formats import (
     dtype_name,
     format_of,
     low_bits_mask,
+    sum_dtype,
 )
-from gradclip.backends.jax_axes import NamedAxes, known_layout
-from gradclip.backends.jax_examples import SumsByRows
+from gradclip.backends.jax_axes import NamedAxes, in_one_piece, known_layout
+from gradclip.backends.jax_examples import sum_by_rows
 from gradclip.backends.jax_places import like, of_numpy, typed_like
-from gradclip.backends.numpy import sum_dtype
-from gradclip.backends.protocols import Scope
+from gradclip.backends.portable import Portable
+from gradclip.backends.protocols import Backend, Scope
 
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
 
 
-class Jax(SumsByRows):
+class Jax(Portable):
     """Arrays whose values are not looked at."""
 
     def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
@@ -55,7 +56,7 @@ class Jax(SumsByRows):
         return jax.enable_x64(True)
 
     def flushed_below(self, element: Format) -> float:
-        """Return the format's smallest normal number, or 0.0 where its subnormals are read with care."""
+        # Elsewhere subnormals are read with care.
         if element is self.wide or self.wide is not FLOAT64:
             return self.wide.tiny
         return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
@@ -149,10 +150,8 @@ class Jax(SumsByRows):
         return as_integers(x) if self.precise and format_of(x) in _FLUSHED else super().widen(x)
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        """Compute a norm with subnormals read as zero, and again as integers if they could matter.
-
-        Elements below 2**-126 add at most count * 2**-126 to it, which 60 binary digits above that is nothing.
-        """
+        # With subnormals read as zero, and again as integers if they could matter: elements below 2**-126 add at most
+        # count * 2**-126 to the norm, which 60 binary digits above that is nothing.
         value, divisor = compute()
         if not (self.on_cpu and arrays.formats & _FLUSHED):
             return value, divisor
@@ -196,11 +195,13 @@ class Jax(SumsByRows):
         # One barrier for all would make each of them vary over the axes of all.
         return lax.optimization_barrier(arrays) if self.axes is None else list(map(lax.optimization_barrier, arrays))
 
-    def clamped(self, prepared: jax.Array, leaf: Any, bound: Any) -> Any:
-        return self.leave(self.clamp(prepared, bound), leaf)
+    def weighted_sum(self, x: jax.Array, coefficient: Any) -> jax.Array:
+        if not (self.on_cpu and x.size and in_one_piece()):
+            return super().weighted_sum(x, coefficient)
+        return self.join([sum_by_rows(part, coefficient, self.widen) for part in self.parts(x)], x)
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-        """Attach the rule as a `jax.custom_jvp`; the call keeps 32-bit types on its outside."""
+        # The call keeps 32-bit types on its outside.
         if self.visible:
             return function
         call = jax.custom_jvp(function)
@@ -218,6 +219,9 @@ class Jax(SumsByRows):
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
         return call
+
+
+_checked: type[Backend] = Jax
 
 
 def over_named(axis_name: Any) -> tuple[Jax, NamedAxes]:

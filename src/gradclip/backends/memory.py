@@ -74,23 +74,6 @@ class Region:
         return np.asarray(At())
 
 
-class InMemory:
-    """Gradients that are asked where they lie."""
-
-    def region(self, leaf: Any) -> Region | None:
-        """Return where a gradient lies, None where it shares its memory with no other that can be written."""
-        return None
-
-    def can_write(self, leaves: Sequence[Any], arrays: Any) -> bool:
-        """Say whether all gradients can surely be written where they lie; `arrays` are these gradients."""
-        return False
-
-    def collide(self, leaves: Sequence[Any], arrays: Any) -> bool:
-        """Say whether two gradients may share memory, quickly, True where in doubt; `arrays` are these gradients."""
-        regions = map(self.region, leaves)
-        return any_overlap((region.address, region.end) for region in regions if region is not None)
-
-
 def region_of_array(array: np.ndarray) -> Region | None:
     """Return the region of a NumPy array."""
     address, _ = array.__array_interface__["data"]

@@ -5,7 +5,6 @@ know in one call; the others, and all where there are no kernels, go chunk by ch
 """
 
 import functools
-import importlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
@@ -15,31 +14,21 @@ from typing import Any
 import numpy as np
 
 from gradclip import native
-from gradclip.backends import examples
+from gradclip.backends import chunkwise, examples
 from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.chunkwise import Chunkwise
-from gradclip.backends.formats import SUPPORTED, bare_name, dtype_name, format_of
+from gradclip.backends.formats import SUPPORTED, bare_name, sum_dtype
 from gradclip.backends.host import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
+from gradclip.backends.in_place import clamp_, scale_, scale_known
 from gradclip.backends.memory import Region, region_of_array
-from gradclip.backends.portable import ENOUGH, filled
-from gradclip.backends.protocols import Scope
+from gradclip.backends.numpy_namespace import Namespace
+from gradclip.backends.portable import Portable
+from gradclip.backends.protocols import HostBackend, Scope
+from gradclip.backends.sums import ENOUGH, filled, kernels_sum_error
 
 _is_writeable = attrgetter("flags.writeable")
 
 
-class _Namespace:
-    """The operations of the array API standard over NumPy arrays, imported when the first of them is used.
-
-    Importing them takes a quarter of the time of importing gradclip, NumPy included.
-    """
-
-    def __getattr__(self, name: str) -> Any:
-        value = getattr(importlib.import_module("array_api_compat.numpy"), name)
-        setattr(self, name, value)
-        return value
-
-
-class Host(Chunkwise):
+class Host(Portable):
     """Clipping over NumPy arrays."""
 
     concrete = True
@@ -48,7 +37,7 @@ class Host(Chunkwise):
     known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
-        super().__init__(_Namespace())
+        super().__init__(Namespace())
 
     def precision(self) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
@@ -56,11 +45,9 @@ class Host(Chunkwise):
     # Frameworks whose arrays can be viewed as NumPy's change these.
 
     def threads(self) -> int:
-        """Return how many threads a call may use."""
         return native.default_threads()
 
     def prepare(self, leaf: Any) -> np.ndarray:
-        """Return a leaf as an array that can be clipped, integers promoted to the default float."""
         if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
             return leaf
         array = np.asarray(leaf)
@@ -88,11 +75,9 @@ class Host(Chunkwise):
         return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
 
     def writable(self, leaf: Any) -> bool:
-        """Say whether a gradient can be written where it lies."""
         return isinstance(leaf, np.ndarray) and leaf.flags.writeable
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        """Say whether all gradients can be written where they lie; `arrays` are these gradients."""
         return self._all_known(arrays) or self._all_writable(leaves)
 
     def _all_writable(self, leaves: Sequence[Any]) -> bool:
@@ -108,7 +93,6 @@ class Host(Chunkwise):
         return HostArray(np.empty_like(x.data), x.dtype)
 
     def leave(self, array: Any, leaf: Any) -> Any:
-        """Return a result as what the user passed: an array, or a number for a number."""
         data = array.data if isinstance(array, HostArray) else array
         data = data if data.dtype != np.uint16 else data.view(leaf.dtype)  # the bits of bfloat16
         return data if isinstance(leaf, np.ndarray) else data[()]
@@ -118,30 +102,25 @@ class Host(Chunkwise):
         return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> Any:
-        """Return how many flags, one for each example of the leaves, are set, as an integer scalar."""
         return np.sum(flags)
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
-        """Return a wide scalar, or a vector with one value an example, in the named dtype."""
         return np.asarray(value).astype(dtype)[()]
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each of a vector of wide scalars in the named dtype; `leaves` holds those of each."""
         return list(self.leave_scalar(values, dtype, leaves))
 
     def scalar(self, value: Any, near: Any) -> Any:
         return np.float64(value)
 
     def booleans(self, mask: Any) -> np.ndarray:
-        """Return a mask as a boolean array."""
         return np.asarray(mask, dtype=bool)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Any]) -> Any:
-        """Return wide zeros."""
         return np.zeros(shape)[()]
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-        """Return the function as it is: values known to the host carry no derivative."""
+        # Values known to the host carry no derivative.
         return function
 
     # Reductions
@@ -153,13 +132,13 @@ class Host(Chunkwise):
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         known, others = split(arrays, scope)
         if known and not others:
-            return self.kernels_sum_error(count, arrays, p)
+            return kernels_sum_error(count, arrays, p)
         error = super().sum_error(count, arrays, p, scope)
-        return error + self.kernels_sum_error(0, arrays, p) if known else error
+        return error + kernels_sum_error(0, arrays, p) if known else error
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
         known, others = split(arrays, scope)
-        sums = [self.power_sum_of(x, p, scope, divisor) for x in others]
+        sums = [chunkwise.power_sum_of(x, p, scope, divisor) for x in others]
         if known:
             total, _ = known.sum(p, 1.0 if divisor is None else divisor, arrays.only_halves, self.threads())
             sums.append(np.float64(total))
@@ -178,14 +157,14 @@ class Host(Chunkwise):
 
     def largest(self, arrays: Arrays, scope: Scope) -> Any:
         known, others = split(arrays, scope)
-        found = [self.largest_of(x, scope) for x in filled(others, scope)]
+        found = [chunkwise.largest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             found.append(known.extremes(self.threads())[0])
         return np.max(np.stack(found), axis=0)
 
     def smallest(self, arrays: Arrays, scope: Scope) -> Any:
         known, others = split(arrays, scope)
-        found = [self.smallest_of(x, scope) for x in filled(others, scope)]
+        found = [chunkwise.smallest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             _, smallest, nonfinite = known.extremes(self.threads())
             found.append(math.nan if nonfinite else smallest)
@@ -196,6 +175,15 @@ class Host(Chunkwise):
 
     def chosen_where(self, flags: Any, compute: Callable[[], Any], found: Any) -> Any:
         return super().chosen_where(flags, compute, found) if np.any(flags) else found
+
+    def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
+        return chunkwise.count_nonfinite(x)
+
+    def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+        return chunkwise.weighted_sum(x, coefficient)
+
+    def rounded_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+        return chunkwise.rounded_sum(x, coefficient)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
@@ -216,12 +204,12 @@ class Host(Chunkwise):
         results, targets = self.places_for(arrays)
         known, others = split(arrays)
         if known and not others and targets:
-            self._scale_known(known, targets, coefficient)
+            scale_known(known, targets, coefficient, self.threads())
             return results
         return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
 
     def _shrunk_copies(self, copies: list[HostArray], coefficient: Any, scope: Scope) -> list[HostArray]:
-        self.shrink_(viewed_arrays(copies), coefficient, scope)
+        scale_(viewed_arrays(copies), coefficient, scope, self.threads())
         return copies
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
@@ -232,7 +220,6 @@ class Host(Chunkwise):
         return results
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        """Return new arrays for results, and how the kernels know them: None if not in the order of `arrays`."""
         if arrays and isinstance(arrays.sources[0], np.ndarray):  # without a view of each, which takes long
             sources = arrays.sources
             results: list[Any] = list(map(np.empty_like, sources))
@@ -253,27 +240,25 @@ class Host(Chunkwise):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
     ) -> Sequence[Any]:
-        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
         if new is arrays and scope.whole and coefficient.keep:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
             if new is not arrays:
                 for x in arrays:
                     x.put_zeros()
-            self.shrink_(arrays, coefficient, scope)
+            scale_(arrays, coefficient, scope, self.threads())
             self.wrote(leaves)
             return leaves
         results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
-        """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
         if self.can_write(leaves, arrays):
-            self.clamp_(arrays, bound)
+            clamp_(arrays, bound, self.threads())
             self.wrote(leaves)
             return leaves
         results = [x.copy() for x in arrays]
-        self.clamp_(viewed_arrays(results), bound)
+        clamp_(viewed_arrays(results), bound, self.threads())
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def _all_known(self, arrays: Arrays) -> bool:
@@ -289,32 +274,11 @@ class Host(Chunkwise):
         self.wrote([leaf])
         return leaf
 
-    def shrink_(self, arrays: Arrays, coefficient: Any, scope: Scope) -> None:
-        """Scale arrays where they are; write nothing if the coefficient keeps them."""
-        if not scope.whole:
-            for x in arrays:
-                self.scale_rows(x, coefficient, scope)
-            return
-        if coefficient.keep:
-            return
-        known, others = split(arrays)
-        if known:
-            self._scale_known(known, known, coefficient)
-        for x in others:
-            self.scale_chunks(x, coefficient)
-
-    def _scale_known(self, known: Any, to: Any, coefficient: Any) -> None:
-        if coefficient.blank:
-            to.fill_zero(self.threads())
-            return
-        pairs = [(f.first, 1.0 if f.second is None else f.second) for f in (coefficient.wide, coefficient.narrow)]
-        known.scale(to, *pairs, self.threads())
-
     def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
         with self.precision():
             copies = self.copies(self.enter(prepared))
             if copies:
-                self.clamp_(self.entered_copies(copies), bound)
+                clamp_(self.entered_copies(copies), bound, self.threads())
             return self.leave_all(copies, leaves)
 
     def copies(self, arrays: Arrays) -> list[Any]:
@@ -325,22 +289,6 @@ class Host(Chunkwise):
         """Return what `copies` has returned as arrays."""
         return viewed_arrays(copies)
 
-    def clamp_(self, arrays: Arrays, bound: float) -> None:
-        """Clamp arrays where they are; write only the chunks in which something changes."""
-        known, others = split(arrays)
-        if known:
-            known.clamp(bound, self.threads())
-        for x in others:
-            self.clamp_chunks(x, bound)
-
-
-def sum_dtype(x: Any, wide: Any, dtype: str | None) -> str:
-    """Return the dtype in which a sum over examples of `x` is handed out, real or complex as `wide` is."""
-    real = dtype or ("float64" if format_of(x).precision == 53 else "float32")
-    if "complex" in dtype_name(wide):
-        return "complex128" if real == "float64" else "complex64"
-    return real
-
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
     """Return the backend for NumPy arrays."""
@@ -348,3 +296,4 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
 
 
 HOST = Host()
+_checked: type[HostBackend] = Host

@@ -6,32 +6,29 @@ in a format that holds the elements exactly. Nothing here looks at a value: the 
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from gradclip import native
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.held import HeldByOne
-from gradclip.backends.memory import InMemory
+from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.protocols import Scope
+from gradclip.backends.sums import filled, halving_sum, over_examples, raised
 
 Array = Any
 
-# A finite sum of float64 terms above this lost nothing that matters to underflow: of 2**40 terms that is at most
-# 2**40 * 2**-1022, below half a unit of it.
-ENOUGH = 2.0**-900
 
-
-class Portable(HeldByOne, InMemory):
+class Portable(HeldByOne, ABC):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
-    concrete = False  # values lie in host memory: a look at them costs nothing
-    visible = False  # values can be looked at, if only by waiting for a device
+    concrete = False
+    visible = False
     divisors_above = 0.0  # what can be divided by
     divisors_up_to = math.inf
-    splits_by_range = True  # arrays whose powers may leave the range are better not summed with the others
+    splits_by_range = True
 
     def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
         self.xp = xp
@@ -43,19 +40,15 @@ class Portable(HeldByOne, InMemory):
         return getattr(self.xp, self.wide.name)
 
     def precision(self) -> AbstractContextManager[Any]:
-        """Return the context in which `wide` may be used."""
         return nullcontext()
 
     def enter(self, prepared: Sequence[Any]) -> Arrays:
-        """Return prepared leaves as the arrays that the operations take."""
         return Arrays(prepared)
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
-        """Return some of the arrays, which share their memory."""
         return Arrays([arrays[index] for index in indices])
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
-        """Return gradients as arrays that share their memory. Raises TypeError for those that cannot be clipped."""
         arrays = list(map(self.prepare_in_place, leaves))
         check_dtypes(arrays, names)
         return self.enter(arrays)
@@ -64,20 +57,27 @@ class Portable(HeldByOne, InMemory):
         """Return a gradient as an array that shares its memory."""
         return leaf
 
+    def region(self, leaf: Any) -> Region | None:
+        return None
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return False
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        regions = map(self.region, leaves)
+        return any_overlap((region.address, region.end) for region in regions if region is not None)
+
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return what `leave` and `leave_scalar` have to know of the leaves."""
         return leaves
 
     def flushed_below(self, element: Format) -> float:
-        """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""
         return 0.0
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        """Return what `compute` returns, a norm of `count` elements and its divisor; here any norm can be trusted."""
+        # Here any norm can be trusted.
         return compute()
 
     def check_sum_dtype(self, dtype: str | None) -> None:
-        """Raise a ValueError where sums cannot be handed out in a dtype."""
         if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
             raise ValueError(f"sums in {dtype} need a device that computes in 64 bits; move the gradients to the CPU.")
 
@@ -92,60 +92,40 @@ class Portable(HeldByOne, InMemory):
     # Scalars
 
     def scalar(self, value: Any, near: Sequence[Array]) -> Array:
-        """Return a number as a wide scalar on the device of the arrays."""
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
     def single(self, value: Array) -> Array:
-        """Return a wide scalar, or a vector, in the format of narrow leaves' products."""
         return self.xp.astype(value, self.xp.float32)
 
     def gather(self, terms: Sequence[Array]) -> list[Array]:
-        """Return scalars, or vectors, that may live on several devices, where they can be put together."""
         return list(terms)
 
     def total(self, terms: Sequence[Array]) -> Array:
-        """Return the sum of scalars, or of vectors."""
         here = self.gather(terms)
         return here[0] if len(here) == 1 else self._sum(self.xp.stack(here), (0,))
 
     def stacked(self, scalars: Sequence[Array]) -> Array:
-        """Return scalars as a vector."""
         return self.xp.stack(scalars)
 
     def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
-        """Return the entries of each vector as scalars."""
         return [[vector[i] for i in range(vector.shape[0])] for vector in vectors]
 
     # Reductions
 
     def quartered(self, arrays: Arrays) -> Arrays:
-        """Return a quarter of each of the arrays, in the wide format."""
         return Arrays([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
 
     def chosen_where(self, flags: Array, compute: Callable[[], Any], found: Any) -> Any:
-        """Return a pair of wide scalars, or vectors: what `compute` returns where it is flagged, elsewhere `found`."""
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
 
-    def kernels_sum_error(self, count: int, arrays: Arrays, p: float) -> float:
-        """Return such a bound for a sum by the kernels."""
-        error = self.examples_sum_error(count)
-        return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
-
-    def examples_sum_error(self, count: int) -> float:
-        """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
-        return min(count, native.ADDITIONS) * FLOAT64.roundoff
-
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array = None) -> Array:
-        """Return the sum of (|x| / divisor)**p over all arrays, for each norm of the scope."""
         return self.total([self.power_sum_of(x, p, scope, divisor) for x in arrays])
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
-        """Return a power sum whose terms could leave the range, and its divisor; None is 1."""
         largest = self.largest(arrays, scope)
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
         if self.divisors_up_to < math.inf:
@@ -153,12 +133,10 @@ class Portable(HeldByOne, InMemory):
         return self.power_sum(arrays, p, scope, divisor), divisor
 
     def largest(self, arrays: Arrays, scope: Scope) -> Array:
-        """Return the largest magnitude, NaN where one is NaN."""
         found = [self.largest_of(x, scope) for x in filled(arrays, scope)]
         return self.xp.max(self.xp.stack(self.gather(found)), axis=0)
 
     def smallest(self, arrays: Arrays, scope: Scope) -> Array:
-        """Return the smallest magnitude, NaN where one is not finite."""
         found = [self.smallest_of(x, scope) for x in filled(arrays, scope)]
         return self.xp.min(self.xp.stack(self.gather(found)), axis=0)
 
@@ -197,7 +175,6 @@ class Portable(HeldByOne, InMemory):
         return halving_sum(self.xp, wide, axes)
 
     def count_nonfinite(self, x: Array) -> tuple[int, int]:
-        """Return how many elements are NaN and how many infinite: this waits for the values."""
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
 
@@ -241,31 +218,25 @@ class Portable(HeldByOne, InMemory):
     # Results
 
     def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        """Return results as what the user passed: new arrays like the leaves."""
         return list(map(self.leave, arrays, leaves))
 
-    def leave(self, array: Any, leaf: Any) -> Any:
-        """Return one result so."""
-        raise NotImplementedError
+    @abstractmethod
+    def leave(self, array: Any, leaf: Any) -> Any: ...
 
     def leave_sums(self, wides: Sequence[Any], arrays: Sequence[Any], dtype: str | None) -> list[Any]:
-        """Return sums over examples of arrays as the framework's, in a dtype."""
         return [self.leave_sum(wide, x, dtype) for wide, x in zip(wides, arrays, strict=True)]
 
+    @abstractmethod
     def leave_sum(self, wide: Any, x: Any, dtype: str | None) -> Any:
-        """Return one sum so; a dtype of None is float32 unless `x` has float64 precision."""
-        raise NotImplementedError
+        """Return one sum over examples of `x` in a dtype, as `leave_sums` does."""
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        """Return the arrays with zeros in place of NaN and the infinities."""
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
     def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[Array]:
-        """Return the arrays scaled by the coefficient, one for each norm, no element above the exact product."""
         return [self.shrunk(x, coefficient, scope) for x in arrays]
 
     def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[Array]:
-        """Return the arrays, each scaled by its own coefficient, or coefficients."""
         return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
 
     def shrunk(self, x: Array, coefficient: Any, scope: Scope) -> Array:
@@ -289,17 +260,14 @@ class Portable(HeldByOne, InMemory):
         return product if factors.second is None else product * over(factors.second, x)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
-        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
         return None
 
     def rounded_sum(self, x: Array, coefficient: Any) -> Array:
-        """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
         blank = over_examples(coefficient.blank, x)
         product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide, over_examples))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
-        """Return the sum over the first axis of each example times its own coefficient, wide."""
         weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):
@@ -309,12 +277,7 @@ class Portable(HeldByOne, InMemory):
         return self.join(sums, x)
 
     def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
-        """Return the leaves, prepared, with each element in [-bound, bound]."""
-        return [self.clamped(x, leaf, bound) for x, leaf in zip(prepared, leaves, strict=True)]
-
-    def clamped(self, prepared: Any, leaf: Any, bound: Any) -> Any:
-        """Return one leaf so."""
-        raise NotImplementedError
+        return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]
 
     def limit(self, bound: Any, x: Array) -> Array:
         """Return a bound on magnitudes as a wide scalar, 0 for a negative one."""
@@ -326,37 +289,3 @@ class Portable(HeldByOne, InMemory):
         with self.precision():
             limit = self.narrow(self.limit(bound, x), x)
         return self.xp.clip(x, -limit, limit)
-
-
-def filled(arrays: Sequence[Array], scope: Scope) -> list[Array]:
-    """Return the arrays of which elements share a norm."""
-    return [x for x in arrays if 0 not in map(x.shape.__getitem__, scope.shared_axes(len(x.shape)))]
-
-
-def over_examples(value: Array, like: Array) -> Array:
-    """Shape a vector with one value an example so that it broadcasts to `like`."""
-    return value[(slice(None), *[None] * (like.ndim - 1))]
-
-
-def raised(xp: Any, wide: Array, p: float) -> Array:
-    """Return |wide|**p."""
-    if p == 2:
-        return wide * wide
-    magnitude = xp.abs(wide)
-    return magnitude if p == 1 else magnitude**p
-
-
-def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:
-    """Return the sum over `axes`, adding the second half to the first until one term is left.
-
-    Each term takes part in ceil(log2(n)) additions, which is what the error bound counts on.
-    """
-    kept = [n for axis, n in enumerate(terms.shape) if axis not in axes]
-    order = (*axes, *(axis for axis in range(terms.ndim) if axis not in axes))
-    count = math.prod([terms.shape[axis] for axis in axes])
-    rest = xp.reshape(xp.permute_dims(terms, order), (count, *kept))
-    while rest.shape[0] > 1:
-        half = rest.shape[0] // 2
-        paired = rest[:half] + rest[half : 2 * half]
-        rest = xp.concat([paired, rest[2 * half :]]) if rest.shape[0] % 2 else paired
-    return xp.sum(rest, axis=0)  # of one term, or of none

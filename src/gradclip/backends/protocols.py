@@ -1,7 +1,22 @@
-"""What the core and the backends ask of each other."""
+"""What the core asks of a backend, and a backend of a scope: small protocols, the only place where each is described.
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+`Backend` is all that the core may use of any framework, `HostBackend` what only those have whose arrays lie in host
+memory. Beside each class that keeps this word, one line lets mypy check that it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+if TYPE_CHECKING:  # these import this module
+    from gradclip.backends.arrays import Arrays
+    from gradclip.backends.formats import Format
+    from gradclip.backends.host import HostArrays
+    from gradclip.backends.memory import Region
+
+Array = Any
 
 
 class Scope(Protocol):
@@ -25,3 +40,236 @@ class Scope(Protocol):
 
     def over(self, value: Any, like: Any) -> Any:
         """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
+
+
+class Arithmetic(Protocol):
+    """What numbers a backend computes with, and scalars of them: norms, thresholds, coefficients."""
+
+    xp: Any
+    """The operations of the array API standard."""
+    wide: Format
+    """The format that sums run in: float64 where the device has it."""
+    concrete: bool
+    """Whether values lie in host memory, so that a look at them costs nothing."""
+    visible: bool
+    """Whether values can be looked at, if only by waiting for a device."""
+    splits_by_range: bool
+    """Whether arrays whose powers may leave the range are better not summed with the others."""
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which `wide` may be used."""
+
+    def scalar(self, value: Any, near: Sequence[Array]) -> Array:
+        """Return a number as a wide scalar on the device of the arrays."""
+
+    def single(self, value: Array) -> Array:
+        """Return a wide scalar, or a vector, in float32, the format of narrow leaves' products."""
+
+    def booleans(self, mask: Any) -> Array:
+        """Return a mask as a boolean array."""
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array:
+        """Return wide zeros on the device of the arrays."""
+
+    def gather(self, terms: Sequence[Array]) -> list[Array]:
+        """Return scalars, or vectors, that may live on several devices, where they can be put together."""
+
+    def total(self, terms: Sequence[Array]) -> Array:
+        """Return the sum of scalars, or of vectors."""
+
+    def stacked(self, scalars: Sequence[Array]) -> Array:
+        """Return scalars as a vector."""
+
+    def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
+        """Return the entries of each vector as scalars."""
+
+    def chosen_where(self, flags: Array, compute: Callable[[], Any], found: Any) -> Any:
+        """Return a pair of wide scalars, or vectors: what `compute` returns where it is flagged, elsewhere `found`."""
+
+
+class Enter(Protocol):
+    """From what users pass to arrays."""
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        """Say whether the kernels can read these: plain numbers in host memory, of which no derivative is asked for."""
+
+    def prepare(self, leaf: Any) -> Any:
+        """Return a leaf as an array that can be clipped, integers promoted to the default float."""
+
+    def enter(self, prepared: Sequence[Any]) -> Arrays:
+        """Return prepared leaves as the arrays that the operations take."""
+
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
+        """Return some of the arrays, which share their memory."""
+
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        """Return what `leave_all` and `leave_scalar` have to know of the leaves."""
+
+
+class Reduce(Protocol):
+    """From arrays to norms: a number for all of them, or one for each norm of a scope."""
+
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+        """Return what `compute` returns, a norm of `count` elements and its divisor, computed so that it is right."""
+
+    def flushed_below(self, element: Format) -> float:
+        """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
+
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array = None) -> Array:
+        """Return the sum of (|x| / divisor)**p over all arrays, for each norm of the scope."""
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
+        """Return power sums whose terms could leave the range, and their divisors; None is 1."""
+
+    def largest(self, arrays: Arrays, scope: Scope) -> Array:
+        """Return the largest magnitude, NaN where one is NaN."""
+
+    def smallest(self, arrays: Arrays, scope: Scope) -> Array:
+        """Return the smallest magnitude, NaN where one is not finite."""
+
+    def quartered(self, arrays: Arrays) -> Arrays:
+        """Return a quarter of each of the arrays, in the wide format."""
+
+    def count_nonfinite(self, x: Array) -> tuple[int, int]:
+        """Return how many elements are NaN and how many infinite: this waits for the values."""
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        """Return the arrays with zeros in place of NaN and the infinities."""
+
+
+class Scale(Protocol):
+    """From arrays to smaller ones. No element exceeds the exact product."""
+
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[Array]:
+        """Return the arrays scaled by the coefficient, which has an entry for each norm."""
+
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[Array]:
+        """Return the arrays, each scaled by a coefficient of its own."""
+
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
+        """Return the leaves, prepared, with each element in [-bound, bound], the bound rounded toward zero."""
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        """Return the function of leaves, a threshold and a mask with the derivative that the rule gives it."""
+
+
+class Batch(Protocol):
+    """Sums over a batch of examples, which lie along the first axis."""
+
+    def add_examples(self, arrays: Arrays, rule: Any, mask: Any) -> tuple[list[Array], Array] | None:
+        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
+
+    def weighted_sum(self, x: Array, coefficient: Any) -> Array:
+        """Return the sum over the first axis of each example times its own coefficient, wide."""
+
+    def rounded_sum(self, x: Array, coefficient: Any) -> Array:
+        """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
+
+
+class Leave(Protocol):
+    """From results to what users get: the framework's own."""
+
+    def leave(self, array: Array, leaf: Any) -> Any:
+        """Return one result as what the user passed: a new array like the leaf, a number for a number."""
+
+    def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]:
+        """Return results as what the user passed."""
+
+    def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any:
+        """Return a wide scalar, or what there is one of for each norm, in the named dtype."""
+
+    def leave_count(self, flags: Array, leaves: Sequence[Any]) -> Any:
+        """Return how many flags, one for each example of the leaves, are set, as an integer scalar."""
+
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        """Raise a ValueError where sums cannot be handed out in a dtype."""
+
+    def leave_sums(self, wides: Sequence[Array], arrays: Sequence[Array], dtype: str | None) -> list[Any]:
+        """Return sums over examples of arrays in a dtype; None is float32 unless an array has float64 precision."""
+
+
+class InPlace(Protocol):
+    """Gradients that are changed where they lie."""
+
+    def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
+        """Return gradients as arrays that share their memory. Raises TypeError for those that cannot be clipped."""
+
+    def region(self, leaf: Any) -> Region | None:
+        """Return where a gradient lies, None where it shares its memory with no other that can be written."""
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        """Say whether two gradients may share memory, quickly, True where in doubt; `arrays` are these gradients."""
+
+    def writable(self, leaf: Any) -> bool:
+        """Say whether a gradient can be written where it lies."""
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        """Say whether all gradients can surely be written where they lie; `arrays` are these gradients."""
+
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+    ) -> Sequence[Any]:
+        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
+        """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
+
+
+class Axes(Protocol):
+    """Axes of a mesh, over which arrays are sharded, in code that runs on each device's own shards."""
+
+    def count(self) -> int:
+        """Return how many devices there are along them."""
+
+    def groups(self, arrays: Arrays) -> list[Arrays]:
+        """Return together the arrays that are sharded over the same of the axes."""
+
+    def total(self, terms: Sequence[Any]) -> Any:
+        """Return the sum of the terms of all devices, those that are replicated once."""
+
+    def largest(self, terms: Sequence[Any]) -> Any:
+        """Return the largest of the terms of all devices."""
+
+
+class Held(Protocol):
+    """Arrays of which several devices hold parts, and layers whose norms can be one vector."""
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        """Return what layers have in common whose norms can be one vector; None where each is better taken alone."""
+
+    def over(self, axis_name: Any) -> tuple[Backend, Axes]:
+        """Return the backend for shards over axes of a mesh, and the axes. Raises TypeError where there are none."""
+
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        """Return what calls a function on each device; None if that is not to be done.
+
+        The function takes the backend there, the axes of the mesh and this device's shards, and returns scalars.
+        """
+
+
+class Backend(Arithmetic, Enter, Reduce, Scale, Batch, Leave, InPlace, Held, Protocol):
+    """What the core asks of a framework."""
+
+
+class HostBackend(Backend, Protocol):
+    """What only backends of arrays in host memory offer: the kernels, many layers in one call."""
+
+    def enter(self, prepared: Sequence[Any]) -> HostArrays:
+        """Return prepared leaves as arrays of which the kernels know those that they can read."""
+
+    def threads(self) -> int:
+        """Return how many threads a call may use."""
+
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        """Return new arrays for results, and how the kernels know them: None if not in the order of `arrays`."""
+
+    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return each of a vector of wide scalars in the named dtype; `leaves` holds those of each."""
+
+
+def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:
+    """Say whether the backend's arrays lie in host memory."""
+    return backend.concrete

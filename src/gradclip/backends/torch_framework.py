@@ -15,7 +15,7 @@ from gradclip.backends.torch_tensors import on_host
 class Torch(Framework):
     """Tensors on any device."""
 
-    backend = staticmethod(operations.backend)  # type: ignore[assignment]
+    backend = staticmethod(operations.backend)
     on_host = staticmethod(on_host)
 
     def batching(self, method: str) -> Batching:

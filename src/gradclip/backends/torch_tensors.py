@@ -13,6 +13,7 @@ from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host import HostArray
 from gradclip.backends.memory import Region
 
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 

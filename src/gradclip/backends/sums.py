@@ -1,0 +1,61 @@
+"""Sums over arrays: their terms, the order of their additions, and how large their errors can be."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip import native
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.protocols import Scope
+
+Array = Any
+
+# A finite sum of float64 terms above this lost nothing that matters to underflow: of 2**40 terms that is at most
+# 2**40 * 2**-1022, below half a unit of it.
+ENOUGH = 2.0**-900
+
+
+def kernels_sum_error(count: int, arrays: Arrays, p: float) -> float:
+    """Return a bound on the relative error of a sum of `count` powers of the elements by the kernels."""
+    error = examples_sum_error(count)
+    return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
+
+
+def examples_sum_error(count: int) -> float:
+    """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
+    return min(count, native.ADDITIONS) * FLOAT64.roundoff
+
+
+def filled(arrays: Sequence[Array], scope: Scope) -> list[Array]:
+    """Return the arrays of which elements share a norm."""
+    return [x for x in arrays if 0 not in map(x.shape.__getitem__, scope.shared_axes(len(x.shape)))]
+
+
+def over_examples(value: Array, like: Array) -> Array:
+    """Shape a vector with one value an example so that it broadcasts to `like`."""
+    return value[(slice(None), *[None] * (like.ndim - 1))]
+
+
+def raised(xp: Any, wide: Array, p: float) -> Array:
+    """Return |wide|**p."""
+    if p == 2:
+        return wide * wide
+    magnitude = xp.abs(wide)
+    return magnitude if p == 1 else magnitude**p
+
+
+def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:
+    """Return the sum over `axes`, adding the second half to the first until one term is left.
+
+    Each term takes part in ceil(log2(n)) additions, which is what the error bound counts on.
+    """
+    kept = [n for axis, n in enumerate(terms.shape) if axis not in axes]
+    order = (*axes, *(axis for axis in range(terms.ndim) if axis not in axes))
+    count = math.prod([terms.shape[axis] for axis in axes])
+    rest = xp.reshape(xp.permute_dims(terms, order), (count, *kept))
+    while rest.shape[0] > 1:
+        half = rest.shape[0] // 2
+        paired = rest[:half] + rest[half : 2 * half]
+        rest = xp.concat([paired, rest[2 * half :]]) if rest.shape[0] % 2 else paired
+    return xp.sum(rest, axis=0)  # of one term, or of none
