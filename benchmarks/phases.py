@@ -7,12 +7,12 @@ import torch
 from in_place import parameters_of
 from workloads import WORKLOADS
 
-from gradclip.coefficient import CLIP
-from gradclip.decision import Clipping, decide
-from gradclip.gradients import Gradients
-from gradclip.norms import Order
-from gradclip.policy import PROPAGATE
-from gradclip.scopes import TREE
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Order
+from gradclip.core.scopes import TREE
+from gradclip.inplace.gradients import Gradients
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200

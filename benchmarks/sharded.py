@@ -21,9 +21,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import gradclip
-from gradclip import accumulators
-from gradclip.backends.torch_reductions import ROOM
-from gradclip.norms import Order
+from gradclip.backends.torch.reductions import ROOM
+from gradclip.core import accumulators
+from gradclip.core.norms import Order
 
 TENSORS, PROCESSES = (10, 500), (2, 4, 8)
 WIRE_CALLS = 20

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends import jax_programs
+from gradclip.backends.jax import programs as jax_programs
 
 ROWS = jnp.asarray(np.random.default_rng(0).normal(size=(21, 5)), jnp.float32)
 WEIGHTS = {"w": jnp.linspace(-1.0, 1.0, 5), "b": jnp.float32(0.3)}

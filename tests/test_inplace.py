@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, DTYPES, by_name
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace.clip import clip_grads_with_norm_
 
 on_torch = pytest.mark.parametrize("framework", [f for f in ALL if f.name.startswith("torch")], ids=by_name)
 

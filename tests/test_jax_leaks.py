@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import gradclip
-import gradclip.backends.jax as jax_backend
-from gradclip.inplace import clip_grads_with_norm_
+import gradclip.backends.jax.host as jax_backend
+from gradclip.inplace.clip import clip_grads_with_norm_
 
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.ones((2, 2), jnp.float16)}
 BATCH = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.ones((2, 3))}

@@ -5,12 +5,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.numpy import HOST
-from gradclip.coefficient import CLIP
-from gradclip.decision import Clipping, decide
-from gradclip.holders import ALONE, Holders
-from gradclip.norms import Norm, Order, measure
-from gradclip.policy import PROPAGATE, RAISE
+from gradclip.backends.host.backend import HOST
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.holders import ALONE, Holders
+from gradclip.core.nonfinite import PROPAGATE, RAISE
+from gradclip.core.norms import Norm, Order, measure
 
 EUCLIDEAN = Order(2.0)
 

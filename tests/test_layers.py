@@ -11,7 +11,8 @@ import torch
 
 import gradclip
 from frameworks import ALL, DTYPES, by_name, numpy_dtype
-from gradclip import clip, groups
+from gradclip import clip
+from gradclip.layers import groups
 from rational import at_most, random_leaf
 
 HOST = [framework for framework in ALL if not framework.traced]

@@ -6,7 +6,7 @@ import pytest
 import gradclip
 from frameworks import PAIRS, WITH_FLOAT64, by_name
 from gradclip.backends.formats import FLOAT32, FLOAT64
-from gradclip.norms import Order, relative_error
+from gradclip.core.norms import Order, relative_error
 
 SIZES = (1, 15, 16, 17, 65535, 65537)
 

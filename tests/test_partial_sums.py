@@ -14,8 +14,8 @@ import torch
 
 import gradclip
 from gradclip import clipped_sum_sensitivity
-from gradclip.exact import squared_distance
-from gradclip.sensitivity import root_up
+from gradclip.core.exact import squared_distance
+from gradclip.per_example.sensitivity import root_up
 
 
 def dot(w, x):
@@ -142,7 +142,7 @@ def test_elements_of_parameters():
 
 
 def test_a_promise_for_fewer_elements_than_a_call_has_is_named(monkeypatch):
-    monkeypatch.setattr("gradclip.seen.ASSUMED_ELEMENTS", 3)
+    monkeypatch.setattr("gradclip.per_example.seen.ASSUMED_ELEMENTS", 3)
     clipped = gradclip.clipped_grad(dot, 1.0)
     promised_by(clipped, batch_size=4)
     clipped(torch.ones(3), torch.ones(1, 3))

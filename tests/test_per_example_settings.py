@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip import per_example_settings
-from gradclip.coefficient import Target
-from gradclip.per_example_settings import PerExampleSettings
+from gradclip.core.coefficient import Target
+from gradclip.per_example import settings as per_example_settings
+from gradclip.per_example.settings import PerExampleSettings
 
 
 def test_what_was_passed_becomes_pythons():

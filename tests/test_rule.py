@@ -6,12 +6,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from gradclip.backends.numpy import HOST
-from gradclip.coefficient import CLIP, Target, coefficient, rule_for_sums
-from gradclip.derivative import ClipRule
-from gradclip.norms import Norm, Order
-from gradclip.policy import PROPAGATE
-from gradclip.scopes import TREE
+from gradclip.backends.host.backend import HOST
+from gradclip.core.coefficient import CLIP, Target, coefficient, rule_for_sums
+from gradclip.core.derivative import ClipRule
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Norm, Order
+from gradclip.core.scopes import TREE
 
 ERROR = 40 * 2.0**-53
 ROUNDING = 2.0**-53

@@ -8,15 +8,16 @@ import jax
 import numpy as np
 import pytest
 
-import gradclip.backends.jax as jax_backend
+import gradclip.backends.jax.host as jax_backend
 from frameworks import ALL, PAIRS, by_name, numpy_dtype
 from gradclip.backends.registry import find
-from gradclip.coefficient import CLIP, Coefficient, Factors
-from gradclip.decision import Clipping, decide
-from gradclip.derivative import ClipRule
-from gradclip.norms import Order, measure
-from gradclip.policy import PROPAGATE, Nonfinite
-from gradclip.scopes import EXAMPLE, LAYER, TREE, Scope
+from gradclip.core.coefficient import CLIP, Coefficient, Factors
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.derivative import ClipRule
+from gradclip.core.holders import ALONE
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import Order, measure
+from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope
 
 ROW = Scope("row", lambda ndim: (0,) if ndim > 1 else ())
 LAST_AXIS = Scope("last axis", lambda ndim: (-1,))
@@ -77,7 +78,12 @@ def scaled_by_norms(x, scope, nonfinite="skip"):
     backend, arrays = entered(x)
     with backend.precision():
         made = decide(
-            backend, arrays, Clipping(2.0, Order(2.0), Nonfinite.named(nonfinite), CLIP), lambda: ["x"], scope=scope
+            backend,
+            arrays,
+            Clipping(2.0, Order(2.0), Nonfinite.named(nonfinite), CLIP),
+            lambda: ["x"],
+            scope=scope,
+            holders=ALONE,
         )
         together = backend.leave_all(backend.shrink(made.arrays, made.coefficient, scope), backend.patterns([x]))[0]
         alone = []
@@ -166,7 +172,12 @@ def test_gradients_in_place_are_scaled_by_rows(framework):
         arrays = backend.enter_in_place([x], lambda: ["x"])
         with backend.precision():
             made = decide(
-                backend, arrays, Clipping(2.0, Order(2.0), Nonfinite.named("skip"), CLIP), lambda: ["x"], scope=ROW
+                backend,
+                arrays,
+                Clipping(2.0, Order(2.0), Nonfinite.named("skip"), CLIP),
+                lambda: ["x"],
+                scope=ROW,
+                holders=ALONE,
             )
             (updated,) = backend.update([x], arrays, arrays, made.coefficient, ROW)
     norms = np.linalg.norm(framework.to_numpy(updated), axis=1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.sensitivity import Sensitivity, clipped_sum_sensitivity, root_up, rounded_up
+from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity, root_up, rounded_up
 
 
 @pytest.mark.parametrize(

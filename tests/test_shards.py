@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip import accumulators
-from gradclip.backends.numpy import HOST
-from gradclip.backends.torch import Torch
-from gradclip.norms import Norm, Order, measure
+from gradclip.backends.host.backend import HOST
+from gradclip.backends.torch.choose import Torch
+from gradclip.core import accumulators
+from gradclip.core.norms import Norm, Order, measure
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 

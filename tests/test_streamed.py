@@ -12,7 +12,7 @@ import torch
 
 import gradclip
 from gradclip.backends.formats import FLOAT32
-from gradclip.backends.numpy import HOST
+from gradclip.backends.host.backend import HOST
 
 DTYPES = [np.float16, ml_dtypes.bfloat16, np.float32, np.float64]
 MAKE = {"NumPy": np.asarray, "PyTorch": torch.tensor, "JAX": jnp.asarray}

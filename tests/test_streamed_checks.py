@@ -13,8 +13,9 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import PartialNorm, accumulators
-from gradclip.norms import Order
+from gradclip import PartialNorm
+from gradclip.core import accumulators
+from gradclip.core.norms import Order
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 VALUES = [

@@ -10,19 +10,19 @@ from gradclip.clip import (
     global_norm,
     layer_norms,
 )
-from gradclip.clipped import ClippedFunction, ExampleOutputs
-from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
-from gradclip.layerwise import clip_grad_layer_norm_
+from gradclip.distributed.partial_norm import PartialNorm, partial_norm
+from gradclip.inplace.clip import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.inplace.layers import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
-from gradclip.per_example import PerExampleInfo, per_example_clip
-from gradclip.promise import Sensitivity
-from gradclip.sensitivity import clipped_sum_sensitivity
-from gradclip.streamed import PartialNorm, partial_norm
-from gradclip.transforms import clipped_fun, clipped_grad
+from gradclip.per_example.clip import PerExampleInfo, per_example_clip
+from gradclip.per_example.function import ClippedFunction, ExampleOutputs
+from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.sensitivity import clipped_sum_sensitivity
+from gradclip.per_example.transforms import clipped_fun, clipped_grad
 
 if TYPE_CHECKING:
-    from gradclip.sensitivity_check import SensitivityReport, check_sensitivity
+    from gradclip.per_example.self_test import SensitivityReport, check_sensitivity
 
 __version__ = "0.1.0"
 
@@ -53,7 +53,8 @@ __all__ = [
     "per_example_clip",
 ]
 
-_WHEN_USED = {"SensitivityReport": "gradclip.sensitivity_check", "check_sensitivity": "gradclip.sensitivity_check"}
+_SELF_TEST = "gradclip.per_example.self_test"
+_WHEN_USED = {"SensitivityReport": _SELF_TEST, "check_sensitivity": _SELF_TEST}
 
 
 def __getattr__(name: str) -> Any:

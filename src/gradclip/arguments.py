@@ -10,9 +10,8 @@ import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.conversions import without_values
 from gradclip.backends.formats import dtype_name, is_complex
-from gradclip.backends.registry import holding_gradients, is_masked, known
+from gradclip.backends.registry import holding_gradients, is_masked, known, without_values
 
 
 def check_threshold(value: Any, name: str = "max_norm", *, backend: Backend | None = None) -> Any:

@@ -3,16 +3,16 @@
 from collections.abc import Sequence
 from typing import Any
 
-from gradclip import traced_layers
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
-from gradclip.coefficient import CLIP
-from gradclip.decision import Clipping
-from gradclip.derivative import ValueRule
-from gradclip.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
-from gradclip.norms import Order
-from gradclip.policy import Nonfinite
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping
+from gradclip.core.derivative import ValueRule
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.layers import traced as traced_layers
+from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.tree import flatten
 
 
@@ -108,7 +108,7 @@ def clip_by_global_norm(
     Raises:
         TypeError, ValueError, FloatingPointError: as above; nothing has been changed.
 
-    The method is that of Pascanu et al. 2013; `gradclip.coefficient` proves the bound.
+    The method is that of Pascanu et al. 2013; `gradclip.core.coefficient` proves the bound.
 
     >>> import numpy as np
     >>> clipped, norm = clip_by_global_norm({"w": np.array([3.0, 4.0])}, max_norm=1.0)

@@ -7,18 +7,18 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import exact
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.conversions import host_arrays
-from gradclip.backends.host import viewed_arrays
-from gradclip.backends.numpy import HOST
+from gradclip.backends.host.arrays import viewed_arrays
+from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find
-from gradclip.coefficient import exceeds, undecided
-from gradclip.norms import Order, measure
-from gradclip.scopes import TREE
+from gradclip.core import exact
+from gradclip.core.coefficient import exceeds, undecided
+from gradclip.core.norms import Order, measure
+from gradclip.core.scopes import TREE
 from gradclip.tree import flatten
 
 

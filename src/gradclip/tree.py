@@ -13,8 +13,7 @@ import optree
 
 from gradclip.backends.framework import Sparse, Trees
 from gradclip.backends.registry import entries_of, load, trees_of
-
-_MOST_LISTED = 10
+from gradclip.wording import listed
 
 
 class _Optree:
@@ -112,12 +111,6 @@ def _matched_by_keys(
         found = next((path[:n] for n in range(len(path) + 1) if path[:n] in groups), None)
         (alone if found is None else groups[found]).append(i)
     return list(groups.values()), alone
-
-
-def listed(items: Sequence[Any], separator: str = ", ") -> str:
-    """Return what an error says of many things: the first ten, and how many more there are."""
-    more = len(items) - _MOST_LISTED
-    return separator.join([*map(str, items[:_MOST_LISTED]), *([f"and {more} more"] if more > 0 else [])])
 
 
 def first_sparse(flat: FlatTree) -> Sparse | None:

@@ -10,17 +10,16 @@ import torch
 from array_api_compat import torch as namespace
 
 from frameworks import DTYPES, numpy_dtype
-from gradclip.backends.chunkwise import wide_chunks
 from gradclip.backends.formats import FLOAT32
-from gradclip.backends.host import HostArray
-from gradclip.backends.in_place import scale_
-from gradclip.backends.jax import JaxHost
-from gradclip.backends.numpy import HOST
+from gradclip.backends.host.arrays import HostArray, wide_chunks
+from gradclip.backends.host.backend import HOST
+from gradclip.backends.host.in_place import scale_
+from gradclip.backends.jax.host import JaxHost
 from gradclip.backends.sums import halving_sum
-from gradclip.backends.torch import Torch, TorchHost
-from gradclip.coefficient import coefficient
-from gradclip.norms import Norm, Order, measure
-from gradclip.scopes import TREE
+from gradclip.backends.torch.choose import Torch, TorchHost
+from gradclip.core.coefficient import coefficient
+from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.scopes import TREE
 
 SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
 ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace.clip import clip_grads_with_norm_
 from gradclip.integrations import torch as names_of_torch
 
 FLOATS = torch.tensor([[3.0, 4.0], [0.3, 0.4]])

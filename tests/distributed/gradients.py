@@ -11,8 +11,8 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import gradclip
-import gradclip.backends.torch as torch_backend
-from gradclip.process_groups import ProcessGroups
+import gradclip.backends.torch.choose as torch_backend
+from gradclip.distributed.process_groups import ProcessGroups
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]
 ERRORS = {

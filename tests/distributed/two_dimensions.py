@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
-from gradclip.backends import torch_distributed
+from gradclip.backends.torch import distributed as torch_distributed
 from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
 from worker import run_all
 

@@ -16,7 +16,7 @@ import torch
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
 from gradclip.arithmetic import caller_flushes, flushes, ordinary_arithmetic
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace.clip import clip_grads_with_norm_
 from rational import at_most
 
 SUBNORMAL = {"float16": 6e-8, "bfloat16": 1e-40, "float32": 1e-40, "float64": 1e-310, "complex64": 1e-40 + 2e-40j}

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.numpy import HOST
+from gradclip.backends.host.backend import HOST
 from gradclip.native import kernels
 from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array
 

@@ -8,12 +8,12 @@ import pytest
 
 import gradclip
 from gradclip.backends.formats import FLOAT64, format_named, product_format
-from gradclip.backends.host import HostArray, HostArrays
-from gradclip.backends.in_place import clamp_
-from gradclip.backends.numpy import HOST
-from gradclip.coefficient import Coefficient, Factors
+from gradclip.backends.host.arrays import HostArray, HostArrays
+from gradclip.backends.host.backend import HOST
+from gradclip.backends.host.in_place import clamp_
+from gradclip.core.coefficient import Coefficient, Factors
+from gradclip.core.scopes import TREE
 from gradclip.native import HALF_SQUARES_ERROR, Described, describe_buffers, kernels
-from gradclip.scopes import TREE
 from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array
 
 CHUNK = 65536

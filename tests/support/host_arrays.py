@@ -3,7 +3,7 @@
 import numpy as np
 
 from gradclip.backends.formats import BFLOAT16
-from gradclip.backends.host import HostArray, narrowed
+from gradclip.backends.host.arrays import HostArray, narrowed
 from gradclip.native import kernels
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")

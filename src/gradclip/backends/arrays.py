@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
-from gradclip.backends.protocols import Scope
+
+if TYPE_CHECKING:
+    from gradclip.backends.protocols import Scope
 
 
 class Arrays(Sequence[Any]):
@@ -53,7 +55,7 @@ class Arrays(Sequence[Any]):
         """Return the number of elements."""
         return sum(math.prod(x.shape) for x in self.items)
 
-    def sharing(self, scope: Scope) -> int:
+    def sharing(self, scope: "Scope") -> int:
         """Return how many elements share a norm."""
         return self.elements() if scope.whole else sum(scope.elements(x.shape) for x in self.items)
 

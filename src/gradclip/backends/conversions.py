@@ -8,7 +8,7 @@ import numpy as np
 from gradclip.backends.arrays import check_dtypes
 from gradclip.backends.formats import BFLOAT16, FLOAT64, dtype_name
 from gradclip.backends.framework import Framework
-from gradclip.backends.host import HostArray, widened
+from gradclip.backends.host.arrays import HostArray, widened
 from gradclip.backends.registry import entry_of, load, named
 
 _WHOLE = ("int", "uint", "qint", "quint")
@@ -51,9 +51,3 @@ def numbers_of(leaf: Any) -> list[np.ndarray]:
     if array.data.dtype.kind in "biu" and array.dtype != BFLOAT16.name:
         return [array.data.reshape(-1)]
     return [widened(part.data.reshape(-1), part.dtype) for part in array.parts()]
-
-
-def without_values(array: Any) -> str | None:
-    """Return what an array that holds no values is called; None for all others."""
-    entry = entry_of(array)
-    return None if entry is None else load(entry).without_values(array)

@@ -57,25 +57,25 @@ class Entry:
 
 # Each imports by a statement: `torch.compile` traces no other import.
 def _numpy() -> "Framework":
-    from gradclip.backends.numpy_framework import NUMPY
+    from gradclip.backends.host.framework import NUMPY
 
     return NUMPY
 
 
 def _torch() -> "Framework":
-    from gradclip.backends.torch_framework import TORCH
+    from gradclip.backends.torch.framework import TORCH
 
     return TORCH
 
 
 def _jax() -> "Framework":
-    from gradclip.backends.jax_framework import JAX
+    from gradclip.backends.jax.framework import JAX
 
     return JAX
 
 
 def _make_kernels_known_to_jax() -> None:
-    from gradclip.backends import jax_ffi
+    from gradclip.backends.jax import ffi as jax_ffi
 
     jax_ffi.registered()
 

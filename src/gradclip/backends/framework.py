@@ -9,7 +9,7 @@ import numpy as np
 if TYPE_CHECKING:
     from gradclip.backends import Backend
     from gradclip.backends.batching import Batching
-    from gradclip.backends.host import HostArray
+    from gradclip.backends.host.arrays import HostArray
 
 
 class Sparse(NamedTuple):

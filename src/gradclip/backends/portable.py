@@ -14,7 +14,7 @@ from typing import Any
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.held import HeldByOne
-from gradclip.backends.memory import Region, any_overlap
+from gradclip.backends.host.memory import Region, any_overlap
 from gradclip.backends.protocols import Scope
 from gradclip.backends.sums import filled, halving_sum, over_examples, raised
 

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 if TYPE_CHECKING:  # these import this module
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
-    from gradclip.backends.host import HostArrays
-    from gradclip.backends.memory import Region
+    from gradclip.backends.host.arrays import HostArrays
+    from gradclip.backends.host.memory import Region
 
 Array = Any
 
 
 class Scope(Protocol):
-    """Which elements share a norm. `gradclip.scopes` has the values."""
+    """Which elements share a norm. `gradclip.core.scopes` has the values."""
 
     @property
     def whole(self) -> bool:

@@ -135,6 +135,12 @@ def being_compiled() -> bool:
     return False
 
 
+def without_values(array: Any) -> str | None:
+    """Return what an array that holds no values is called; None for all others."""
+    entry = entry_of(array)
+    return None if entry is None else load(entry).without_values(array)
+
+
 def is_masked(value: Any) -> bool:
     """Say whether a value is one of NumPy's masked arrays."""
     return isinstance(value, np.ndarray) and hasattr(value, "mask")

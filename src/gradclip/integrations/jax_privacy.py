@@ -11,21 +11,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gradclip import transforms
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
 from gradclip.backends.batching import Batching
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import named
-from gradclip.call_arguments import positions
 from gradclip.clip import global_norm
-from gradclip.clipped import ClippedFunction
-from gradclip.coefficient import CLIP, Target
-from gradclip.decision import Clipping
-from gradclip.groups import clip_groups
+from gradclip.core.coefficient import CLIP, Target
+from gradclip.core.decide import Clipping
+from gradclip.core.nonfinite import PROPAGATE, ZERO
+from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
-from gradclip.norms import Order
-from gradclip.per_example_settings import PerExampleSettings
-from gradclip.policy import PROPAGATE, ZERO
+from gradclip.layers.groups import clip_groups
+from gradclip.per_example import transforms
+from gradclip.per_example.call_arguments import positions
+from gradclip.per_example.function import ClippedFunction
+from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 
 with needed_for("jax_privacy"):

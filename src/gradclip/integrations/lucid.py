@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import inplace
 from gradclip.arguments import check_threshold
-from gradclip.members import checked_list
+from gradclip.inplace import clip as inplace
+from gradclip.parameters import checked_list
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
 

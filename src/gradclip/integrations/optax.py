@@ -14,16 +14,16 @@ from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
 from gradclip.integrations import needed_for
-from gradclip.per_example import per_example_clip
+from gradclip.per_example.clip import per_example_clip
 
 with needed_for("optax"):
     import jax
     import jax.numpy as jnp
     import optax
 
-    from gradclip.backends.jax import in_host_memory
-    from gradclip.backends.jax_traced import Jax
-    from gradclip.backends.jax_trees import recognizer
+    from gradclip.backends.jax.host import in_host_memory
+    from gradclip.backends.jax.traced import Jax
+    from gradclip.backends.jax.trees import recognizer
 
 __all__ = [
     "clip",

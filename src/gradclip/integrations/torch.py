@@ -12,17 +12,17 @@ import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gradclip import inplace
 from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
+from gradclip.core.norms import Order
+from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
-from gradclip.norms import Order
 
 with needed_for("torch"):
     import torch
 
-    from gradclip.backends.torch_tensors import tensor_of
+    from gradclip.backends.torch.tensors import tensor_of
 
 __all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
 

@@ -1,0 +1,299 @@
+"""Arrays in host memory: NumPy's own, and views of other frameworks' CPU arrays.
+
+Here values are known, so nothing is computed that a look at them makes needless. The kernels take all arrays that they
+know in one call; the others, and all where there are no kernels, go chunk by chunk.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from gradclip import native
+from gradclip.backends.arrays import Arrays, checked_dtype
+from gradclip.backends.formats import SUPPORTED, bare_name, sum_dtype
+from gradclip.backends.host import chunkwise, examples
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
+from gradclip.backends.host.in_place import clamp_, scale_, scale_known
+from gradclip.backends.host.memory import Region, region_of_array
+from gradclip.backends.host.namespace import Namespace
+from gradclip.backends.portable import Portable
+from gradclip.backends.protocols import HostBackend, Scope
+from gradclip.backends.sums import ENOUGH, filled, kernels_sum_error
+
+_is_writeable = attrgetter("flags.writeable")
+
+
+class Host(Portable):
+    """Clipping over NumPy arrays."""
+
+    concrete = True
+    visible = True
+    splits_by_range = False
+    known_writable = False  # whether all that the kernels know can be written
+
+    def __init__(self) -> None:
+        super().__init__(Namespace())
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return np.errstate(all="ignore")
+
+    # Frameworks whose arrays can be viewed as NumPy's change these.
+
+    def threads(self) -> int:
+        return native.default_threads()
+
+    def prepare(self, leaf: Any) -> np.ndarray:
+        if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
+            return leaf
+        array = np.asarray(leaf)
+        return checked_dtype(array.astype(np.float64) if array.dtype.kind in "iu" else array)
+
+    def prepare_in_place(self, leaf: Any) -> Any:
+        return np.asarray(leaf)
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return native.kernels is not None
+
+    def enter(self, prepared: Sequence[Any]) -> HostArrays:
+        return HostArrays(prepared, HostArray.of, native.describe_buffers(list(map(known_to_buffers, prepared))))
+
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
+        return viewed_arrays([arrays[index] for index in indices])
+
+    def region(self, leaf: Any) -> Region | None:
+        return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return super().collide(leaves, arrays)
+        others = [self.region(leaves[index]) for index in arrays.left_out]
+        return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
+
+    def writable(self, leaf: Any) -> bool:
+        return isinstance(leaf, np.ndarray) and leaf.flags.writeable
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return self._all_known(arrays) or self._all_writable(leaves)
+
+    def _all_writable(self, leaves: Sequence[Any]) -> bool:
+        if set(map(type, leaves)) <= {np.ndarray}:
+            return all(map(_is_writeable, leaves))
+        return all(map(self.writable, leaves))
+
+    def wrote(self, leaves: Sequence[Any]) -> None:
+        """Take note that gradients have been written behind their framework's back."""
+
+    def empty_like(self, x: HostArray) -> HostArray:
+        """Return an array for a result, in the same memory order."""
+        return HostArray(np.empty_like(x.data), x.dtype)
+
+    def leave(self, array: Any, leaf: Any) -> Any:
+        data = array.data if isinstance(array, HostArray) else array
+        data = data if data.dtype != np.uint16 else data.view(leaf.dtype)  # the bits of bfloat16
+        return data if isinstance(leaf, np.ndarray) else data[()]
+
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
+        """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
+        return wide.astype(sum_dtype(x, wide, dtype))
+
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> Any:
+        return np.sum(flags)
+
+    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
+        return np.asarray(value).astype(dtype)[()]
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        return list(self.leave_scalar(values, dtype, leaves))
+
+    def scalar(self, value: Any, near: Any) -> Any:
+        return np.float64(value)
+
+    def booleans(self, mask: Any) -> np.ndarray:
+        return np.asarray(mask, dtype=bool)
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[Any]) -> Any:
+        return np.zeros(shape)[()]
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        # Values known to the host carry no derivative.
+        return function
+
+    # Reductions
+
+    def total(self, terms: Sequence[Any]) -> Any:
+        # One after the other, so that an example's sum does not depend on how many examples there are.
+        return functools.reduce(np.add, terms)
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        known, others = split(arrays, scope)
+        if known and not others:
+            return kernels_sum_error(count, arrays, p)
+        error = super().sum_error(count, arrays, p, scope)
+        return error + kernels_sum_error(0, arrays, p) if known else error
+
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
+        known, others = split(arrays, scope)
+        sums = [chunkwise.power_sum_of(x, p, scope, divisor) for x in others]
+        if known:
+            total, _ = known.sum(p, 1.0 if divisor is None else divisor, arrays.only_halves, self.threads())
+            sums.append(np.float64(total))
+        return self.total(sums)
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Any, Any]:
+        if p in (1, 2):
+            total = self.power_sum(arrays, p, scope)
+            enough = (total > ENOUGH) & np.isfinite(total)
+            if np.all(enough):
+                return total, None
+            # Of a batch only those that need it: no example may change the last bits of another.
+            scaled, divisor = super().scaled_power_sum(arrays, p, scope)
+            return np.where(enough, total, scaled)[()], np.where(enough, 1.0, divisor)[()]
+        return super().scaled_power_sum(arrays, p, scope)
+
+    def largest(self, arrays: Arrays, scope: Scope) -> Any:
+        known, others = split(arrays, scope)
+        found = [chunkwise.largest_of(x, scope) for x in filled(others, scope)]
+        if known and known.count:
+            found.append(known.extremes(self.threads())[0])
+        return np.max(np.stack(found), axis=0)
+
+    def smallest(self, arrays: Arrays, scope: Scope) -> Any:
+        known, others = split(arrays, scope)
+        found = [chunkwise.smallest_of(x, scope) for x in filled(others, scope)]
+        if known and known.count:
+            _, smallest, nonfinite = known.extremes(self.threads())
+            found.append(math.nan if nonfinite else smallest)
+        return np.min(np.stack(found), axis=0)
+
+    def quartered(self, arrays: Arrays) -> Arrays:
+        return viewed_arrays([x.quartered() for x in arrays])
+
+    def chosen_where(self, flags: Any, compute: Callable[[], Any], found: Any) -> Any:
+        return super().chosen_where(flags, compute, found) if np.any(flags) else found
+
+    def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
+        return chunkwise.count_nonfinite(x)
+
+    def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+        return chunkwise.weighted_sum(x, coefficient)
+
+    def rounded_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+        return chunkwise.rounded_sum(x, coefficient)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
+        known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
+        return examples.add_examples(known, weighing, mask, self.threads())
+
+    # Results
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        return OnlyFinite(list(arrays))
+
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
+        if isinstance(arrays, OnlyFinite):
+            return self._shrunk_finite(arrays, coefficient, scope)
+        if not scope.whole:
+            return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
+        if coefficient.keep:
+            return self.copies(arrays)
+        results, targets = self.places_for(arrays)
+        known, others = split(arrays)
+        if known and not others and targets:
+            scale_known(known, targets, coefficient, self.threads())
+            return results
+        return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
+
+    def _shrunk_copies(self, copies: list[HostArray], coefficient: Any, scope: Scope) -> list[HostArray]:
+        scale_(viewed_arrays(copies), coefficient, scope, self.threads())
+        return copies
+
+    def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
+        """Return arrays as results are, with the elements of these."""
+        results = [self.empty_like(x) for x in arrays]
+        for x, y in zip(arrays, results, strict=True):
+            y.data[...] = x.data
+        return results
+
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        if arrays and isinstance(arrays.sources[0], np.ndarray):  # without a view of each, which takes long
+            sources = arrays.sources
+            results: list[Any] = list(map(np.empty_like, sources))
+            targets = results
+        else:
+            sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
+            targets = [x.data for x in results]
+        known = native.describe_buffers(list(map(known_to_buffers, targets)))
+        same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
+        return results, known.kernels if same_order and not known.left_out else None
+
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any, scope: Scope) -> list[HostArray]:
+        results = self._filled_copies(arrays)
+        for y in results:
+            y.put_zeros()
+        return self._shrunk_copies(results, coefficient, scope)
+
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+    ) -> Sequence[Any]:
+        if new is arrays and scope.whole and coefficient.keep:
+            return leaves
+        if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
+            if new is not arrays:
+                for x in arrays:
+                    x.put_zeros()
+            scale_(arrays, coefficient, scope, self.threads())
+            self.wrote(leaves)
+            return leaves
+        results = self.shrink(new, coefficient, scope)
+        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
+        if self.can_write(leaves, arrays):
+            clamp_(arrays, bound, self.threads())
+            self.wrote(leaves)
+            return leaves
+        results = [x.copy() for x in arrays]
+        clamp_(viewed_arrays(results), bound, self.threads())
+        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+
+    def _all_known(self, arrays: Arrays) -> bool:
+        """Say whether the kernels can write all of the arrays."""
+        known, others = split(arrays)
+        return self.known_writable and known is not None and not others
+
+    def _put(self, leaf: Any, x: HostArray, result: Any) -> Any:
+        """Write a result where the gradient lies, or return another that replaces it."""
+        if not self.writable(leaf):
+            return self.leave(result, leaf)
+        x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
+        self.wrote([leaf])
+        return leaf
+
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
+        with self.precision():
+            copies = self.copies(self.enter(prepared))
+            if copies:
+                clamp_(self.entered_copies(copies), bound, self.threads())
+            return self.leave_all(copies, leaves)
+
+    def copies(self, arrays: Arrays) -> list[Any]:
+        """Return copies of the arrays, in the same memory orders."""
+        return [x.copy() for x in arrays]
+
+    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
+        """Return what `copies` has returned as arrays."""
+        return viewed_arrays(copies)
+
+
+def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
+    """Return the backend for NumPy arrays."""
+    return HOST
+
+
+HOST = Host()
+_checked: type[HostBackend] = Host

@@ -1,0 +1,156 @@
+"""Arrays in host memory without the kernels: chunk by chunk, so that what is computed of one stays in cache."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.formats import FLOAT64, format_of, is_complex, product_format
+from gradclip.backends.host.arrays import (
+    HostArray,
+    as_float,
+    blocks_of,
+    is_finite,
+    multiplied,
+    narrowed,
+    rows_first,
+    wide_chunks,
+    widened,
+)
+from gradclip.backends.protocols import Scope
+from gradclip.backends.sums import raised
+
+
+def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: Any) -> Any:
+    """Return the sum of (|x| / divisor)**p, for each norm of the scope."""
+
+    def of_wide(wide: np.ndarray, divisor: Any) -> Any:
+        scaled = wide if divisor is None else wide / divisor
+        return raised(np, scaled, p).sum(axis=-1)
+
+    return _reduced(x, of_wide, np.add, scope, divisor, separate=p == 2)
+
+
+def largest_of(x: HostArray, scope: Scope) -> Any:
+    """Return the largest magnitude, for each norm of the scope."""
+    return _reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, scope)
+
+
+def smallest_of(x: HostArray, scope: Scope) -> Any:
+    """Return the smallest magnitude, for each norm of the scope, NaN where one is not finite."""
+
+    def of_wide(wide: np.ndarray, _: Any) -> Any:
+        magnitude = np.abs(wide)
+        finite = np.isfinite(magnitude.max(axis=-1))
+        return np.where(finite, magnitude.min(axis=-1), np.nan)
+
+    return _reduced(x, of_wide, np.minimum, scope)
+
+
+def _reduced(
+    x: HostArray,
+    of_wide: Callable[[np.ndarray, Any], Any],
+    merge: np.ufunc,
+    scope: Scope,
+    divisor: Any = None,
+    *,
+    separate: bool = False,
+) -> Any:
+    """Reduce chunk by chunk; parts of complex numbers `separate`ly, or else as magnitudes."""
+    if separate and is_complex(x):
+        reduced = [_reduced(p, of_wide, merge, scope, divisor) for p in x.parts()]
+        return merge(*reduced)
+    if scope.whole:
+        return merge.reduce([of_wide(wide, divisor) for wide in wide_chunks(x)])
+    result = np.empty(scope.norms_shape(x.shape))
+    flat, divisors = result.reshape(-1), None if divisor is None else np.reshape(divisor, -1)
+    for block, rows in x.rows(scope.own_axes(len(x.shape))):
+        mine = None if divisors is None else divisors[block, None]
+        flat[block] = of_wide(widened(rows, x.dtype), mine)
+    return result
+
+
+def count_nonfinite(x: HostArray) -> tuple[int, int]:
+    """Return how many elements are NaN and how many infinite."""
+    nans = infinities = 0
+    for chunk in x.chunks():
+        if not is_finite(chunk, x.dtype).all():
+            infinite = np.isinf(as_float(chunk, x.dtype))
+            infinities += int(infinite.sum())
+            nans += int((np.isnan(as_float(chunk, x.dtype)) & ~infinite).sum())
+    return nans, infinities
+
+
+def scale_chunks(x: HostArray, coefficient: Any) -> None:
+    """Scale an array where it is."""
+    if coefficient.blank:
+        x.data[...] = 0
+        return
+    for part in x.parts():
+        target, source = format_of(part), product_format(part, FLOAT64)
+        factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
+        for chunk in part.chunks("readwrite"):
+            product = multiplied(chunk, part.dtype, source, factors.first, factors.second)
+            chunk[...] = narrowed(product, target)
+
+
+def scale_rows(x: HostArray, coefficient: Any, scope: Scope) -> None:
+    """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
+    own = scope.own_axes(len(x.shape))
+    for part in x.parts():
+        target, source = format_of(part), product_format(part, FLOAT64)
+        factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
+        data = rows_first(part.data, own)
+        second = 1.0 if factors.second is None else factors.second
+        of_rows = [
+            _over_rows(value, data, own) for value in (factors.first, second, coefficient.keep, coefficient.blank)
+        ]
+        for block in blocks_of(data):
+            here, (first, second, keep, blank) = data[block], [value[block] for value in of_rows]
+            scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
+            np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
+
+
+def weighted_sum(x: HostArray, coefficient: Any) -> np.ndarray:
+    """Return the sum over examples, each times its own coefficient, in float64."""
+    weights = coefficient.weights(np)
+    sums = []
+    for part in x.parts():
+        total = np.zeros(math.prod(x.shape[1:]))
+        for product in _products(part, weights, coefficient.blank):
+            total += product.sum(axis=0)
+        sums.append(total.reshape(x.shape[1:]))
+    return sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
+
+
+def rounded_sum(x: HostArray, coefficient: Any) -> np.ndarray:
+    """Return the sum over examples, each times its own coefficient, rounded to integers."""
+    total = np.zeros(math.prod(x.shape[1:]), np.int64)
+    for product in _products(x, coefficient.wide, coefficient.blank):
+        total += np.rint(product).astype(np.int64).sum(axis=0)
+    return total.reshape(x.shape[1:])
+
+
+def clamp_chunks(x: HostArray, bound: float) -> None:
+    """Clamp an array where it is; write only the chunks in which something changes."""
+    for chunk in x.chunks("readwrite"):
+        wide = widened(chunk, x.dtype)
+        if (np.abs(wide) > bound).any():
+            chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+
+
+def _over_rows(value: Any, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
+    """Shape what there is one of for each row, or for all, so that it broadcasts to the rows."""
+    lengths = data.shape[: max(1, len(own))]
+    return np.broadcast_to(value, lengths).reshape(*lengths, *[1] * (data.ndim - len(lengths)))
+
+
+def _products(x: HostArray, factors: Any, blank: Any) -> Iterator[np.ndarray]:
+    """Yield blocks of whole examples, each in float64 times its factors, zeros where it is blank."""
+    for block, rows in x.rows():
+        wide = widened(rows, x.dtype) * factors.first[block, None]
+        if factors.second is not None:
+            wide *= factors.second[block, None]
+        wide[blank[block]] = 0.0
+        yield wide

@@ -1,0 +1,37 @@
+"""NumPy, as the registry knows it."""
+
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.formats import BFLOAT16, bare_name
+from gradclip.backends.framework import Framework
+from gradclip.backends.host import backend as numpy
+from gradclip.backends.host.arrays import HostArray
+
+
+class NumPy(Framework):
+    """Arrays in host memory."""
+
+    backend = staticmethod(numpy.backend)
+
+    def on_host(self, leaf: Any) -> HostArray:
+        return HostArray.of(np.asarray(leaf))
+
+    def like(self, leaf: Any, dtype: str, values: np.ndarray) -> np.ndarray:
+        return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else dtype_named(dtype))
+
+    def zeros(self, shape: tuple[int, ...], leaf: Any) -> np.ndarray:
+        return np.zeros(shape, leaf.dtype)
+
+
+def dtype_named(dtype: str) -> Any:
+    """Return NumPy's dtype of a name; bfloat16 is that of `ml_dtypes`, which JAX brings along."""
+    if dtype != BFLOAT16.name:
+        return np.dtype(dtype)
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
+NUMPY = NumPy()

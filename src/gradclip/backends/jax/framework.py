@@ -1,0 +1,52 @@
+"""JAX, as the registry knows it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradclip.backends import Backend
+from gradclip.backends.batching import Batching
+from gradclip.backends.formats import bare_name
+from gradclip.backends.framework import Framework
+from gradclip.backends.host.arrays import HostArray
+from gradclip.backends.host.framework import dtype_named
+from gradclip.backends.jax.trees import JAX_TREES, JaxTrees
+
+
+class Jax(Framework):
+    """Arrays on any devices, and traced ones."""
+
+    @property
+    def trees(self) -> JaxTrees:
+        return JAX_TREES
+
+    def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Backend:
+        from gradclip.backends.jax import host as operations  # trees that hold none of JAX's arrays come here
+
+        return operations.backend(leaves, scalars)
+
+    def batching(self, method: str) -> Batching:
+        from gradclip.backends.jax.batching import JaxBatching, JaxLoop
+
+        return JaxLoop() if method == "loop" else JaxBatching()
+
+    def on_host(self, leaf: jax.Array) -> HostArray:
+        return HostArray.of(np.asarray(leaf))
+
+    def like(self, leaf: Any, dtype: str, values: np.ndarray) -> jax.Array:
+        made = jnp.asarray(values.astype(dtype_named(dtype)))
+        if bare_name(made.dtype) != dtype:
+            raise ValueError(f"JAX has no {dtype} in 32-bit mode; switch jax_enable_x64 on, or leave it out of dtypes.")
+        return made
+
+    def zeros(self, shape: tuple[int, ...], leaf: Any) -> jax.Array:
+        return jnp.zeros(shape, leaf.dtype)
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        return jax.jit(function)
+
+
+JAX = Jax()

@@ -1,0 +1,126 @@
+"""JAX: concrete arrays on the CPU as host memory; tracers there with the kernels; others through XLA's operations."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradclip import native
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import BFLOAT16
+from gradclip.backends.host import backend as numpy
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.host.backend import Host, known_to_buffers
+from gradclip.backends.jax.axes import NamedAxes
+from gradclip.backends.jax.ffi import usable
+from gradclip.backends.jax.kernels import JaxKernels
+from gradclip.backends.jax.places import copied, of_numpy, placed_first, put, typed_like
+from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
+from gradclip.backends.protocols import HostBackend, Scope
+
+_ALIGNMENT = 64  # bytes
+
+
+class JaxHost(Host):
+    """Concrete arrays, each on one CPU device, viewed as NumPy arrays; NumPy's own among them stay what they are."""
+
+    def over(self, axis_name: Any) -> tuple[Jax, NamedAxes]:
+        return over_named(axis_name)
+
+    def prepare(self, leaf: Any) -> Any:
+        return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)
+
+    def prepare_in_place(self, leaf: Any) -> Any:
+        return np.asarray(leaf) if of_numpy(leaf) else jnp.asarray(leaf)
+
+    def writable(self, leaf: Any) -> bool:
+        return of_numpy(leaf) and super().writable(leaf)
+
+    def enter(self, prepared: Sequence[Any]) -> HostArrays:
+        views = list(map(np.asarray, prepared))
+        known = native.describe_buffers(list(map(known_to_buffers, views)))
+        return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
+
+    def empty_like(self, x: HostArray) -> HostArray:
+        """Return an array aligned so that JAX takes its memory over instead of copying it."""
+        memory = np.empty(x.data.nbytes + _ALIGNMENT, np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
+        return HostArray(aligned.reshape(x.shape), x.dtype)
+
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
+        if not (scope.whole and coefficient.keep) or isinstance(arrays, OnlyFinite):
+            return super().shrink(arrays, coefficient, scope)
+        # Of JAX's arrays `leave` makes the copies.
+        return [x.copy() if x.origin is None else x for x in arrays]
+
+    def leave(self, array: HostArray, leaf: Any) -> Any:
+        return self.leave_all([array], [leaf])[0]
+
+    def leave_all(self, arrays: Sequence[HostArray], leaves: Sequence[Any]) -> list[Any]:
+        kept = iter(copied([x.origin for x in arrays if x.origin is not None]))
+        new = [(x, leaf) for x, leaf in zip(arrays, leaves, strict=True) if x.origin is None and not of_numpy(leaf)]
+        made = iter(put([_as_jax_knows(x) for x, _ in new], [leaf for _, leaf in new]))
+
+        def result(x: HostArray, leaf: Any) -> Any:
+            if x.origin is None and of_numpy(leaf):
+                return super(JaxHost, self).leave(x, leaf)
+            return typed_like(next(made if x.origin is None else kept), leaf)
+
+        return list(map(result, arrays, leaves))
+
+    def copies(self, arrays: Arrays) -> list[HostArray]:
+        return self._filled_copies(arrays)
+
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        check_64_bit_mode(dtype)
+
+    def leave_sums(self, wides: Sequence[np.ndarray], arrays: Sequence[HostArray], dtype: str | None) -> list[Any]:
+        sums = super().leave_sums(wides, arrays, dtype)
+        ours = [i for i, x in enumerate(arrays) if x.origin is not None]
+        made = put([sums[i] for i in ours], [arrays[i].origin for i in ours])
+        for i, array in zip(ours, made, strict=True):
+            sums[i] = array
+        return sums
+
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> jax.Array:
+        return put([super().leave_count(flags, leaves).astype(np.int32)], [placed_first(leaves)])[0]
+
+    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:
+        return put([super().leave_scalar(value, dtype, leaves)], [placed_first(leaves)])[0]
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[jax.Array]:
+        return put([np.asarray(x, dtype) for x in values], list(map(placed_first, leaves)))
+
+
+def _with_origin(pair: tuple[np.ndarray, jax.Array]) -> HostArray:
+    view, origin = pair
+    return HostArray.of(view) if of_numpy(origin) else replace(HostArray.of(view), origin=origin)
+
+
+def _as_jax_knows(array: HostArray) -> np.ndarray:
+    return array.data.view(jnp.bfloat16) if array.dtype == BFLOAT16.name else array.data
+
+
+def in_host_memory(array: Any) -> bool:
+    """Say whether the values of an array lie in host memory and may be looked at."""
+    if isinstance(array, jax.core.Tracer):
+        return False
+    devices = array.devices()
+    return len(devices) == 1 and next(iter(devices)).platform == "cpu"
+
+
+def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
+    """Return the backend for these arrays: the host's where all of them lie in its memory, NumPy's for its arrays."""
+    arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
+    if all(map(in_host_memory, arrays)):
+        return numpy.HOST if leaves and all(map(of_numpy, leaves)) else HOST
+    traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+    return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)
+
+
+HOST = JaxHost()
+_checked: type[HostBackend] = JaxHost

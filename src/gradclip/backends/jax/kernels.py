@@ -1,0 +1,104 @@
+"""Traced JAX arrays on the CPU, reduced by the kernels, which XLA's compiled code calls."""
+
+import itertools
+import math
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import is_complex
+from gradclip.backends.jax.axes import varying_together
+from gradclip.backends.jax.ffi import add_examples, entries, extremes, power_sums
+from gradclip.backends.jax.traced import Jax
+from gradclip.backends.protocols import Backend, Scope
+from gradclip.backends.sums import ENOUGH, kernels_sum_error
+
+
+class JaxKernels(Jax):
+    """Traced arrays on the CPU, read by the kernels, which know subnormal numbers."""
+
+    splits_by_range = False
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        return kernels_sum_error(count, arrays, p)
+
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+        return compute()
+
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> jax.Array:
+        return self._power_sums(arrays, p, -1.0, scope)[0]
+
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
+        return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, scope)
+
+    def _power_sums(self, arrays: Arrays, p: float, enough: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
+        def portable(arrays: Arrays, result: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            return super(JaxKernels, self).power_sum(arrays, p, scope, result[1]), result[1]
+
+        rows = scope.norms_shape(arrays[0].shape)
+        return self._read(lambda arrays: power_sums(rows_first(arrays, scope), p, enough, rows), portable, arrays)
+
+    def largest(self, arrays: Arrays, scope: Scope) -> jax.Array:
+        return self._extreme(0, super().largest, arrays, scope)
+
+    def smallest(self, arrays: Arrays, scope: Scope) -> jax.Array:
+        return self._extreme(1, super().smallest, arrays, scope)
+
+    def _extreme(self, index: int, portable: Callable[..., Any], arrays: Arrays, scope: Scope) -> jax.Array:
+        rows = scope.norms_shape(arrays[0].shape)
+        return self._read(
+            lambda arrays: extremes(rows_first(arrays, scope), rows)[index],
+            lambda arrays, _: portable(arrays, scope),
+            arrays,
+        )
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        # A vector of what varies over different axes would vary over all of them.
+        return varying_together(arrays)
+
+    def stacked(self, scalars: Sequence[jax.Array]) -> jax.Array:
+        return lax.concatenate([lax.broadcast(x, (1,)) for x in scalars], 0)
+
+    def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
+        return entries(vectors)
+
+    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
+        # Without a derivative: it is called inside of rules that have one.
+        included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
+        numbers = jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing])
+        widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
+        squares, totals = add_examples(list(arrays), numbers, included, sum(widths))
+        ends = itertools.accumulate(widths)
+        sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
+        return sums, jnp.where(jnp.isnan(included), 0.0, squares)
+
+    def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
+        """Return what the kernels make of the arrays; it changes with them as what XLA's own operations would."""
+        read = jax.custom_jvp(reduce)
+
+        @read.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            result = read(*primals)
+            with self.precision():
+                return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
+
+        return read(list(arrays))
+
+
+_checked: type[Backend] = JaxKernels
+
+
+def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:
+    """Return the sum over examples of `like`, whose numbers, of complex ones the parts in turn, these are."""
+    wide = lax.complex(numbers[::2], numbers[1::2]) if is_complex(like) else numbers
+    return wide.reshape(like.shape[1:])
+
+
+def rows_first(arrays: Sequence[jax.Array], scope: Scope) -> list[jax.Array]:
+    """Return the arrays with the axes that have norms of their own before the others, as the kernels want them."""
+    axes = [(*scope.own_axes(x.ndim), *scope.shared_axes(x.ndim)) for x in arrays]
+    return list(map(lax.transpose, arrays, axes))

@@ -1,0 +1,274 @@
+"""JAX arrays whose values are not looked at, through XLA's own operations: tracers, and arrays on accelerators.
+
+Two things are particular. The reductions run in float64 though 64-bit mode is off, inside `jax.enable_x64`. And
+XLA's CPU code reads float32 and bfloat16 subnormals as zero and flushes results to zero, conversions included: a
+reduction whose result that could change is done again with the numbers read as integers, and results below the normal
+range become zero.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec
+
+from gradclip.backends.arrays import Arrays, checked_dtype
+from gradclip.backends.formats import (
+    BFLOAT16,
+    FLOAT32,
+    FLOAT64,
+    SUPPORTED,
+    Format,
+    dtype_name,
+    format_of,
+    low_bits_mask,
+    sum_dtype,
+)
+from gradclip.backends.jax.axes import NamedAxes, in_one_piece, known_layout
+from gradclip.backends.jax.examples import sum_by_rows
+from gradclip.backends.jax.places import like, of_numpy, typed_like
+from gradclip.backends.portable import Portable
+from gradclip.backends.protocols import Backend, Scope
+
+# XLA's CPU code reads subnormals of these as zero, although float64 holds them.
+_FLUSHED = frozenset({FLOAT32, BFLOAT16})
+
+
+class Jax(Portable):
+    """Arrays whose values are not looked at."""
+
+    def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
+        super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
+        self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
+        self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
+        self.visible = visible
+        self.axes = axes
+        self.on_cpu = jax.default_backend() == "cpu"
+        self.precise = False
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return jax.enable_x64(True)
+
+    def flushed_below(self, element: Format) -> float:
+        # Elsewhere subnormals are read with care.
+        if element is self.wide or self.wide is not FLOAT64:
+            return self.wide.tiny
+        return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
+
+    def over(self, axis_name: Any) -> tuple["Jax", NamedAxes]:
+        return over_named(axis_name)
+
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        # Eagerly a call on each device's shards costs more than what XLA makes of the operations one by one.
+        layout = known_layout(arrays) if self.wide is FLOAT64 and not self.visible else None
+        if layout is None:
+            return None
+        mesh, specs, axes = layout
+        local = sharded_over(axes)
+
+        def run(compute: Callable[..., Any]) -> Any:
+            call = jax.shard_map(
+                lambda *shards: compute(local, axes, Arrays(shards)),
+                mesh=mesh,
+                in_specs=tuple(specs),
+                out_specs=PartitionSpec(),
+            )
+            return call(*arrays)
+
+        return run
+
+    def prepare(self, leaf: Any) -> jax.Array:
+        if self.visible and of_numpy(leaf):
+            with self.precision():
+                return prepared(leaf)
+        return prepared(leaf)
+
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
+
+    def prepare_in_place(self, leaf: Any) -> jax.Array:
+        return jnp.asarray(leaf)
+
+    def writable(self, leaf: Any) -> bool:
+        return of_numpy(leaf) and bool(leaf.flags.writeable)
+
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope) -> list[Any]:
+        return list(map(self._put, leaves, self.shrink(new, coefficient, scope)))
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[Any]:
+        return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+
+    def _put(self, leaf: Any, result: jax.Array) -> Any:
+        """Return what stands in place of a gradient: one of NumPy's itself, written, where that can be."""
+        result = self.leave(result, leaf)
+        if not (isinstance(result, np.ndarray) and self.writable(leaf)):
+            return result
+        leaf[...] = result
+        return leaf
+
+    def leave(self, array: jax.Array, leaf: Any) -> Any:
+        return like(array, leaf) if self.visible else typed_like(array, leaf)
+
+    def check_sum_dtype(self, dtype: str | None) -> None:
+        check_64_bit_mode(dtype)
+
+    def leave_sum(self, wide: jax.Array, x: jax.Array, dtype: str | None) -> jax.Array:
+        return wide.astype(sum_dtype(x, wide, dtype))
+
+    def leave_count(self, flags: jax.Array, leaves: Sequence[Any]) -> jax.Array:
+        return jnp.sum(flags, dtype=jnp.int32)
+
+    def booleans(self, mask: Any) -> jax.Array:
+        return jnp.asarray(mask, bool)
+
+    def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
+        return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
+
+    def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
+        is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
+        return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[jax.Array]) -> jax.Array:
+        return jnp.zeros(shape, self.wide_dtype)
+
+    def bits(self, x: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
+
+    def from_bits(self, bits: jax.Array) -> jax.Array:
+        return lax.bitcast_convert_type(bits, jnp.float64 if bits.dtype == jnp.int64 else jnp.float32)
+
+    def complex(self, real: jax.Array, imag: jax.Array) -> jax.Array:
+        return lax.complex(real, imag)
+
+    def widen(self, x: jax.Array) -> jax.Array:
+        return as_integers(x) if self.precise and format_of(x) in _FLUSHED else super().widen(x)
+
+    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+        # With subnormals read as zero, and again as integers if they could matter: elements below 2**-126 add at most
+        # count * 2**-126 to the norm, which 60 binary digits above that is nothing.
+        value, divisor = compute()
+        if not (self.on_cpu and arrays.formats & _FLUSHED):
+            return value, divisor
+
+        def carefully() -> Any:
+            self.precise = True
+            try:
+                return compute()
+            finally:
+                self.precise = False
+
+        size = value if divisor is None else value * divisor
+        return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
+
+    def chosen_where(self, flags: jax.Array, compute: Callable[[], Any], found: Any) -> Any:
+        again = partial(super().chosen_where, flags, compute, found)
+        return lax.cond(jnp.any(flags), again, lambda: found)
+
+    def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
+        target = format_of(like)
+        if target in _FLUSHED and format_of(x) is FLOAT64:
+            # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
+            x = jnp.where(jnp.abs(x) < target.tiny, 0.0, x)
+            return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target)).astype(like.dtype)
+        return super().narrow(x, like)
+
+    def not_above(self, product: jax.Array) -> jax.Array:
+        """Return the product, zero where it lies below the normal range: there the compiler flushes as it likes."""
+        return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
+
+    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[jax.Array]:
+        if self.visible:
+            return super().shrink(arrays, coefficient, scope)
+        # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
+        return super().shrink(Arrays(self._apart(list(arrays))), coefficient, scope)
+
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[jax.Array]:
+        return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
+
+    def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
+        # One barrier for all would make each of them vary over the axes of all.
+        return lax.optimization_barrier(arrays) if self.axes is None else list(map(lax.optimization_barrier, arrays))
+
+    def weighted_sum(self, x: jax.Array, coefficient: Any) -> jax.Array:
+        if not (self.on_cpu and x.size and in_one_piece()):
+            return super().weighted_sum(x, coefficient)
+        return self.join([sum_by_rows(part, coefficient, self.widen) for part in self.parts(x)], x)
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        # The call keeps 32-bit types on its outside.
+        if self.visible:
+            return function
+        call = jax.custom_jvp(function)
+
+        @call.defjvp
+        def _(primals: Any, tangents: Any) -> Any:
+            results, norm, counts = made = call(*primals)
+            leaves, max_norm, mask = primals
+            mine = rule if self.axes is None else replace(rule, total=self.axes.total)
+            constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
+            change = 0.0 if constant else tangents[1]
+            dtypes = [result.dtype for result in results]
+            with self.precision():  # a leaf may be float64 though 64-bit mode is off
+                dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
+            return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
+
+        return call
+
+
+_checked: type[Backend] = Jax
+
+
+def over_named(axis_name: Any) -> tuple[Jax, NamedAxes]:
+    """Return the backend of shards over one axis or several, given their names, and the axes."""
+    axes = NamedAxes.named(axis_name)
+    return sharded_over(axes), axes
+
+
+def sharded_over(axes: NamedAxes) -> Jax:
+    """Return the backend of arrays that are sharded over the axes, each device seeing its own shards."""
+    backend = Jax(visible=False, axes=axes)
+    if backend.wide is not FLOAT64:
+        raise ValueError(
+            "axis_name needs devices that compute in float64. Leave it out, with arrays sharded under jit."
+        )
+    return backend
+
+
+def prepared(leaf: Any) -> jax.Array:
+    """Return the array of a leaf, integers promoted to the default float."""
+    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
+    if dtype_name(array) not in SUPPORTED and jnp.issubdtype(array.dtype, jnp.integer):
+        array = array.astype(jnp.result_type(float))
+    return checked_dtype(array)
+
+
+def check_64_bit_mode(dtype: str | None) -> None:
+    """Raise a ValueError where JAX would hand out another dtype, with 64-bit mode off."""
+    if dtype is not None and "64" in dtype and not jax.config.jax_enable_x64:
+        raise ValueError(
+            f"sums in {dtype} need JAX's 64-bit mode. Call jax.config.update('jax_enable_x64', True) at the start, or "
+            "put the call in `with jax.enable_x64(True):`."
+        )
+
+
+def as_integers(x: jax.Array) -> jax.Array:
+    """Return a float32 or bfloat16 array in float64, subnormals too."""
+    bits = lax.bitcast_convert_type(x, jnp.uint16 if format_of(x) is BFLOAT16 else jnp.uint32)
+    sign_bit = 1 << (8 * x.dtype.itemsize - 1)
+    magnitude = (bits & (sign_bit - 1)).astype(jnp.int32)
+    below_normal = magnitude.astype(jnp.float64) * format_of(x).step
+    below_normal = jnp.where((bits & sign_bit) > 0, -below_normal, below_normal)
+    return jnp.where(magnitude < 1 << (format_of(x).precision - 1), below_normal, x.astype(jnp.float64))
+
+
+def nearest(wide: jax.Array) -> jax.Array:
+    """Return non-negative float64 numbers in float32, rounded to nearest, subnormals too."""
+    units = jnp.round(jnp.where(wide < FLOAT32.tiny, wide, 0.0) / FLOAT32.step).astype(jnp.int32)
+    below_normal = lax.bitcast_convert_type(units, jnp.float32)
+    return jnp.where(wide < FLOAT32.tiny, below_normal, wide.astype(jnp.float32))

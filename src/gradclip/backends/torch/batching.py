@@ -1,0 +1,157 @@
+"""Functions of one example over a batch, for PyTorch: `torch.func.vmap`, and microbatches one after the other.
+
+What is random in a function, as dropout is, is drawn for each example on its own.
+"""
+
+import warnings
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import torch
+
+from gradclip.backends.batching import Programs, Step, mapped
+from gradclip.backends.torch.choose import visible
+from gradclip.backends.torch.example import Gradient, batch_norm_named, example, explained
+from gradclip.backends.torch.tensors import tensor_of
+from gradclip.tree import flatten
+
+
+class TorchBatching:
+    """The verbs of `Batching`."""
+
+    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+        if torch.compiler.is_compiling():
+            return torch.func.grad_and_value(fun, argnums, has_aux=True)
+        return Gradient(fun, argnums)
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            # As one list: `vmap` takes no None for an argument that carries the batch, nor in it.
+            flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
+
+            def of_leaves(leaves: Sequence[torch.Tensor]) -> Any:
+                rest = iter(leaves)
+                trees = [None if flat is None else flat.rebuild(islice(rest, len(flat.leaves))) for flat in flats]
+                given = zip(flats, trees, args, strict=True)
+                return fun(*[arg if flat is None else tree for flat, tree, arg in given])
+
+            with torch.no_grad():
+                leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
+                return torch.func.vmap(of_leaves, randomness="different")(leaves)
+
+        def watched(*args: Any) -> Any:
+            if torch.compiler.is_compiling():
+                return call(*args)
+            with batch_norm_named():
+                try:
+                    return call(*args)
+                except Exception as error:
+                    better = explained(error, fun, args, axes)
+                    if better is error:
+                        raise
+                    raise better from error
+
+        return watched
+
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+    ) -> list[str]:
+        leaves = flatten(summed).leaves
+        if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
+            return []
+        if all(leaf.any() for leaf in leaves):
+            return []
+        try:
+            with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return fun.unused(example(args, axes, 0))
+        except Exception:  # what autograd cannot do says nothing about what is used
+            return []
+
+    def split_key(self, key: Any, count: int) -> Any:
+        raise ValueError(
+            "prng_argnum is for JAX, whose random numbers come from keys. In PyTorch leave it out: each example draws "
+            "its own, from the global generator, which torch.manual_seed sets."
+        )
+
+    def flags(self, mask: Any) -> torch.Tensor:
+        return tensor_of(mask).to(torch.bool)
+
+    def blanked(self, tree: Any, mask: torch.Tensor) -> Any:
+        def rows(x: torch.Tensor) -> torch.Tensor:
+            here = mask.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
+            return torch.where(here, x, torch.zeros_like(x))
+
+        return mapped(rows, tree)
+
+    def cast(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
+        return x.to(dtype)
+
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[tuple[Any, ...], torch.Tensor]:
+        mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
+        return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
+
+    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+        if count:
+            return step(args, mask)
+        # `vmap` over no examples loses the shape of one where a reshape has a -1.
+        summed, outputs = step(
+            _mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
+        )
+        return summed, mapped(lambda x: x[:0], outputs)
+
+    def in_microbatches(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+    ) -> tuple[Any, Any]:
+        end = _end_of(mask, count)
+        sums, pieces = None, []
+        for start in range(0, max(1, end), size):
+            rows = slice(start, start + size)
+            here = _mapped_args(partial(_rows, rows=rows), args, axes)
+            some = None if mask is None else mask[rows]
+            summed, outputs = step(*self.padded(here, axes, some, min(size, count - start), size))
+            sums = summed if sums is None else mapped(torch.add, sums, summed)
+            pieces.append(outputs)
+        return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
+
+    def kept(
+        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+    ) -> Any:
+        return run(*args)
+
+
+def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
+
+
+def _rows(x: Any, rows: slice) -> torch.Tensor:
+    return tensor_of(x)[rows]
+
+
+def _filled_up(x: Any, size: int) -> torch.Tensor:
+    """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
+    given = tensor_of(x)
+    full = given.new_zeros((size, *given.shape[1:]))
+    full[: given.shape[0]] = given
+    return full
+
+
+def _end_of(mask: Any, count: int) -> int:
+    """Return the number of examples up to the last that counts, where a look at the mask waits for nothing."""
+    if mask is None or not mask.is_cpu or torch.compiler.is_compiling():
+        return count
+    return int(mask.nonzero().max()) + 1 if mask.any() else 0
+
+
+def _joined(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
+    """Return the parts one below the other, and zeros up to `count` rows."""
+    missing = max(0, count - sum(part.shape[0] for part in parts))
+    if len(parts) == 1 and not missing:
+        return parts[0]
+    return torch.cat([*parts, parts[0].new_zeros((missing, *parts[0].shape[1:]))])

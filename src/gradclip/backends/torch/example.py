@@ -1,0 +1,172 @@
+"""One example at a time, by PyTorch's ordinary autograd; and what can be learned of a loss from one example.
+
+Recurrent layers, checkpointing, `.item()`, buffers that are written in place and sparse gradients work as they do in a
+training step. Each parameter is taken as a new leaf of the graph that shares its memory, so that checkpointing, which
+computes again with the module's own parameters, finds the same numbers where the module's own are what is passed.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.module import register_module_forward_pre_hook
+
+from gradclip.backends.batching import mapped
+from gradclip.backends.torch.tensors import tensor_of
+from gradclip.tree import FlatTree, flatten
+
+
+class Gradient:
+    """A function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`: for `vmap`, or alone."""
+
+    def __init__(self, fun: Callable[..., Any], argnums: Any) -> None:
+        self.fun = fun
+        self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
+        self.single = not isinstance(argnums, tuple)
+        self.traced = torch.func.grad_and_value(fun, argnums, has_aux=True)
+
+    def __call__(self, *args: Any) -> Any:
+        """Return the gradient as `torch.func` takes it."""
+        return self.traced(*args)
+
+    def alone(self, *args: Any) -> Any:
+        """Return the gradient as autograd takes it, zeros where the value does not depend on a parameter."""
+        flats, grads, kept = self._by_autograd(args)
+        dense = [
+            torch.zeros_like(x) if grad is None else grad.to_dense() if grad.is_sparse else grad
+            for x, grad in zip((x for flat in flats for x in flat.leaves), grads, strict=True)
+        ]
+        trees, rest = [], iter(dense)
+        for flat in flats:
+            trees.append(flat.rebuild([next(rest) for _ in flat.leaves]))
+        return (trees[0] if self.single else tuple(trees)), kept
+
+    def unused(self, args: Sequence[Any]) -> list[str]:
+        """Return the paths of the parameters that the value does not depend on, each with its argument."""
+        flats, grads, _ = self._by_autograd(args)
+        paths = [f"argument {i}{path}" for i, flat in zip(self.positions, flats, strict=True) for path in flat.paths()]
+        return [path for path, grad in zip(paths, grads, strict=True) if grad is None]
+
+    def count(self, args: Sequence[Any]) -> int:
+        """Return the number of parameters."""
+        return sum(len(flatten(args[i]).leaves) for i in self.positions)
+
+    def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
+        given, flats = list(args), [flatten(args[i]) for i in self.positions]
+        leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
+        for i, flat, own in zip(self.positions, flats, leaves, strict=True):
+            given[i] = flat.rebuild(own)
+        with torch.enable_grad(), _same_parameters() as backward_begins:
+            value, aux = self.fun(*given)
+            backward_begins()
+            grads = _gradients(value, [x for own in leaves for x in own])
+        return flats, grads, mapped(_detached, (value, aux))
+
+
+def _gradients(value: Any, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+    """Return the gradients of a loss, None for what it does not depend on."""
+    shape = getattr(value, "shape", None)
+    if shape != ():
+        raise ValueError(
+            f"the loss must return a scalar tensor for each example, got {type(value).__name__} of shape {shape}."
+        )
+    return torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
+
+
+@contextmanager
+def _same_parameters() -> Iterator[Callable[[], None]]:
+    """Raise a RuntimeError where a module computes again, while gradients are taken, with other parameters than before.
+
+    Checkpointing does, after `functional_call` has given the module its own parameters back: gradients would be those
+    of neither. Yields what to call when the gradients are about to be taken.
+    """
+    used: dict[torch.nn.Module, list[int]] = {}
+    backward = False
+
+    def look(module: torch.nn.Module, inputs: Any) -> None:
+        memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
+        if backward and used.get(module, memory) != memory:
+            raise RuntimeError(
+                f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
+                "those that were passed. Pass dict(model.named_parameters()), or load them into the model first."
+            )
+        used[module] = memory
+
+    def begin() -> None:
+        nonlocal backward
+        backward = True
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield begin
+    finally:
+        handle.remove()
+
+
+def alone(fun: Callable[..., Any], *args: Any) -> Any:
+    """Return what a function makes of one example, outside of `vmap`."""
+    return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
+
+
+def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
+    """Return the arguments with one row of those that carry the batch."""
+    return [
+        arg if axis is None else mapped(lambda x: tensor_of(x)[index], arg)
+        for arg, axis in zip(args, axes, strict=True)
+    ]
+
+
+def _detached(x: Any) -> torch.Tensor:
+    return tensor_of(x).detach()
+
+
+def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None]) -> Exception:
+    """Return an error that says what to do where `vmap` fails on what works for one example, else the error itself."""
+    try:
+        one = example(args, axes, 0)
+        with torch.random.fork_rng(devices=[]):
+            works = len(fun.unused(one)) < fun.count(one) if isinstance(fun, Gradient) else alone(fun, *one) is not None
+    except Exception:
+        return error
+    if not works:
+        return error
+    first = str(error).strip().partition("\n")[0][:200]
+    return RuntimeError(
+        f"torch.func.vmap cannot do for a batch what the function does ({first}). For one example it works: pass "
+        'method="loop", which takes the examples one after the other. Recurrent layers, checkpointing, .item(), '
+        "branches on values, buffers that are written in place, and sparse gradients need it."
+    )
+
+
+@contextmanager
+def batch_norm_named() -> Iterator[None]:
+    """Raise a RuntimeError where BatchNorm is about to write its statistics; warn where it sees one example alone."""
+    thread = threading.get_ident()
+
+    def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        if not isinstance(module, _BatchNorm) or threading.get_ident() != thread:
+            return
+        name = type(module).__name__
+        if module.training and module.running_mean is not None:
+            raise RuntimeError(
+                f"{name} in training mode mixes the examples of a batch, and keeps statistics of them that no noise "
+                "covers, so that there is no gradient of one example. Replace it by torch.nn.GroupNorm, or call "
+                ".eval() on it so that it uses the statistics it has."
+            )
+        if module.running_mean is None and inputs and inputs[0].shape[0] == 1:
+            warnings.warn(
+                f"{name} with track_running_stats=False normalises each example alone here, which is another network "
+                "than the one that is trained on batches. torch.nn.GroupNorm says what is meant.",
+                UserWarning,
+                stacklevel=2,
+            )
+
+    handle = register_module_forward_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()

@@ -1,0 +1,47 @@
+"""PyTorch, as the registry knows it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradclip.backends.batching import Batching
+from gradclip.backends.framework import Framework, Sparse
+from gradclip.backends.torch import choose as operations
+from gradclip.backends.torch.tensors import on_host
+
+
+class Torch(Framework):
+    """Tensors on any device."""
+
+    backend = staticmethod(operations.backend)
+    on_host = staticmethod(on_host)
+
+    def batching(self, method: str) -> Batching:
+        from gradclip.backends.torch.batching import TorchBatching
+        from gradclip.backends.torch.loop import TorchLoop
+
+        return TorchLoop() if method == "loop" else TorchBatching()
+
+    def like(self, leaf: torch.Tensor, dtype: str, values: np.ndarray) -> torch.Tensor:
+        return leaf.new_tensor(values, dtype=getattr(torch, dtype))
+
+    def zeros(self, shape: tuple[int, ...], leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.new_zeros(shape)
+
+    def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
+        for index, leaf in enumerate(leaves):
+            if getattr(leaf, "layout", torch.strided) is not torch.strided:
+                return Sparse(index, f"a {leaf.layout} tensor", ".to_dense()")
+        return None
+
+    def without_values(self, array: torch.Tensor) -> str | None:
+        return "a tensor on the meta device" if array.is_meta else None
+
+    def is_bare(self, parameter: torch.Tensor) -> bool:
+        is_parameter = type(parameter).__name__ == "Parameter" or getattr(parameter, "_is_param", False)
+        return not (parameter.requires_grad or is_parameter)
+
+
+TORCH = Torch()

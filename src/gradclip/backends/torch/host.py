@@ -1,0 +1,131 @@
+"""PyTorch tensors in host memory."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
+from gradclip.backends.host.backend import Host
+from gradclip.backends.host.memory import Region, any_overlap
+from gradclip.backends.protocols import HostBackend
+from gradclip.backends.torch.autograd import call_differentiably
+from gradclip.backends.torch.tensors import (
+    dense,
+    described,
+    promoted,
+    region,
+    restored,
+    stored,
+    stretch,
+    tensor_of,
+    unviewed,
+    viewed,
+    with_memory,
+    writable,
+)
+
+_FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
+
+
+class TorchHost(Host):
+    """Tensors in host memory, viewed as NumPy arrays."""
+
+    known_writable = True
+
+    def threads(self) -> int:
+        return torch.get_num_threads()
+
+    def prepare(self, leaf: Any) -> torch.Tensor:
+        if type(leaf) is torch.Tensor and leaf.dtype in _FLOATING and leaf.layout is torch.strided:
+            return with_memory(stored(leaf))
+        return promoted(with_memory(dense(leaf)))
+
+    def prepare_in_place(self, leaf: Any) -> torch.Tensor:
+        return stored(leaf)
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        forward = torch.autograd.forward_ad._current_level >= 0
+        asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+        return super().plain(leaves) and not (forward or asked)
+
+    def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
+        if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
+            return viewed_arrays(list(map(viewed, prepared)))
+        return HostArrays(prepared, viewed, described(prepared))
+
+    def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> HostArrays:
+        known = described(leaves)
+        sources = list(leaves)
+        for index in known.left_out:
+            sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
+        check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
+        return HostArrays(sources, viewed, known)
+
+    def region(self, leaf: Any) -> Region | None:
+        return region(leaf)
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        # By storages: to ask a tensor for its shape and strides takes longer than to clip it.
+        if not isinstance(arrays, HostArrays) or not arrays.kernels:
+            return any_overlap(map(stretch, leaves))
+        return bool(arrays.kernels.overlap([stretch(leaves[index]) for index in arrays.left_out]))
+
+    def writable(self, leaf: torch.Tensor) -> bool:
+        return writable(leaf)
+
+    def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
+        torch.autograd.graph.increment_version(leaves)
+
+    def copies(self, arrays: Arrays) -> list[Any]:
+        return [tensor.clone() for tensor in arrays.sources] if self._plainly(arrays) else super().copies(arrays)
+
+    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
+        return self.enter(copies) if isinstance(copies[0], torch.Tensor) else super().entered_copies(copies)
+
+    def _plainly(self, arrays: Arrays) -> bool:
+        """Say whether these are tensors that need no view as NumPy arrays, which takes as long as all the rest."""
+        return self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray)
+
+    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        if self._plainly(arrays):
+            results = list(map(torch.empty_like, arrays.sources))
+            targets = described(results)
+            same_order = all(x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True))
+            if same_order and not targets.left_out:
+                return results, targets.kernels
+        return super().places_for(arrays)
+
+    def leave(self, array: HostArray | torch.Tensor, leaf: Any) -> torch.Tensor:
+        return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
+
+    def scalar(self, value: Any, near: Any) -> Any:
+        return super().scalar(value.detach() if isinstance(value, torch.Tensor) else value, near)
+
+    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
+
+    def booleans(self, mask: Any) -> np.ndarray:
+        return tensor_of(mask).to(torch.bool).numpy()
+
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_sum(wide, x, dtype)))
+
+    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        return partial(call_differentiably, function, rule)
+
+
+_checked: type[HostBackend] = TorchHost
+
+
+def _name(names: Callable[[], Sequence[str]], index: int) -> str:
+    return names()[index]

@@ -1,0 +1,27 @@
+"""Functions of one example over a batch, for PyTorch, one example after the other: what `torch.func.vmap` cannot do."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from gradclip.backends.batching import mapped
+from gradclip.backends.torch.batching import TorchBatching
+from gradclip.backends.torch.example import alone, batch_norm_named, example
+from gradclip.tree import flatten
+
+
+class TorchLoop(TorchBatching):
+    """The verbs of `Batching`; only the way over a batch is another."""
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            batches = [flatten(arg).leaves for axis, arg in zip(axes, args, strict=True) if axis is not None]
+            count = len(next(leaf for leaves in batches for leaf in leaves))
+            with batch_norm_named():
+                rows = [alone(fun, *example(args, axes, i)) for i in range(count)]
+            return mapped(lambda *parts: torch.stack(parts), *rows)
+
+        return call

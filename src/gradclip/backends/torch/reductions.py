@@ -1,0 +1,97 @@
+"""What processes send to each other: vectors that are reduced over a group, and, for errors, anything."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from gradclip.backends.torch.groups import Group
+from gradclip.wording import listed
+
+ROOM = 16
+"""How many numbers a reduction has at first beside its marks: four flags, and two norms of the order 2 or one of 3."""
+
+
+def reduce(
+    values: Sequence[Any], group: Group, device: torch.device, marks: Sequence[float], *, largest: bool
+) -> tuple[list[Any], Any]:
+    """Return the sums, or the largest, of what all members of a group pass, and which marks all of them share.
+
+    The values are wide scalars, as many on each. They are reduced in one vector of a fixed length with the marks, so
+    that members that pass more, or other marks, are noticed. What does not fit follows in a second, where the first two
+    marks, in host memory, say that all pass as much.
+    """
+    on_host = not any(isinstance(value, torch.Tensor) for value in values)
+    first, rest = values[:ROOM], values[ROOM:]
+    total = partial(_total, group=group, device=device, largest=largest)
+    with torch.no_grad():
+        sent = _marks_on_host(len(first), marks) if on_host else _marks_on(values[0].device, len(first), marks)
+        join = np.concatenate if on_host else torch.cat
+        reduced = total(join([_vector(first, on_host), sent]))
+        tail = slice(-len(marks), None)
+        same = reduced[tail] == sent[tail] * (1 if largest else len(group.ranks))
+        found = [*reduced[: len(first)]]
+        if rest:
+            found += rest if on_host and not all(same[:2]) else [*total(_vector(rest, on_host))]
+    return found, same
+
+
+def _vector(values: Sequence[Any], on_host: bool) -> Any:
+    return np.array(values, np.float64) if on_host else torch.stack(list(values))
+
+
+def _marks_on_host(taken: int, marks: Sequence[float]) -> Any:
+    return np.array([0.0] * (ROOM - taken) + list(marks))
+
+
+def _marks_on(device: torch.device, taken: int, marks: Sequence[float]) -> torch.Tensor:
+    """Return the rest of a vector; filled on the device, since a copy from the host would wait."""
+    sent = torch.zeros(ROOM - taken + len(marks), dtype=torch.float64, device=device)
+    for place, mark in enumerate(marks, ROOM - taken):
+        if mark:
+            sent[place].fill_(mark)
+    return sent
+
+
+def _total(vector: Any, group: Group, device: torch.device, largest: bool) -> Any:
+    """Return the sum, or the largest, of the vectors of all members, where and as this one lies."""
+    on_host = isinstance(vector, np.ndarray)
+    reduced = (torch.from_numpy(vector) if on_host else vector).to(device)
+    try:
+        dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"the norm could not be reduced over the ranks {listed(group.ranks)}: one of them has "
+            "ended, did not call, or names its groups in another order. No gradient has been changed here. "
+            f"{error}"
+        ) from error
+    return reduced.cpu().numpy() if on_host else reduced.to(vector.device)
+
+
+def rank() -> int:
+    """Return the number of this process among all."""
+    return dist.get_rank()
+
+
+def add_up(values: Sequence[Any], group: Group, *_: Any) -> list[Any]:
+    """Return the sums of what all members of a group pass: as many numbers of any kind each."""
+    return [sum(of_all) for of_all in zip(*gathered(values, group), strict=True)]
+
+
+def exchange(messages: Sequence[Any], groups: Sequence[Group]) -> list[Any]:
+    """Return the messages, all texts or all tuples, of the processes that are reached through the groups in turn."""
+    known = list(messages)
+    for group in groups:
+        known = sorted(set(chain.from_iterable(gathered(known, group))))
+    return known
+
+
+def gathered(sent: Any, group: Group) -> list[Any]:
+    """Return what all members of a group send."""
+    received: list[Any] = [None] * len(group.ranks)
+    dist.all_gather_object(received, sent, group=group.handle)
+    return received

@@ -1,0 +1,170 @@
+"""Where a tensor's values lie: dense, sparse or conjugated, as NumPy's views and as the kernels know them."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from gradclip import native
+from gradclip.backends import whole_scalar
+from gradclip.backends.arrays import checked_dtype
+from gradclip.backends.formats import BFLOAT16, dtype_name
+from gradclip.backends.host.arrays import HostArray
+from gradclip.backends.host.memory import Region
+
+PLAIN = {torch.Tensor, torch.nn.Parameter}
+_COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def described(tensors: Sequence[Any]) -> native.Described:
+    """Describe CPU tensors to the kernels; those of conjugates and the like as they lie in memory."""
+    exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    if exchange_api is not None:
+        return native.describe_tensors(tensors, exchange_api)
+    dense = [t.layout is torch.strided and not t.is_conj() and not t.is_neg() for t in tensors]
+    empty = np.empty(0, np.int8)
+    return native.describe_buffers([viewed(t).data if d else empty for t, d in zip(tensors, dense, strict=True)])
+
+
+def stored(leaf: torch.Tensor) -> torch.Tensor:
+    """Return the dense tensor that shares a gradient's memory."""
+    if leaf.layout is not torch.strided:
+        return stored_values(leaf)
+    if leaf.is_nested:
+        raise _unknown("nested", "a list of its parts, x.unbind(), or one padded tensor, x.to_padded_tensor(0.0)")
+    return leaf
+
+
+def _unknown(kind: str, instead: str) -> TypeError:
+    return TypeError(f"a {kind} tensor cannot be clipped. Pass {instead}.")
+
+
+def _quantized() -> TypeError:
+    return _unknown("quantized", "its numbers, x.dequantize()")
+
+
+def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradient") -> torch.Tensor:
+    """Return a CPU tensor. Raises ValueError where it has elements, but no memory that holds them."""
+    if tensor.untyped_storage().nbytes() or not tensor.numel():
+        return tensor
+    raise ValueError(
+        f"{name()}, of shape {tuple(tensor.shape)}, has no memory behind it: its storage has been freed (it holds 0 "
+        "bytes), as sharded training does between steps. Pass the tensors that hold the values."
+    )
+
+
+def region(tensor: torch.Tensor) -> Region | None:
+    """Return where a gradient lies, None where it has no memory of its own."""
+    if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
+        return None
+    lying = stored(tensor)
+    size = lying.element_size()
+    return Region.of(lying.data_ptr(), size, dtype_name(lying), lying.shape, [size * step for step in lying.stride()])
+
+
+def stretch(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where the storage of a gradient begins and ends, zeros where it has none of its own."""
+    if tensor._is_zerotensor() or (tensor.layout is torch.sparse_coo and not tensor.is_coalesced()):
+        return 0, 0
+    storage = stored(tensor).untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+
+def writable(tensor: torch.Tensor) -> bool:
+    """Say whether each element of a gradient has a place of its own that can be written."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor.is_coalesced()
+    if tensor.layout is not torch.strided:
+        return True
+    if tensor._is_zerotensor():
+        return False
+    expanded = any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return not (expanded or tensor.is_conj() or tensor.is_neg())
+
+
+def tensor_of(values: Any) -> torch.Tensor:
+    """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
+    return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
+
+
+def dense(leaf: Any) -> torch.Tensor:
+    """Return the dense tensor that holds a leaf's values. That of a number is on the CPU."""
+    if not isinstance(leaf, torch.Tensor):
+        wide = default_float()
+        dtype = wide.to_complex() if isinstance(leaf, complex) else wide
+        return torch.tensor(leaf, dtype=dtype, device="cpu")
+    return stored(leaf)
+
+
+def promoted(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor, integers promoted to the default dtype, or to float32 where that is narrower."""
+    if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
+        if tensor.is_quantized:
+            raise _quantized()
+        tensor = tensor.to(default_float())
+    return checked_dtype(tensor)
+
+
+def default_float() -> torch.dtype:
+    """Return the default dtype, or float32 where that has less range: integers would overflow in it."""
+    return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+
+
+def stored_values(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the values of a sparse tensor, those of one position summed."""
+    if tensor.layout is torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout in _COMPRESSED:
+        return tensor.values()
+    if tensor.is_nested:
+        raise _unknown("nested", "its values, x.values(), or a list of its parts, x.unbind()")
+    raise _unknown(str(tensor.layout).removeprefix("torch.").lstrip("_"), "a dense one, x.to_dense()")
+
+
+def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:
+    """Return `values` in the sparse layout of `leaf`, or as they are where that is dense."""
+    if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided:
+        return values
+    if leaf.layout is torch.sparse_coo:
+        indices = leaf.coalesce().indices()
+        return torch.sparse_coo_tensor(
+            indices, values, leaf.shape, device=values.device, is_coalesced=True, check_invariants=False
+        )
+    rows = leaf.layout in (torch.sparse_csr, torch.sparse_bsr)
+    compressed = leaf.crow_indices() if rows else leaf.ccol_indices()
+    plain = leaf.col_indices() if rows else leaf.row_indices()
+    return torch.sparse_compressed_tensor(
+        compressed, plain, values, leaf.shape, layout=leaf.layout, device=values.device, check_invariants=False
+    )
+
+
+def viewed(tensor: torch.Tensor) -> HostArray:
+    """Return a view of a CPU tensor's memory, or zeros for a tensor of zeros that has none."""
+    name = dtype_name(tensor)
+    with_memory(tensor)
+    if tensor._is_zerotensor():
+        tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    tensor = tensor.detach()
+    if tensor.is_conj() or tensor.is_neg():
+        tensor = tensor.resolve_conj().resolve_neg()
+    if name == BFLOAT16.name:
+        return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
+    return HostArray(tensor.numpy(), name)
+
+
+def on_host(leaf: Any) -> HostArray:
+    """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
+    tensor = stored(whole_scalar(leaf).detach())
+    if tensor.is_quantized:
+        raise _quantized()
+    if tensor.is_meta:
+        raise ValueError("a tensor on the meta device holds no values. Pass the tensors that hold them.")
+    return viewed(tensor.cpu())
+
+
+def unviewed(array: HostArray) -> torch.Tensor:
+    """Return the tensor that shares memory with `array`."""
+    if array.dtype == BFLOAT16.name:
+        return torch.from_numpy(array.data.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(array.data)

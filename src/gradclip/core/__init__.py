@@ -1,0 +1,1 @@
+"""What clipping means. Nothing here knows a framework."""

@@ -1,0 +1,126 @@
+"""The norm of what several hold together: processes, devices, files.
+
+What one holder knows of a norm becomes a few accumulators, wide numbers. Those of all holders are added up, element by
+element, in any order (for the orders `inf` and `-inf` the largest of each element is taken instead), and the result is
+the norm of everything. So one small reduction serves every layout, whatever the number of arrays.
+
+A sum of powers may leave the range of its format. So there is an accumulator for each of several magnitudes, the
+integers k from -K to K: a holder with the norm m * r, r its divisor (or m = 1 and r the norm itself), writes
+
+    T_k = (m * r * 2**(-k*w))**p    in that k with 2**(k*w - w/2) <= r < 2**(k*w + w/2), zeros in the others,
+
+the outermost ones taking whatever lies beyond. With w*p <= 1400 and at most 200/p digits beyond, all T_k lie
+between 2**-900 and 2**940, so that 2**40 of them can be added in float64, and scaling by a power of two is exact. The
+accumulators are then added from the smallest magnitude: what lies two magnitudes below another is no more than 2**-300
+of it, and is left out, as is what becomes subnormal beside a T_k above 2**-700. They are those of Blue (A portable
+Fortran program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
+
+The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It writes d_i * T_k, too, so that the
+sums hold d = sum(d_i * T_i) / sum(T_i). The exact norm is then at most m * (1 + 1.01 * d) as long as
+p * d_i <= 0.01. The additions of n holders' numbers, the powers and the root add less than three times what
+`norms.relative_error` states for a sum of n terms. The orders `inf` and `-inf` carry the largest d_i beside them: it
+is zero but for complex numbers.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip.backends import Backend
+from gradclip.backends.formats import FLOAT64
+from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
+
+LARGEST_ORDER = 8.0
+
+
+def check_order(order: Order) -> Order:
+    """Return the order. Raises ValueError for one whose powers would need too many accumulators."""
+    if order.extreme or order.p <= LARGEST_ORDER:
+        return order
+    raise ValueError(
+        f"ord must be at most {LARGEST_ORDER:g}, or inf or -inf, where several hold parts of the gradients, got "
+        f"{order.p:g}. For a norm of a high order take ord=inf."
+    )
+
+
+def check_wide(backend: Backend) -> None:
+    """Raise a ValueError where numbers do not have the range that accumulators need."""
+    if backend.wide is not FLOAT64:
+        raise ValueError(
+            "norms of which several hold parts need a device that computes in 64 bits; move the gradients to the CPU."
+        )
+
+
+def filled(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:
+    """Return the accumulators of one holder, wide scalars, from its norm; `empty` says that it holds no element."""
+    if order.extreme:
+        return [*_extreme(xp, norm.product(), order, empty), xp.full_like(norm.value, norm.error)]
+    finite = xp.isfinite(norm.value)
+    magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
+    factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
+    width, most = _magnitudes(order)
+    inside = []
+    # A unit that is chosen, and no constant: a compiler may square a constant by itself, and that leaves the range.
+    unit = xp.full_like(magnitude, 2.0 ** (-most * width))
+    for k in range(-most, most + 1):
+        lowest = 2.0 ** (k * width - width / 2) if k > -most else 0.0
+        highest = 2.0 ** (k * width + width / 2) if k < most else math.inf
+        inside.append((magnitude >= lowest) & (magnitude < highest))
+        unit = xp.where(inside[-1], 2.0 ** (k * width), unit)
+    power = (factor * (magnitude / unit)) ** order.p
+    totals = [xp.where(here, power, 0.0) for here in inside]
+    errors = [total * norm.error for total in totals]
+    return [*totals[:-1], xp.where(finite, totals[-1], norm.value), *errors]
+
+
+def length(order: Order) -> int:
+    """Return how many accumulators one holder has."""
+    return 3 if order.extreme else 2 * (2 * _magnitudes(order)[1] + 1)
+
+
+def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any) -> Norm:
+    """Return the norm that the accumulators of so many holders, reduced to one of each, stand for."""
+    xp = backend.xp
+    if order.extreme:
+        return Norm(_extreme_of(xp, reduced[:2], order), None, reduced[2], 0.0)
+    width, most = _magnitudes(order)
+    count = 2 * most + 1
+    decay = 2.0 ** (-width * order.p / 2)  # of which the square, from one magnitude to the next, may be no float64
+    whole, error = reduced[0], reduced[count]
+    divisor = xp.full_like(whole, 2.0 ** (-most * width))
+    for k in range(1 - most, most + 1):
+        total, of_total = reduced[k + most], reduced[count + k + most]
+        # A choice between two plain numbers would be float32 in PyTorch, where the decay is zero.
+        below = xp.where(divisor == 2.0 ** ((k - 1) * width), xp.full_like(whole, decay), 0.0)
+        whole, error = (
+            xp.where(total != 0, total + below * (below * whole), whole),
+            xp.where(total != 0, of_total + below * (below * error), error),
+        )
+        divisor = xp.where(total != 0, 2.0 ** (k * width), divisor)
+    share = error / xp.where((whole > 0) & xp.isfinite(whole), whole, 1.0)
+    added = relative_error(order, holders * backend.wide.roundoff, backend.wide, exact=False)
+    return Norm(rooted(backend, Partial(whole, None), order), divisor, 1.01 * share + 3.0 * added, 0.0)
+
+
+def _magnitudes(order: Order) -> tuple[int, int]:
+    """Return the width w of a magnitude in binary digits, an even number, and the number K of the last."""
+    beyond = int(200 / order.p)
+    widest = int(1400 / order.p)
+    most = math.ceil((1074 - beyond - widest / 2) / widest)
+    return 2 * math.ceil((1074 - beyond) / (2 * most + 1)), most
+
+
+def _extreme(xp: Any, value: Any, order: Order, empty: bool) -> list[Any]:
+    """Return a magnitude whose largest, or the negative of the smallest, is asked for; and whether it is NaN."""
+    unknown = xp.isnan(value)
+    number = xp.where(unknown, 0.0, value)
+    if order.p < 0:
+        number = xp.full_like(value, -math.inf) if empty else -number
+    return [number, xp.where(unknown, 1.0, xp.zeros_like(value))]
+
+
+def _extreme_of(xp: Any, reduced: Sequence[Any], order: Order) -> Any:
+    number, unknown = reduced
+    if order.p < 0:
+        number = xp.where(xp.isinf(number), 0.0, -number)
+    return xp.where(unknown > 0, math.nan, number)

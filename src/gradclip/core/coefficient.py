@@ -1,0 +1,304 @@
+"""The coefficient: what gradients are multiplied by so that their norm is at most the threshold, exactly.
+
+Let N be the exact norm of the gradients, C the threshold `max_norm`. The result y of clipping x satisfies
+||y|| <= C in exact arithmetic, for every order, dtype and finite input. The argument:
+
+1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor: d bounds the relative
+   error of m, and `floor` what elements can add that the device reads as zero, or rounds to its smallest step. d is 0
+   where m is exact (then upper is m itself) or overstates the error by more than 4u, u the unit roundoff of this
+   arithmetic, which covers the rounding of upper and of C in units of the norm's divisor.
+2. If upper <= C, the gradients stay as they are, and N <= upper <= C.
+3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
+   c * (1 + 8u) <= C / N.
+4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest. That is this
+   arithmetic, where the remaining 8u cover at most two multiplications, and float32 for the half types, for which c is
+   lowered by 4v, v = 2**-24: one v for c in float32, one for the product, two to spare. Then the product is rounded
+   toward zero in the dtype of its leaf. A product below the normal range of its own format, where rounding adds up to
+   half a step, is moved one step toward zero, or to zero. So |y_i| <= (C / N) * |x_i| for every element i.
+5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
+
+A coefficient can lie beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
+steps 3 and 4 would not hold. Then it is two factors, one a power of two that multiplies exactly or leads below the
+normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
+
+Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
+here (`settled`), and no number is near the ends of the range that the result does not need.
+
+Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced
+clipping by the norm.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+
+if TYPE_CHECKING:
+    from gradclip.core.norms import Norm
+
+_WIDE_SECOND = 2.0**-1020
+_WIDE_FIRST = 2.0**1000
+_NARROW_SECOND = 2.0**-126
+
+
+@dataclass(frozen=True)
+class Factors:
+    """What elements are multiplied by, one after the other; a `second` of None is 1."""
+
+    first: Any
+    second: Any = None
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """What happens to the elements that share a norm; each value is a scalar, or has one entry an example.
+
+    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of the half types by
+    `narrow`, in float32, all others, and sums over examples, by `wide`.
+    """
+
+    keep: Any
+    blank: Any
+    wide: Factors
+    narrow: Factors
+
+    def weights(self, xp: Any) -> Factors:
+        """Return the factors of a sum over examples: 1 for those that are kept."""
+        return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
+
+    def each(self, backend: Backend, *, narrow: bool) -> list[Coefficient]:
+        """Return what vectors hold, as one coefficient for each entry; `narrow` says whether half types are scaled."""
+        pairs = [self.wide, self.narrow] if narrow else [self.wide]
+        factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+        found = iter(backend.unstacked([self.keep, self.blank, *(x for x in factors if x is not None)]))
+        keeps, blanks = next(found), next(found)
+        nothing = [None] * len(keeps)
+        scalars = [nothing if factor is None else next(found) for factor in factors]
+        wides = list(map(Factors, *scalars[:2]))
+        return list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+
+    def spoiled(self, xp: Any, finite: Any) -> Coefficient:
+        """Return the coefficient, NaN where `finite` is False."""
+        wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
+        narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
+        return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
+
+
+class Rule(NamedTuple):
+    """The coefficient of a norm N: `kept` where upper <= keep_up_to, else numerator / upper.
+
+    There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
+    """
+
+    inflate: Any
+    offset: Any
+    keep_up_to: Any
+    kept: Any
+    numerator: Any
+
+    def weights(self, xp: Any, norms: Any) -> Any:
+        """Return the coefficients, finite where the norms are; of a norm of zero, any."""
+        upper = norms * self.inflate + self.offset
+        scaled = xp.clip(self.numerator / xp.where(upper == 0, 1.0, upper), 0.0, 2.0**1022)
+        return xp.where(upper <= self.keep_up_to, self.kept, scaled)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Which `Rule` follows from a threshold C, of which a negative one counts as 0.
+
+    | target                  | offset | keep_up_to | kept       | numerator |
+    |-------------------------|--------|------------|------------|-----------|
+    | the threshold           | 0      | C          | 1          | C         |
+    | a `length`              | 0      | C * share  | length / C | length    |
+    | either, with a `gamma`  | gamma  | none       |            | as above  |
+
+    A length is 1, or the steps of a grid, of which the threshold has a `share` and to whose `integers` the result is
+    rounded. With the threshold for a target, what is kept stays bit for bit.
+    """
+
+    length: float | None = None
+    gamma: float | None = None
+    share: float = 1.0
+    integers: bool = False
+
+    @property
+    def keeps(self) -> bool:
+        """Whether elements may stay bit for bit."""
+        return self.length is None and self.gamma is None
+
+    @property
+    def follows(self) -> bool:
+        """Whether the numerator is the threshold."""
+        return self.length is None
+
+    def rule(self, xp: Any, max_norm: Any) -> Rule:
+        """Return the rule of a threshold, for norms without an error."""
+        threshold = xp.where(max_norm < 0, 0.0, max_norm)
+        if self.length is None and self.gamma is None:
+            return Rule(1.0, 0.0, threshold, 1.0, threshold)
+        numerator = threshold
+        if self.length is not None:  # A choice between two plain numbers would be float32 in PyTorch: it may round up.
+            none = max_norm <= 0 if self.integers else max_norm < 0
+            numerator = xp.where(none, 0.0, xp.full_like(threshold, self.length))
+        if self.gamma is not None:
+            return Rule(1.0, self.gamma, -1.0, 0.0, numerator)
+        keep_up_to = threshold * self.share
+        some = keep_up_to > 0
+        return Rule(1.0, 0.0, keep_up_to, xp.where(some, numerator / xp.where(some, keep_up_to, 1.0), 0.0), numerator)
+
+
+CLIP = Target()
+
+
+def rule_for_sums(xp: Any, target: Target, max_norm: Any, error: float) -> Rule:
+    """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
+    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
+    rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
+    lowered = 1.0 - 16.0 * FLOAT64.roundoff
+    kept = rule.kept if target.keeps else rule.kept * lowered
+    return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * lowered)
+
+
+def coefficient(
+    backend: Backend, norm: Norm, max_norm: Any, target: Target = CLIP, *, split: bool = False
+) -> Coefficient:
+    """Return the coefficient of a settled norm, lowered so that the bound of this module's docstring holds.
+
+    Where no element is kept bit for bit, the numerator stands for C in steps 3 to 5, and max(upper, keep_up_to) for
+    upper; the coefficient may exceed 1. `split` asks for two factors: a leaf is float64, whose coefficient may be tiny.
+    """
+    xp = backend.xp
+    rule = target.rule(xp, max_norm)
+    upper = _upper(norm) if target.gamma is None else _upper(norm) + _in_units_of(norm, rule.offset)
+    fits = upper <= _in_units_of(norm, rule.keep_up_to)
+    never = xp.zeros_like(fits)
+    if not target.keeps:
+        larger = upper if target.gamma is not None else xp.maximum(upper, _in_units_of(norm, rule.keep_up_to))
+        return _never_kept(backend, norm, rule.numerator, xp.where(larger == 0, 1.0, larger), never)
+    if backend.concrete and fits.all():
+        unused = Factors(upper)
+        return Coefficient(fits, never, unused, unused)
+    plain = _quotient(backend, norm, rule.numerator, xp.where(fits, 1.0, upper))
+    narrow = _narrow(backend, plain)
+    if not (split and backend.wide is FLOAT64):
+        return Coefficient(fits, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
+    return Coefficient(fits, never, _tiny_too(backend, norm, rule.numerator, upper, plain, ~fits), narrow)
+
+
+def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any, never: Any) -> Coefficient:
+    """Return numerator / larger, lowered, `larger` in units of the norm's divisor, for elements that are never kept."""
+    xp = backend.xp
+    plain = _quotient(backend, norm, numerator, larger)
+    if norm.divisor is None or backend.wide is not FLOAT64:
+        highest = 2.0 ** (backend.wide.max_exponent - 2)
+        plain = _flushed(xp, xp.where(plain > highest, highest, plain), backend.wide.tiny)
+        return Coefficient(never, never, Factors(plain), _narrow(backend, plain))
+    wide = _tiny_too(backend, norm, numerator, larger, plain, ~never)
+    huge = plain > 2.0**1010
+    # The norm is below 2**14 then, and its divisor at most 1.
+    reduced = xp.where(huge, larger, 1.0) * (xp.where(huge, norm.divisor, 1.0) * _WIDE_FIRST)
+    rest = xp.clip(numerator / reduced * _lowered(backend), 0.0, 2.0**1022)
+    first = xp.where(huge, xp.full_like(plain, _WIDE_FIRST), wide.first)
+    wide = Factors(first, xp.where(huge, rest, wide.second))
+    return Coefficient(never, never, wide, _narrow(backend, plain))
+
+
+def _quotient(backend: Backend, norm: Norm, numerator: Any, larger: Any) -> Any:
+    """Return numerator / larger, lowered, `larger` in units of the norm's divisor; 0 where it is tiny."""
+    above = _in_units_of(norm, numerator)
+    above = above if norm.divisor is None else _flushed(backend.xp, above, backend.wide.tiny)
+    return above / larger * _lowered(backend)
+
+
+def _tiny_too(backend: Backend, norm: Norm, numerator: Any, larger: Any, plain: Any, scaled: Any) -> Factors:
+    """Return the factors of a float64 quotient, which is `plain` but where it is tiny, and used where `scaled`."""
+    xp = backend.xp
+    one = xp.ones_like(plain)
+    tiny = scaled & (plain < _WIDE_SECOND)
+    # Divided by _WIDE_SECOND, in two steps: 2**900 and this.
+    boost = one * 2.0**120
+    if norm.divisor is not None:
+        boost = xp.where(norm.divisor > 1, one * 2.0**-392, xp.where(norm.divisor < 1, 0.0, boost))
+    # A factor that is chosen, and no constant: compilers multiply by constants last.
+    raised = xp.where(tiny, numerator, 0.0) * xp.where(tiny, one * 2.0**900, one)
+    # Only of 0, or of what is read as 0, is the quotient by less so tiny.
+    boosted = raised * (boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend))
+    first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1021)
+    return Factors(first, xp.where(tiny, one * _WIDE_SECOND, one))
+
+
+def _lowered(backend: Backend) -> float:
+    return 1.0 - 16.0 * 2.0**-backend.wide.precision
+
+
+def _narrow(backend: Backend, factor: Any) -> Factors:
+    """Return the factors of float32 products: a wide factor, lowered, split where it leaves float32's range."""
+    if backend.wide is not FLOAT64:
+        return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
+    xp = backend.xp
+    lowered = factor * (1.0 - 2.0**-22)
+    one = xp.ones_like(factor)
+    tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
+    first = _flushed(xp, xp.where(tiny, lowered / _NARROW_SECOND, lowered), _NARROW_SECOND)
+    capped = xp.where(huge, xp.where(lowered > 2.0**200, one * 2.0**200, lowered), one) * _NARROW_SECOND
+    first = xp.where(huge, one / _NARROW_SECOND, first)
+    second = xp.where(tiny, one * _NARROW_SECOND, xp.where(huge, capped, one))
+    return Factors(backend.single(first), backend.single(second))
+
+
+def needs_split(backend: Backend, arrays: Arrays) -> bool:
+    """Say whether an array is as wide as the arithmetic, so that its coefficient may be tiny."""
+    return backend.wide in arrays.formats
+
+
+def settled(backend: Backend, norm: Norm) -> Norm:
+    """Return the norm with a power of two for a divisor, 1 for ordinary norms, and a value well inside the range."""
+    if norm.divisor is None:
+        return norm
+    xp, digits = backend.xp, backend.wide.max_exponent  # 1024, or 128
+    one = xp.ones_like(norm.divisor)
+    big, small = norm.divisor > 2.0 ** (digits * 3 // 8), norm.divisor < 2.0 ** -(digits * 3 // 8)
+    large, little = 2.0 ** (digits // 2), 2.0 ** -(digits // 8)
+    unit = xp.where(big, one * large, xp.where(small, one * little, one))
+    inverse = xp.where(big, one / large, xp.where(small, one / little, one))
+    return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)
+
+
+def _in_units_of(norm: Norm, threshold: Any) -> Any:
+    """Return a threshold in units of the divisor of a settled norm."""
+    return threshold if norm.divisor is None else threshold / norm.divisor
+
+
+def _flushed(xp: Any, factor: Any, smallest: float) -> Any:
+    return xp.where(factor < smallest, 0.0, factor)
+
+
+def _upper(norm: Norm) -> Any:
+    upper = norm.value * (1.0 / (1.0 - norm.error))
+    # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
+    without = isinstance(norm.floor, float) and norm.floor == 0
+    return upper if without else upper + _in_units_of(norm, norm.floor)
+
+
+def undecided(norm: Norm, max_norm: float) -> bool:
+    """Say whether a known norm is too close to the threshold for its error bound to tell which is larger."""
+    return bool(open_between(norm, max_norm))
+
+
+def open_between(norm: Norm, max_norm: Any) -> Any:
+    """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
+    threshold = _in_units_of(norm, max_norm)
+    lower = norm.value * (1.0 - 2.0 * norm.error)
+    lower = lower - _in_units_of(norm, norm.floor) if norm.floor else lower
+    return (lower <= threshold) & (threshold < _upper(norm))
+
+
+def exceeds(norm: Norm, max_norm: Any) -> Any:
+    """Say whether the computed norm is larger than the threshold: what counts as clipped."""
+    return norm.value > _in_units_of(norm, max_norm)

@@ -1,0 +1,142 @@
+"""From arrays and a threshold to a norm and a coefficient: the one path that every way of clipping takes."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.core.coefficient import (
+    Coefficient,
+    Target,
+    coefficient,
+    exceeds,
+    needs_split,
+    settled,
+    undecided,
+)
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.scopes import TREE, Scope
+
+if TYPE_CHECKING:
+    from gradclip.core.holders import Holders
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What is asked for: a threshold that has been checked, an order, what happens to NaN and infinities, a target."""
+
+    max_norm: Any
+    order: Order
+    nonfinite: Nonfinite
+    target: Target
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What was measured and what follows: the norm, the coefficient, what counts as clipped, the arrays to scale."""
+
+    norm: Norm
+    coefficient: Coefficient
+    clipped: Any
+    arrays: Arrays
+
+
+def decide(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    *,
+    scope: Scope = TREE,
+    mask: Any = None,
+    holders: "Holders",
+) -> Decision:
+    """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
+
+    `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
+    hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
+    "raise".
+    """
+    clipping.nonfinite.check_visible(backend)
+    arrays, norm = _settled(backend, arrays, clipping, scope, mask, holders)
+    finite = backend.xp.isfinite(norm.value)
+    if clipping.nonfinite.raises and not backend.xp.all(finite):
+        holders.raise_nonfinite(backend, arrays, names())
+    made = _decided(backend, arrays, clipping, norm, finite, holders)
+    if mask is None:
+        return made
+    chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
+    return replace(made, coefficient=chosen)
+
+
+def decide_each(
+    backend: Backend, groups: Sequence[Arrays], clipping: Clipping, holders: "Holders"
+) -> tuple[Norm, Coefficient, list[Any]]:
+    """Decide for many groups of traced arrays at once: return norms, coefficients, as vectors, and the arrays to scale.
+
+    A threshold is one for all of them, or a vector.
+    """
+    clipping.nonfinite.check_visible(backend)
+    norm = holders.measure_each(backend, groups, clipping.order)
+    if clipping.nonfinite.zeroes:
+        groups = list(map(backend.without_nonfinite, groups))
+        norm = holders.measure_each(backend, groups, clipping.order)
+    arrays = Arrays([x for group in groups for x in group])
+    made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), holders)
+    return norm, made.coefficient, list(arrays)
+
+
+def _decided(
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, holders: "Holders"
+) -> Decision:
+    threshold = backend.scalar(clipping.max_norm, arrays)
+    in_range = settled(backend, norm)
+    chosen = _chosen(backend, arrays, clipping, in_range, threshold, holders)
+    clipped = exceeds(in_range, threshold) & ~chosen.keep
+    return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), clipped, arrays)
+
+
+def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) -> Coefficient:
+    """Return the coefficient for a norm that is given, and right but for rounding to float32.
+
+    All becomes NaN for a norm that is NaN, or, where its value could not be looked at, negative.
+    """
+    value = backend.scalar(total_norm, arrays)
+    norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
+    threshold = backend.scalar(max_norm, arrays)
+    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
+    return replace(chosen, keep=norm.value <= threshold)
+
+
+def _settled(
+    backend: Backend, arrays: Arrays, clipping: Clipping, scope: Scope, mask: Any, holders: "Holders"
+) -> tuple[Arrays, Norm]:
+    """Return the arrays and their norm, under the policy "zero" those without what is not finite."""
+
+    def measured() -> Norm:
+        if scope.whole:
+            return holders.measure(backend, arrays, clipping.order)
+        norm = measure(backend, arrays, clipping.order, scope)
+        return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
+
+    norm = measured()
+    if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
+        arrays = backend.without_nonfinite(arrays)
+        norm = measured()
+    return arrays, norm
+
+
+def _chosen(
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, holders: "Holders"
+) -> Coefficient:
+    # Processes that share a norm must come to the same coefficient, whatever they hold of it.
+    split = holders.unseen_dtypes or needs_split(backend, arrays)
+    chosen = coefficient(backend, norm, threshold, clipping.target, split=split)
+    at_most = holders.exact_check(backend) if clipping.target.keeps else None
+    if at_most is None or chosen.keep.ndim or not undecided(norm, threshold):
+        return chosen
+    fits = at_most(arrays, clipping.order.p, float(threshold))
+    return replace(chosen, keep=backend.xp.asarray(fits))

@@ -1,0 +1,258 @@
+"""Derivatives of clipping and of norms, finite everywhere: one rule for both modes, in every framework.
+
+With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k*x. Its differential is
+
+    dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
+
+Where a `coefficient.Rule` does not keep elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the
+numerator is the threshold, else 0. Where it does, k = kept, and a = 0: if bits are kept, b = 0 and scale = 1, else
+scale = keep_up_to, and b = -k.
+
+At zero, where a norm has no derivative, w is 0, and so is k where it would be a quotient by 0. Elements that share an
+extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. What does
+not count (examples outside of a mask, what a policy leaves out) has the derivative 0, whatever it holds. Of a batch
+each example has its own norm and the sum over examples is differentiated. These rules run in the dtype of the returned
+norm, and can be differentiated themselves. `total` adds up what the leaves know, and others who hold parts of them.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+from gradclip.core.coefficient import Target
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.core.scopes import Scope
+
+Array = Any
+
+
+class At(NamedTuple):
+    """Where a derivative is taken: the leaves, their norm or norms, the threshold, which examples count."""
+
+    leaves: Sequence[Array]
+    norm: Array
+    max_norm: Any
+    mask: Array | None = None
+
+
+class _Multiplier(NamedTuple):
+    """What the table of this module's docstring says at one place."""
+
+    k: Array
+    scale: Array
+    a: Array
+    b: Array
+
+
+@dataclass(frozen=True)
+class ClipRule:
+    """How the clipped leaves and the norm change with the leaves and the threshold.
+
+    `max_norm`: the threshold, None where it is given with each call; it is multiplied by `share`. `scope`: which
+    elements share a norm. `summed`: the results are sums over examples. `measures`: a norm comes with the results.
+    """
+
+    measures: ClassVar[bool] = True
+
+    order: Order
+    max_norm: Any
+    nonfinite: Nonfinite
+    target: Target
+    scope: Scope
+    summed: bool = False
+    share: float = 1.0
+    total: Callable[[Sequence[Array]], Array] = sum
+
+    def at(self, leaves: Sequence[Array], norm: Array, max_norm: Any, mask: Array | None) -> At:
+        """Return the place of a call: `max_norm` is None where the threshold is the rule's own."""
+        return At(leaves, norm, self.max_norm if max_norm is None else max_norm, mask)
+
+    def jvp(
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], Array]:
+        """Return the changes of the results, whose dtypes these are, and of the norm; `change` is the threshold's."""
+        counted, norm = self._counted(xp, at)
+        xs, dxs = self._wide(xp, at.leaves, norm, counted), self._wide(xp, changes, norm, counted)
+        dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs))
+        if not dtypes:
+            return [], dnorm
+        by = self._multiplier(xp, norm, at.max_norm)
+        dk = by.a * dnorm + by.b * (change * self.share)
+        dys = [
+            self._over(by.k, x) * dx + (x / self._over(by.scale, x)) * self._over(dk, x)
+            for x, dx in zip(xs, dxs, strict=True)
+        ]
+        dys = [xp.sum(dy, axis=0) for dy in dys] if self.summed else dys
+        return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
+
+    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
+        """Return the gradients with respect to the leaves and the threshold, given those of the results and norm."""
+        counted, norm = self._counted(xp, at)
+        xs = self._wide(xp, at.leaves, norm, counted)
+        along, by = gnorm, self._multiplier(xp, norm, at.max_norm)
+        gmax = xp.zeros_like(norm)
+        if gys:
+            gys = [xp.astype(gy, x.dtype) for gy, x in zip(gys, xs, strict=True)]
+            inner = self.total(self._inner(xp, [x / self._over(by.scale, x) for x in xs], gys))
+            along, gmax = gnorm + by.a * inner, by.b * inner * self.share
+        gxs = [w * self._over(along, w) for w in self._directions(xp, xs, norm)]
+        if gys:
+            gxs = [self._over(by.k, gx) * gy + gx for gx, gy in zip(gxs, gys, strict=True)]
+        gxs = [
+            gx if here is None else xp.where(here, gx, xp.zeros_like(gx)) for gx, here in zip(gxs, counted, strict=True)
+        ]
+        return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, at.leaves, strict=True)], xp.sum(gmax)
+
+    def _counted(self, xp: Any, at: At) -> tuple[list[Array | None], Array]:
+        """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""
+        norm = at.norm
+        inside = self.nonfinite.counted(xp, norm, at.mask)
+        if inside is not None:
+            norm = xp.where(inside, norm, xp.ones_like(norm))
+        if self.nonfinite.zeroes:
+            masks = [xp.isfinite(x) for x in at.leaves]
+            return [m if inside is None else m & self._over(inside, m) for m in masks], norm
+        return [None if inside is None else self._over(inside, x) for x in at.leaves], norm
+
+    def _wide(self, xp: Any, arrays: Sequence[Array], norm: Array, counted: Sequence[Array | None]) -> list[Array]:
+        """Return the arrays in the norm's precision, 0 where an element does not count."""
+        kept = [
+            a if here is None else xp.where(here, a, xp.zeros_like(a)) for a, here in zip(arrays, counted, strict=True)
+        ]
+        return [xp.astype(a, xp.result_type(a, norm)) for a in kept]
+
+    def _multiplier(self, xp: Any, norm: Array, max_norm: Any) -> _Multiplier:
+        threshold = xp.astype((xp.zeros_like(norm) + max_norm) * self.share, norm.dtype)
+        rule, zero, one = self.target.rule(xp, threshold), xp.zeros_like(norm), xp.ones_like(norm)
+        upper = norm + rule.offset
+        above = upper > rule.keep_up_to
+        divisor = xp.where(above, upper, one if self.target.keeps else rule.keep_up_to)
+        some = (divisor > 0) & (threshold >= 0)
+        scale = xp.where(some, divisor, one)
+        # A threshold that is not used may be infinite, which has no place in a derivative of this.
+        numerator = xp.where(above, rule.numerator, rule.kept)
+        k = xp.where(some, numerator / xp.where(above, scale, one), zero)
+        slope = one if self.target.follows else zero
+        b = xp.where(above, slope, zero if self.target.keeps else -k)
+        return _Multiplier(k, scale, xp.where(above, -k, zero), xp.where(threshold >= 0, b, zero))
+
+    def _directions(self, xp: Any, xs: Sequence[Array], norm: Array) -> list[Array]:
+        p = self.order.p
+        safe = xp.where(norm > 0, norm, xp.ones_like(norm))
+        if p == 2:
+            return [x / self._over(safe, x) for x in xs]
+        magnitudes = [xp.abs(x) for x in xs]
+        signs = [
+            xp.where(m > 0, x, xp.zeros_like(x)) / xp.where(m > 0, m, xp.ones_like(m))
+            for x, m in zip(xs, magnitudes, strict=True)
+        ]
+        if self.order.extreme:
+            hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
+            ties = self.total([xp.sum(hit, axis=self.scope.shared_axes(hit.ndim)) for hit in hits])
+            share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
+            return [sign * (hit * self._over(share, hit)) for sign, hit in zip(signs, hits, strict=True)]
+        if p == 1:
+            return signs
+        # For p < 2 the power has no derivative at zero: there it is that of 1, times a sign of 0.
+        powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
+        return [sign * power for sign, power in zip(signs, powers, strict=True)]
+
+    def _inner(self, xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+        products = [
+            xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b) if xp.isdtype(a.dtype, "complex floating") else a * b
+            for a, b in zip(left, right, strict=True)
+        ]
+        return [xp.sum(product, axis=self.scope.shared_axes(product.ndim)) for product in products]
+
+    def _over(self, value: Array, like: Array) -> Array:
+        return self.scope.over(value, like)
+
+    def _extremes(self, xp: Any, magnitudes: Sequence[Array], norm: Array) -> list[Array]:
+        """Say which magnitudes are the norm.
+
+        The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
+        """
+        reduce = xp.max if self.order.p > 0 else xp.min
+        found = [reduce(m, axis=self.scope.shared_axes(m.ndim)) for m in magnitudes if 0 not in m.shape]
+        if not found:
+            return [m == self._over(norm, m) for m in magnitudes]
+        extreme = reduce(xp.stack(found), axis=0)
+        if self.total is not sum:  # Others may hold it.
+            extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
+        return [m == self._over(extreme, m) for m in magnitudes]
+
+
+@dataclass(frozen=True)
+class LayersRule:
+    """How clipped leaves and norms change where each group of leaves, in order, of so many has a norm of its own.
+
+    The threshold, and its change, is one for all groups, or a vector.
+    """
+
+    measures: ClassVar[bool] = True
+
+    rule: ClipRule
+    sizes: Sequence[int]
+    total: Callable[[Sequence[Array]], Array] = sum
+
+    def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: Any, mask: None) -> At:
+        """Return the place of a call, as that of a `ClipRule`; there is a norm for each group."""
+        return self.rule.at(leaves, norm, max_norm, mask)
+
+    def jvp(
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], list[Array]]:
+        """Return the changes of the results and of the norms."""
+        rule = replace(self.rule, total=self.total)
+        dys, dnorms, start = [], [], 0
+        for number, size in enumerate(self.sizes):
+            group = slice(start, start := start + size)
+            place = At(at.leaves[group], at.norm[number], _entry(at.max_norm, number))
+            found, dnorm = rule.jvp(xp, place, changes[group], _entry(change, number), dtypes[group])
+            dys.extend(found)
+            dnorms.append(dnorm)
+        return dys, dnorms
+
+
+def _entry(value: Any, number: int) -> Any:
+    return value[number] if getattr(value, "ndim", 0) else value
+
+
+@dataclass(frozen=True)
+class ValueRule:
+    """How leaves clamped to [-C, C] change: as they do where |x| <= C, elsewhere as C, with their sign."""
+
+    measures: ClassVar[bool] = False
+
+    max_value: Any
+
+    def at(self, leaves: Sequence[Array], norm: None, max_value: Any, mask: None) -> At:
+        """Return the place of a call, as that of a `ClipRule`."""
+        return At(leaves, norm, self.max_value if max_value is None else max_value)
+
+    def jvp(
+        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], None]:
+        """Return the changes of the clamped leaves; there is no norm."""
+        dys = []
+        for x, dx in zip(at.leaves, changes, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            dys.append(xp.where(inside, dx, xp.astype(held * change, dx.dtype)))
+        return dys, None
+
+    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], Array]:
+        """Return the gradients with respect to the leaves and to C."""
+        gxs, gmax = [], 0.0
+        for x, gy in zip(at.leaves, gys, strict=True):
+            inside, held = self._held(xp, x, at.max_norm)
+            gxs.append(xp.where(inside, gy, xp.zeros_like(gy)))
+            gmax = gmax + xp.sum(xp.astype(held * gy, xp.result_type(gy.dtype, xp.float32)))
+        return gxs, gmax
+
+    def _held(self, xp: Any, x: Array, max_value: Any) -> tuple[Array, Array]:
+        """Return which elements stay as they are, and how the others change with C: 1, -1, or 0 where C is below 0."""
+        limit = xp.zeros_like(x) + max_value
+        inside = xp.abs(x) <= limit
+        one = xp.ones_like(x)
+        return inside, xp.where(inside | (limit < 0), xp.zeros_like(x), xp.where(x > 0, one, -one))

@@ -1,0 +1,111 @@
+"""What happens when gradients hold NaN or an infinity.
+
+| `nonfinite=`  | result                                                                       |
+|---------------|------------------------------------------------------------------------------|
+| `"propagate"` | every gradient becomes NaN, so that it is seen                               |
+| `"raise"`     | FloatingPointError that names the leaves; nothing has been changed           |
+| `"zero"`      | NaN and infinite elements count as 0, the rest is clipped                    |
+| `"skip"`      | the whole result is zeros                                                    |
+
+Finite gradients whose squares overflow are finite: no policy applies to them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from gradclip.wording import listed
+
+if TYPE_CHECKING:
+    from gradclip.backends import Backend
+    from gradclip.core.coefficient import Coefficient
+
+
+@dataclass(frozen=True)
+class Nonfinite:
+    """One line of the table of this module's docstring. No other module knows the policies by their names.
+
+    Attributes:
+        name: what users call it.
+        raises: an error is raised, for which the values have to be looked at.
+        zeroes: elements that are not finite count as 0.
+        blanks: the whole result becomes zeros.
+        tells: how a sum over private examples would tell that one of them is not finite; empty where it does not.
+
+    """
+
+    name: str
+    raises: bool = False
+    zeroes: bool = False
+    blanks: bool = False
+    tells: str = ""
+
+    @classmethod
+    def named(cls, nonfinite: Any) -> Nonfinite:
+        """Return the policy of a name. Raises ValueError where it is none of the four."""
+        if isinstance(nonfinite, str) and nonfinite in _POLICIES:
+            return _POLICIES[nonfinite]
+        raise ValueError(f"nonfinite must be one of {', '.join(map(repr, _POLICIES))}, got {nonfinite!r}.")
+
+    def check_visible(self, backend: Backend) -> None:
+        """Raise a ValueError where values have to be looked at, and a traced call cannot."""
+        if self.raises and not backend.visible:
+            raise ValueError(
+                "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
+                "vmap, or pass nonfinite='skip' and look at the returned norm."
+            )
+
+    def settled(self, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
+        """Return the coefficient, changed where `finite` (of the norm) is False."""
+        if backend.concrete and finite.all():
+            return coefficient
+        if self.blanks:
+            return replace(coefficient, keep=coefficient.keep & finite, blank=~finite)
+        return coefficient.spoiled(backend.xp, finite)
+
+    def counted(self, xp: Any, norm: Any, mask: Any) -> Any:
+        """Return which norms count, of those in the mask: None for all. The others have the derivative 0."""
+        if not self.blanks:
+            return mask
+        finite = xp.isfinite(norm)
+        return finite if mask is None else mask & finite
+
+
+PROPAGATE = Nonfinite(
+    "propagate", tells="under nonfinite='propagate' one NaN makes all of it NaN; pass nonfinite='skip' or 'zero'"
+)
+RAISE = Nonfinite(
+    "raise",
+    raises=True,
+    tells="under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
+)
+ZERO = Nonfinite("zero", zeroes=True)
+SKIP = Nonfinite("skip", blanks=True)
+_POLICIES = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
+
+
+def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise a FloatingPointError that names the arrays which hold NaN or infinities and counts them."""
+    found = nonfinite_leaves(backend, arrays, names)
+    raise FloatingPointError(explained(f"in {len(found)} of {len(arrays)} leaves", found))
+
+
+def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> list[str]:
+    """Return the name of each array that holds NaN or infinities, and how many."""
+    found = []
+    for x, name in zip(arrays, names, strict=True):
+        nans, infinities = backend.count_nonfinite(x)
+        if nans or infinities:
+            found.append(f"{name}: {nans} NaN, {infinities} infinite of {math.prod(x.shape)} elements")
+    return found
+
+
+def explained(where: str, found: Sequence[str]) -> str:
+    """Return the message of an error about such arrays."""
+    return (
+        f"the gradients are not finite {where}: {listed(found, '; ')}. "
+        "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."
+    )

@@ -1,0 +1,270 @@
+"""What a norm is: its order, what one array knows of it, and how such partial norms combine.
+
+The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude
+for `inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file),
+their combination, and the root. Sums run in float64 where the device has it. A dtype whose powers cannot leave that
+range is summed as it is; otherwise the magnitudes are divided by the largest of them first, unless the sum shows
+that nothing was lost.
+
+The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
+more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
+Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is
+small; elsewhere k is the number of terms. The kernels add squares of half types, which are exact in float32, four at
+a time there, which adds 2**-22. Each term carries at most the errors of a division and a multiplication, and
+the root, by its derivative, divides the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1
+and 2, stated as (k + 16)*u. For other p the power adds what `_POW_ERROR` allows for. The largest and smallest
+magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the smallest step; where
+it matters, the norm's `floor` holds that.
+
+Finite parts may have a magnitude beyond the range. Where a norm is not finite, and numbers are complex128, it is
+that of their quarters, times 4, if these have one. What a quarter loses is less than two steps: beside a norm so large
+it is nothing, and the smallest magnitude has it in its `floor`.
+"""
+
+import math
+import numbers
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial as partial_of
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64, Format, format_of
+from gradclip.core.scopes import LAYER, TREE, Scope
+
+_POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
+
+
+@dataclass(frozen=True)
+class Order:
+    """The order of a norm: `p` > 0, `inf` or `-inf`. For p < 1 it is not a norm, but clipping by it is defined."""
+
+    p: float
+
+    @property
+    def extreme(self) -> bool:
+        """Whether the norm is a largest or smallest magnitude instead of a sum."""
+        return math.isinf(self.p)
+
+    @classmethod
+    def parse(cls, ord: Any) -> "Order":
+        """Return the order a user means: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
+
+        Raises ValueError for anything else.
+        """
+        if isinstance(ord, Order):
+            return ord
+        if ord is None:
+            return cls(2.0)
+        if isinstance(ord, str) and ord in ("inf", "-inf"):
+            return cls(float(ord))
+        if isinstance(ord, numbers.Real) and not isinstance(ord, bool):
+            try:
+                p = float(ord)
+            except OverflowError:
+                p = math.nan
+            if p >= 1 or p == -math.inf:
+                return cls(p)
+        raise ValueError(
+            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r:.80}. "
+            "For the Euclidean norm leave it out."
+        )
+
+
+@dataclass(frozen=True)
+class Partial:
+    """What one array, shard or file knows of a norm.
+
+    `total` is the sum of (|x| / divisor)**p, or the extreme magnitude; a `divisor` of None is 1.
+    """
+
+    total: Any
+    divisor: Any
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A computed norm: `value * divisor`, with a proven relative `error`, and `floor` added to it at most.
+
+    Or many of them, as vectors, where `error` and `floor` may be one number for all.
+    """
+
+    value: Any
+    divisor: Any
+    error: float
+    floor: float
+
+    def product(self) -> Any:
+        """Return the norm as one wide number, inf where it lies beyond the range."""
+        return self.value if self.divisor is None else self.value * self.divisor
+
+
+def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Partial:
+    """Return what `arrays`, not all of them empty, know of their norm together, or of each norm of the scope."""
+    if order.extreme:
+        extreme = backend.largest if order.p > 0 else backend.smallest
+        return Partial(extreme(arrays, scope), None)
+    if all(element.power_fits(order.p, backend.wide) for element in arrays.formats):
+        return Partial(backend.power_sum(arrays, order.p, scope), None)
+    return Partial(*backend.scaled_power_sum(arrays, order.p, scope))
+
+
+def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
+    """Return what several arrays know together."""
+    xp = backend.xp
+    totals = backend.gather([part.total for part in partials])
+    if order.extreme:
+        reduce = xp.max if order.p > 0 else xp.min
+        return Partial(reduce(xp.stack(totals), axis=0), None)
+    if all(part.divisor is None for part in partials):
+        return Partial(backend.total(totals), None)
+    one = xp.ones_like(totals[0])
+    divisors = backend.gather([one if p.divisor is None else p.divisor for p in partials])
+    weighed = [xp.where(t > 0, d, 0.0) for t, d in zip(totals, divisors, strict=True)]
+    common = xp.max(xp.stack(weighed), axis=0)
+    common = xp.where(common > 0, common, 1.0)
+    rescaled = [
+        xp.where(total > 0, total * (divisor / common) ** order.p, total)
+        for total, divisor in zip(totals, divisors, strict=True)
+    ]
+    return Partial(backend.total(rescaled), common)
+
+
+def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
+    """Return the norm that a combined partial stands for, in units of its divisor."""
+    if order.extreme or order.p == 1:
+        return whole.total
+    return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
+
+
+def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE) -> Norm:
+    """Return the norm of all `arrays` together, or each norm of the scope."""
+    count = arrays.sharing(scope)
+    if not count:
+        shape = () if scope.whole else scope.norms_shape(arrays[0].shape)
+        return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
+
+    value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, scope), arrays, count)
+    value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
+    error = _error(backend, arrays, order, count, scope)
+    return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
+
+
+def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
+    """Return the norms of groups of arrays, as a vector with one for each."""
+    counts = [group.elements() for group in groups]
+
+    def compute() -> tuple[Any, Any]:
+        found = [
+            _in_range(backend, group, order) if count else (backend.zeros((), group), None)
+            for group, count in zip(groups, counts, strict=True)
+        ]
+        values, divisors = zip(*found, strict=True)
+        return backend.stacked(values), _stacked_divisors(backend, values, divisors)
+
+    everything = Arrays([x for group in groups for x in group])
+    value, divisor = backend.with_care(compute, everything, max(counts))
+    known = list(zip(groups, counts, strict=True))
+    errors = [_error(backend, group, order, count, LAYER) if count else 0.0 for group, count in known]
+    floors = [floor_of(backend, group, count, order) if count else 0.0 for group, count in known]
+    return Norm(value, divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
+
+
+def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
+    """Return norms as a vector of them."""
+    values = [norm.value for norm in norms]
+    divisor = _stacked_divisors(backend, values, [norm.divisor for norm in norms])
+    errors, floors = [norm.error for norm in norms], [norm.floor for norm in norms]
+    return Norm(backend.stacked(values), divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
+
+
+def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
+    return _beyond_range(backend, arrays, order, LAYER, *_computed(backend, arrays, order, LAYER))
+
+
+def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:
+    exact = order.extreme and not arrays.any_complex
+    sum_error = backend.sum_error(count, arrays, order.p, scope)
+    return relative_error(order, sum_error, backend.wide, exact=exact)
+
+
+def _stacked_divisors(backend: Backend, values: Sequence[Any], divisors: Sequence[Any]) -> Any:
+    if all(divisor is None for divisor in divisors):
+        return None
+    pairs = zip(values, divisors, strict=True)
+    return backend.stacked([backend.xp.ones_like(value) if divisor is None else divisor for value, divisor in pairs])
+
+
+def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
+    """Return one number for all where they are the same, else a vector."""
+    if all(isinstance(number, float) for number in numbers):
+        return numbers[0] if len(set(numbers)) == 1 else backend.scalar(np.array(numbers), ())
+    return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
+
+
+def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
+    groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
+    partials = [partial(backend, group, order, scope) for group in groups]
+    whole = combine(backend, partials, order)
+    return rooted(backend, whole, order), whole.divisor
+
+
+def _beyond_range(
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Any, divisor: Any
+) -> tuple[Any, Any]:
+    """Return a norm and its divisor, those of quarters where only these have one."""
+    if "complex128" not in arrays.dtypes:
+        return value, divisor
+    xp = backend.xp
+    known = xp.isfinite(value)
+    if backend.concrete and xp.all(known):
+        return value, divisor
+    found = value, xp.ones_like(value) if divisor is None else divisor
+
+    def of_quarters() -> tuple[Any, Any]:
+        quarter, unit = _computed(backend, backend.quartered(arrays), order, scope)
+        unit = xp.ones_like(quarter) if unit is None else unit
+        # With such a number it has no other divisor; and the product with one may be beyond the range.
+        large = quarter > 2.0**500
+        new = xp.where(large, quarter * 2.0**-1020, quarter * 4.0), xp.where(large, xp.full_like(unit, 2.0**1022), unit)
+        finite = xp.isfinite(quarter)
+        return xp.where(finite, new[0], found[0]), xp.where(finite, new[1], found[1])
+
+    return backend.chosen_where(~known, of_quarters, found)
+
+
+def floor_of(backend: Backend, arrays: Arrays, count: int, order: Order) -> float:
+    """Return what `count` elements add to a norm at most that are read as zero, or whose magnitudes are rounded."""
+    floor = count * max(map(backend.flushed_below, arrays.formats))
+    if not arrays.any_complex:
+        return floor
+    # Each of two parts may be read as zero. A step for the root of their squares and two for a quarter, four times.
+    rounded = 0.0 if order.p == 2 or "complex128" not in arrays.dtypes else count * 16 * FLOAT64.step
+    return 2 * floor + rounded
+
+
+def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
+    """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
+    if not backend.splits_by_range or order.extreme or len(arrays.formats) == 1:
+        return [arrays]
+    fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
+    groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
+    return list(map(Arrays, groups))
+
+
+def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool) -> float:
+    """Return a proven bound on the relative error of a norm from that of the additions in its sum."""
+    if exact:
+        return 0.0
+    sum_error += 16 * wide.roundoff
+    if order.p not in (1, 2) and not order.extreme:
+        sum_error += _POW_ERROR[wide.precision]
+    return sum_error * max(1.0, 1.0 / order.p if order.p > 0 else 1.0)
+
+
+def norm_dtype(arrays: Arrays) -> str:
+    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
+    return "float64" if FLOAT64 in arrays.formats else "float32"

@@ -1,0 +1,240 @@
+"""Processes of PyTorch as holders: the norm of gradients that are sharded over them, with few collectives.
+
+Gradients that are sharded over the same process groups share `accumulators`, and these are reduced over one group after
+the other (`shardings`). Every process makes the same collectives.
+
+Four numbers travel along: how many norms are added up, which bounds the rounding, and inf where a process holds what
+is not finite, be it in a replica that no other counts; how many processes hold float64; how many could not prepare
+their gradients, so that a mistake on one ends the call on all; how often processes of a group did not ask for the same.
+Beside them stand marks of what each asks for (`agreement`), and of gradients that may be the same on all (`replicas`).
+"""
+
+import math
+import operator
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.host.backend import HOST
+from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.torch import distributed as torch_distributed
+from gradclip.backends.torch.distributed import Group
+from gradclip.core import accumulators, exact
+from gradclip.core.holders import Check, Holders
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
+from gradclip.core.norms import Norm, Order, measure
+from gradclip.distributed import replicas
+from gradclip.distributed.agreement import Asked, asked, differences, marks
+from gradclip.distributed.replicas import Replicas
+from gradclip.distributed.shardings import Shardings
+from gradclip.parameters import UNNAMED, Members
+from gradclip.wording import listed
+
+_FAILED, _DIFFER = 2, 3
+"""The places of two flags."""
+
+
+class ProcessGroups(Holders):
+    """The processes that hold shards of the gradients of one call, which all of them make."""
+
+    unseen_dtypes = True
+
+    def __init__(self, members: Members, named: Sequence[Any]) -> None:
+        torch_distributed.check_known(named)
+        self._named = [*named, *(one for beside in members.beside if beside is not UNNAMED for one in beside)]
+        self._shardings = Shardings(members, named)
+        self._device = torch_distributed.device_for(self._shardings.groups, members.parameters)
+        self._holds_float64 = False
+        self._asked: Asked = ()
+        self._problem = ""
+        self._order, self._nonfinite = Order(2.0), PROPAGATE
+        self._replicas = Replicas(torch_distributed.groups(self._named), self._shardings)
+
+    # The call
+
+    @contextmanager
+    def preparing(self) -> Iterator[None]:
+        """Take part in the collectives all the same where an error ends the preparation, and tell the others of it."""
+        try:
+            torch_distributed.check_named(self._named)
+            yield
+        except Exception as error:
+            self._tell(error)
+            raise
+
+    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Any = None) -> None:
+        """Take note of what this process asks for. Raises ValueError for an order that several cannot measure."""
+        self._order, self._nonfinite = accumulators.check_order(order), nonfinite
+        self._asked = asked(order.p, nonfinite.name, max_norm)
+
+    def nothing(self) -> list[Any]:
+        """Return a tensor without elements, for a process that has no gradient."""
+        return [torch_distributed.nothing(self._device)]
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the gradients of this process of which the index is none of these."""
+        self._shardings.keep(indices)
+
+    def holders(self, backend: Backend) -> Holders:
+        """Return who holds the gradients: the same processes."""
+        return self
+
+    # The norm
+
+    def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
+        """Return the norm of what all processes hold, of which this one has `arrays`."""
+        accumulators.check_wide(backend)
+        xp = backend.xp
+        divided = self._shardings.divided(backend, arrays)
+        norms = [measure(backend, some, order) for some in divided]
+        if self.on_host and backend.concrete:
+            self._replicas.look(norms, divided)
+        known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
+        (holders, wide, failed, differ), total = self._reduced(xp, _flags(backend, arrays, norms), known)
+        if self._looks:
+            self._check_all_agree(failed, differ)
+        self._holds_float64 = bool(wide > 0) if backend.concrete else FLOAT64 in arrays.formats
+        finite = xp.isfinite(holders)
+        norm = accumulators.norm_of(backend, total, order, xp.where(finite, holders, 1.0))
+        sure = (failed + differ == 0) & (finite | ~xp.isfinite(norm.value))
+        return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
+
+    def norm_dtype(self, arrays: Arrays) -> str:
+        """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
+        return "float64" if self._holds_float64 else "float32"
+
+    @property
+    def on_host(self) -> bool:
+        """Whether all processes reduce on the host, so that each may look at what comes of it."""
+        return bool(self._device.type == "cpu")
+
+    @property
+    def _looks(self) -> bool:
+        return self.on_host or self._nonfinite.raises
+
+    def exact_check(self, backend: Backend) -> Check | None:
+        """Return what checks the norm exactly, which takes all processes, where the norm tells all of them alike.
+
+        It does where every gradient is sharded over the same groups. A gradient that is replicated may lack on one
+        process, which then finds another norm.
+        """
+        return partial(self._at_most, backend) if self.on_host and len(self._shardings) == 1 else None
+
+    def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
+        """Say whether the norm of what all processes hold is at most `max_norm`; False where that cannot be told."""
+        powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
+        _, (total,) = self._shardings.reduced([], [[powers]], operator.add, torch_distributed.add_up)
+        return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
+
+    def _reduced(self, xp: Any, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+        """Reduce the accumulators of all shardings, and the flags with them, on the device of the processes."""
+        merge = xp.maximum if self._order.extreme else xp.add
+        return self._shardings.reduced(flags, known, merge, self._reduce)
+
+    def _reduce(self, values: list[Any], group: Group, lengths: tuple[int, ...]) -> list[Any]:
+        """Reduce the values of one group, and count in the flags whether its members ask for the same."""
+        largest = self._order.extreme
+        wanted = marks((self._asked, lengths), len(group.ranks), largest=largest)
+        held = self._replicas.marks(group, largest=largest)
+        reduced, same = torch_distributed.reduce(values, group, self._device, [*wanted, *held], largest=largest)
+        reduced[_DIFFER] = reduced[_DIFFER] + ~(same[0] & same[1])
+        if held[0] and same[2] and same[3] and self._are_replicas(group):
+            self._problem = replicas.explained(group)
+            reduced[_FAILED] = reduced[_FAILED] + 1.0
+        return reduced
+
+    def _are_replicas(self, group: Group) -> bool:
+        digests = set(torch_distributed.gathered(self._replicas.digest(group), group))
+        return len(digests) == 1 and None not in digests
+
+    # Errors, which end the call on every process
+
+    def _tell(self, error: Exception) -> None:
+        nothing = HOST.enter([])
+        known = [filled(HOST.xp, measure(HOST, nothing, self._order), self._order, nothing)] * len(self._shardings)
+        again = self._nonfinite.zeroes and not self._looks
+        for _ in range(1 + again):
+            flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], known)
+        self._problem = f"{type(error).__name__}: {error}"
+        if self.on_host or (self._looks and flags[_DIFFER] == 0):
+            self._told()
+
+    def _check_all_agree(self, failed: Any, differ: Any) -> None:
+        """Raise where a process could not prepare its gradients, or asks for something else than the others."""
+        if failed + differ == 0:
+            return
+        # On accelerators it may be the policy that differs, and then not all of them look, and exchange anything.
+        told = self._told() if self.on_host or differ == 0 else []
+        if self._problem:
+            raise ValueError(self._problem)
+        problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
+        if problems:
+            raise RuntimeError(
+                "another process could not prepare its gradients, so that there is no norm of all: "
+                f"{listed(problems, '; ')} Nothing has been changed."
+            )
+        where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
+        raise ValueError(
+            f"the processes do not ask for the same: {where}. Call with the same arguments and the same process groups "
+            "in all of them. Nothing has been changed."
+        )
+
+    def _told(self) -> list[Any]:
+        """Return the rank of each process, what it asks for, over which groups, and what is wrong there."""
+        own = (torch_distributed.rank(), self._asked, self._shardings.described(), self._problem)
+        return torch_distributed.exchange([own], self._shardings.groups)
+
+    def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
+        """Raise a FloatingPointError that names each process and gradient which holds NaN or infinities."""
+        leaves = nonfinite_leaves(backend, arrays, names)
+        own = [f"rank {torch_distributed.rank()}: {leaf}" for leaf in leaves]
+        found = torch_distributed.exchange(own, self._shardings.groups)
+        raise FloatingPointError(explained(f"in {len(found)} leaves", found))
+
+
+def check_unsaid(members: Members) -> None:
+    """Look for parameters that are parts of others, or lack, though nothing says who holds the rest.
+
+    Raises ValueError for shards of FSDP1; warns of an empty list in one of several processes.
+    """
+    if not members.parameters and members.tree is None:
+        warnings.warn(
+            f"this process, rank {torch_distributed.rank()}, passes no parameters: its norm is 0, and processes that "
+            "hold distributed tensors wait for it. Pass parameters without gradients, too, or process_group=; [] says "
+            "that this process is alone.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+    unsaid = [p for p, beside in zip(members.parameters, members.beside_each(), strict=True) if beside is UNNAMED]
+    at = torch_distributed.fsdp1_shard(unsaid)
+    if at is not None:
+        raise ValueError(
+            "the parameters belong to FullyShardedDataParallel (FSDP1), which gives each process a shard of them, and "
+            "nothing says which processes hold the others. Pass process_group=model.process_group, of the FSDP module. "
+            "Under NO_SHARD, where every process holds all, pass process_group=[]."
+        )
+
+
+def filled(xp: Any, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
+    """Return the accumulators that one process sends, from its norm, which is that of `arrays`."""
+    if norm.floor:  # of which the others are told nothing else
+        added = norm.floor if norm.divisor is None else norm.floor / norm.divisor
+        norm = replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value))
+    return accumulators.filled(xp, norm, order, empty=not arrays.elements())
+
+
+def _flags(backend: Backend, arrays: Arrays, norms: Sequence[Norm]) -> list[Any]:
+    """Return the four numbers of this process, which has measured these norms."""
+    numbers = [float(len(norms)), float(FLOAT64 in arrays.formats), 0.0, 0.0]
+    holders, *others = (backend.scalar(number, arrays) for number in numbers)
+    finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
+    return [backend.xp.where(finite, holders, math.inf), *others]

@@ -1,0 +1,134 @@
+"""Over which process groups gradients are sharded, and how what each process holds is reduced over them.
+
+Gradients that are sharded over the same groups share accumulators. Group after group, all accumulators that have to be
+reduced over it are reduced in one call; those that then have the same groups before them are added up and go on as one.
+What has no group before it is replicated, and counts once. Which shardings there are follows from the layout of the
+parameters and from the groups that were named, never from the gradients at hand. So every process makes the same calls,
+whether it holds all, some or none of them.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.torch import distributed as torch_distributed
+from gradclip.backends.torch.distributed import Group
+from gradclip.parameters import UNNAMED, Members
+
+Sharding = tuple[Group, ...]
+"""The groups over which a gradient is sharded, in the order in which its norm is reduced."""
+
+
+class Shardings:
+    """Every sharding that there is, on every process the same, and the number of that of each gradient here."""
+
+    def __init__(self, members: Members, named: Sequence[Any]) -> None:
+        self._all, self._of_gradients = _all_shardings(members, torch_distributed.groups(named))
+        self.groups = _sequence(self._all)
+        self._place = {group: place for place, group in enumerate(self.groups)}
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def keep(self, indices: Sequence[int]) -> None:
+        """Forget the gradients here of which the index is none of these."""
+        if self._of_gradients:
+            self._of_gradients = [self._of_gradients[index] for index in indices]
+
+    def described(self) -> str:
+        """Return in words over which groups gradients are sharded, in which order."""
+        ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in one) for one in self._all]
+        return "splits over " + " and over ".join(filter(None, ways))
+
+    def over(self, group: Group) -> list[int]:
+        """Return the numbers of the shardings over a group and, perhaps, others."""
+        return [number for number, sharding in enumerate(self._all) if group in sharding]
+
+    def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
+        """Return the arrays of each sharding."""
+        if len(self._all) == 1:
+            return [arrays]
+        indices: list[list[int]] = [[] for _ in self._all]
+        for index, number in enumerate(self._of_gradients):
+            indices[number].append(index)
+        return [backend.chosen(arrays, chosen) for chosen in indices]
+
+    def reduced(
+        self,
+        flags: list[Any],
+        known: Sequence[list[Any]],
+        merge: Callable[[Any, Any], Any],
+        reduce: Callable[[list[Any], Group, tuple[int, ...]], list[Any]],
+    ) -> tuple[list[Any], list[Any]]:
+        """Reduce the accumulators of all shardings to those of one, over one group after the other; flags with them.
+
+        `reduce` takes as many numbers of every member of a group, the group, and what has to be the same for all of
+        them: whether some gradients are sharded over no group, and over how many groups those of each sharding have to
+        be reduced. `merge` takes two accumulators in this process.
+        """
+        waiting = dict(zip(self._all, known, strict=True))
+        length = len(known[0])
+        for group in self.groups:
+            first = sorted((sharding for sharding in waiting if sharding[:1] == (group,)), key=self._places)
+            lengths = (() in self._all, *map(len, first))
+            flat = reduce([*flags, *(number for sharding in first for number in waiting.pop(sharding))], group, lengths)
+            flags, flat = flat[: len(flags)], flat[len(flags) :]
+            for position, sharding in enumerate(first):
+                reduced = flat[position * length : (position + 1) * length]
+                rest = sharding[1:]
+                other = waiting.get(rest)
+                waiting[rest] = reduced if other is None else list(map(merge, other, reduced))
+        return flags, waiting[()]
+
+    def _places(self, sharding: Sharding) -> list[int]:
+        return [self._place[group] for group in sharding]
+
+
+def _all_shardings(members: Members, default: Sharding) -> tuple[list[Sharding], list[int]]:
+    parameters, gradients, layouts_of = members.parameters, members.gradients, torch_distributed.layouts
+    beside = {id(one): default if one is UNNAMED else torch_distributed.groups(one) for one in members.beside}
+    named = [beside.get(id(one), default) for one in members.beside_each()]
+    layouts = list(zip(layouts_of(parameters), layouts_of(gradients), map(id, named), strict=True))
+    found = dict.fromkeys(sharding for sharding in (default, *beside.values()) if sharding)
+    of_layout: dict[Any, Sharding] = {}
+    for layout in dict.fromkeys(layouts):
+        at = layouts.index(layout)
+        shardings = torch_distributed.sharded_over(parameters[at], gradients[at], named[at])
+        found.update(dict.fromkeys(shardings))
+        of_layout[layout] = shardings[-1]
+    if len(found) < 2:
+        return list(found) or [()], []
+    number_of = {sharding: number for number, sharding in enumerate(found)}
+    of_gradients: dict[int, int] = {}
+    for layout, gradient in zip(layouts, gradients, strict=True):
+        of_gradients.setdefault(id(gradient), number_of[of_layout[layout]])
+    of_gradients.pop(id(None), None)
+    return list(found), list(of_gradients.values())
+
+
+def _sequence(shardings: Sequence[Sharding]) -> list[Group]:
+    """Return all groups, each after those that stand before it in any sharding.
+
+    Otherwise they come in one order for all processes, whatever stands first in the list of one, so that none waits in
+    one group for a process that waits for it in another.
+
+    Raises ValueError where two stand in one order here and in the other there.
+    """
+    waiting, order = list(shardings), []
+    while any(waiting):
+        seen = dict.fromkeys(group for sharding in waiting for group in sharding)
+        ready = [group for group in seen if not any(group in sharding[1:] for sharding in waiting)]
+        if not ready:
+            raise ValueError(
+                "two process groups are named in one order for some parameters and in the other order for others; "
+                "name them in the same order everywhere."
+            )
+        order.append(min(ready, key=_in_all_processes))
+        waiting = [sharding[1:] if sharding[:1] == (order[-1],) else sharding for sharding in waiting]
+    return order
+
+
+def _in_all_processes(group: Group) -> tuple[list[int], tuple[int, ...]]:
+    """Return a key that orders all groups: along one dimension of a mesh first, then along another."""
+    return [rank - group.ranks[0] for rank in group.ranks], group.ranks

@@ -1,0 +1,185 @@
+"""Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
+
+Everything is checked and decided before the first element is written. Memory that several gradients share counts,
+and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
+get the same norm.
+"""
+
+from typing import Any
+
+from gradclip.arguments import check_norm, check_real, check_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import whole_scalar
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide, from_norm
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import Order
+from gradclip.distributed.processes import ONE_PROCESS, processes_of
+from gradclip.inplace.gradients import entered
+from gradclip.parameters import Members
+
+
+@ordinary_arithmetic
+def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
+    """Return the norm of the gradients of `parameters` together, without changing them.
+
+    Args:
+        parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
+            themselves. A `.grad` of None is skipped. Views of the same elements, as W and W.T, count once.
+        ord: which norm, as in `gradclip.global_norm`.
+        process_group: the processes of which each holds other gradients, as in `clip_grad_norm_`.
+        mesh: the same as a mesh.
+
+    Returns:
+        A scalar of the gradients' framework on the first one's device: float64 if one is float64, else float32.
+
+    Raises:
+        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator,
+        gradients that share only some of their elements.
+
+    >>> from types import SimpleNamespace
+    >>> import numpy as np
+    >>> layer = SimpleNamespace(grad=np.array([3.0, 4.0]))
+    >>> float(grad_norm([layer]))
+    5.0
+
+    """
+    members = _members(parameters, process_group, mesh)
+    processes = processes_of(members, process_group, mesh)
+    with processes.preparing():
+        order = Order.parse(ord)
+        processes.ask(order, PROPAGATE)
+        gradients, backend, arrays = entered(members, processes)
+    holders = processes.holders(backend)
+    with backend.precision():
+        norm = holders.measure(backend, arrays, order)
+        return backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), gradients.grads)
+
+
+@ordinary_arithmetic
+def clip_grad_norm_(
+    parameters: Any,
+    max_norm: Any,
+    ord: Any = 2,
+    *,
+    nonfinite: str = "propagate",
+    process_group: Any = None,
+    mesh: Any = None,
+) -> Any:
+    """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
+
+    Args:
+        parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
+            array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
+            writable. Memory that is listed twice is scaled once.
+        max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
+        process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
+            group of PyTorch, or a list; an empty list says that this process is alone. Distributed tensors say
+            themselves how they are split, gradients of DistributedDataParallel are not split. A parameter group
+            (`{"params": [...], "process_group": ...}`) may name its own.
+        mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
+
+    Returns:
+        The norm before clipping, as `grad_norm` returns it.
+
+    Raises:
+        TypeError: something without `.grad`, a gradient of integers, what is no process group. ValueError: a negative
+        or NaN `max_norm`, an unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a
+        read-only array that nothing holds, gradients that share only some of their elements; where several processes
+        call, other arguments on some of them, a group without this process, shards of FSDP1 with no group named,
+        gradients that all of a group hold alike. RuntimeError: an error on another process, or one that has ended.
+        FloatingPointError: under "raise". In every case the gradients are as they were.
+
+    Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
+    `nonfinite="raise"`, and so always writes.
+
+    >>> from types import SimpleNamespace
+    >>> import numpy as np
+    >>> layer = SimpleNamespace(grad=np.array([3.0, 4.0]))
+    >>> float(clip_grad_norm_([layer], max_norm=1.0)), layer.grad.round(6).tolist()
+    (5.0, [0.6, 0.8])
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
+    >>> float(clip_grad_norm_(update, max_norm=6.5)), update["b"].round(6).tolist()
+    (13.0, [6.0])
+
+    """
+    members = _members(parameters, process_group, mesh)
+    processes = processes_of(members, process_group, mesh)
+    with processes.preparing():
+        order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
+        processes.ask(order, policy, max_norm)
+        gradients, backend, arrays = entered(members, processes, max_norm, to_write=True)
+        clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
+    holders = processes.holders(backend)
+    with backend.precision():
+        made = decide(backend, arrays, clipping, gradients.names, holders=holders)
+        norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
+        gradients.scale(backend, arrays, made.arrays, made.coefficient)
+    return norm
+
+
+@ordinary_arithmetic
+def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> None:
+    """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
+
+    Args:
+        parameters: as in `clip_grad_norm_`.
+        max_norm: the threshold, >= 0.
+        total_norm: the norm the gradients count as having, >= 0: a number or a scalar array, trusted to float32
+            precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all NaN, an infinite
+            one makes finite gradients zero.
+
+    Raises:
+        TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.
+
+    On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
+
+    """
+    max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
+    gradients, backend, arrays = entered(Members.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
+    max_norm, total_norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
+    with backend.precision():
+        if arrays:
+            chosen = from_norm(backend, total_norm, max_norm, arrays)
+            gradients.scale(backend, arrays, arrays, chosen)
+
+
+@ordinary_arithmetic
+def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
+    """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
+
+    Args:
+        parameters: as in `clip_grad_norm_`.
+        clip_value: the largest magnitude, >= 0. Where a gradient's dtype cannot hold it, the next number toward zero.
+
+    Raises:
+        TypeError: a complex gradient, something without `.grad`. ValueError: a negative or NaN `clip_value`, gradients
+        instead of parameters, an exhausted generator. In every case the gradients are as they were.
+
+    >>> from types import SimpleNamespace
+    >>> import numpy as np
+    >>> layer = SimpleNamespace(grad=np.array([-3.0, 0.5]))
+    >>> clip_grad_value_(layer, 1.0)
+    >>> layer.grad.tolist()
+    [-1.0, 0.5]
+
+    """
+    clip_value = whole_scalar(clip_value)
+    gradients, backend, arrays = entered(Members.of(parameters), ONE_PROCESS, clip_value, to_write=True)
+    bound = check_threshold(clip_value, "clip_value", backend=backend)
+    with backend.precision():
+        check_real(arrays, gradients.names)
+        gradients.clamp(backend, arrays, bound)
+
+
+def _members(parameters: Any, process_group: Any, mesh: Any) -> Members:
+    """Return the parameters; where they cannot be told, an error, of which the processes that are named hear."""
+    try:
+        return Members.of(parameters)
+    except Exception:
+        if process_group is None and mesh is None:
+            raise
+        with processes_of(Members(()), process_group, mesh).preparing():
+            raise

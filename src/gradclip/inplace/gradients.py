@@ -1,0 +1,204 @@
+"""The gradients that an in-place call is about: those of parameters, or a tree of arrays itself."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip.backends import Backend, Shards, any_distributed, shards_of
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.host.memory import shared
+from gradclip.backends.registry import all_known, entry_of, find, known, load
+from gradclip.core.scopes import TREE
+from gradclip.parameters import Members
+from gradclip.tree import flatten
+
+if TYPE_CHECKING:
+    from gradclip.distributed.processes import Processes
+
+
+@dataclass(frozen=True)
+class Gradients:
+    """Gradients, each once, and what holds them: parameters with a `.grad`, or nothing.
+
+    `grads` is what this process has of them, `held` what stands in `.grad`: the same but for distributed tensors.
+    `again` are views of the same elements as others of them, which have been counted, where none can be written.
+    """
+
+    grads: Sequence[Any]
+    members: Members
+    held: Sequence[Any]
+    paths: Sequence[str] = ()
+    shards: Shards | None = None
+    again: "Gradients | None" = None
+
+    @classmethod
+    def of(cls, members: Members) -> "Gradients":
+        """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
+        if members.tree is not None:
+            return cls._of_tree(members.tree)
+        members.check_all_hold()
+        held = _once([grad for grad in members.gradients if grad is not None])
+        if not held:
+            _refuse_bare_gradients(members.parameters)
+        if not any_distributed(held):
+            return cls(held, members, held)
+        parameters = members.parameters
+        if len(held) < len(parameters):
+            first = {id(grad): p for p, grad in reversed(list(zip(parameters, members.gradients, strict=True)))}
+            parameters = [first[id(grad)] for grad in held]
+        shards = shards_of(held, parameters)
+        return cls(shards.locals, members, held, (), shards)
+
+    @classmethod
+    def _of_tree(cls, tree: Any) -> "Gradients":
+        flat = flatten(tree)
+        paths = [path or "the gradient" for path in flat.paths()]
+        for leaf, path in zip(flat.leaves, paths, strict=True):
+            if not isinstance(leaf, np.ndarray):
+                raise TypeError(
+                    f"a tree to be clipped in place must hold NumPy arrays only, got {type(leaf).__name__} at {path}. "
+                    "Pass such a tree, or parameters that have a .grad; for new arrays use "
+                    "gradclip.clip_by_global_norm."
+                )
+        named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
+        grads = _once(flat.leaves)
+        return cls(grads, Members(()), grads, [named[id(grad)] for grad in grads])
+
+    def names(self) -> list[str]:
+        """Return what each gradient is called in an error."""
+        if self.paths:
+            return list(self.paths)
+        places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
+        return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
+
+    def backend(self, *scalars: Any, otherwise: Callable[[], Sequence[Any]]) -> Backend:
+        """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
+        leaves = self.grads or otherwise() or [p for p in self.members.parameters[:1] if known(p)]
+        return find(leaves, self.names, *scalars)
+
+    def check_writable(self) -> None:
+        """Raise a ValueError that names an array which no parameter holds and cannot be written."""
+        for grad, path in zip(self.grads, self.paths, strict=bool(self.paths)):
+            if not grad.flags.writeable:
+                raise ValueError(
+                    f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or use "
+                    "gradclip.clip_by_global_norm, which returns new arrays."
+                )
+
+    def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
+        """Raise a TypeError that names a parameter which takes no other gradient, where its own cannot be written.
+
+        The parameters of a framework take any.
+        """
+        parameters = self.members.parameters
+        if backend.can_write(self.grads, arrays) or all_known(parameters):
+            return
+        for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
+            if grad is None or known(parameter) or backend.writable(grad):
+                continue
+            try:
+                parameter.grad = grad
+            except (AttributeError, TypeError) as error:
+                raise TypeError(
+                    f"{self.members.name(index)}.grad cannot be written where it lies, and its holder, a "
+                    f"{type(parameter).__name__}, takes no other gradient. Pass holders whose .grad can be set, or use "
+                    "gradclip.clip_by_global_norm, which returns new arrays."
+                ) from error
+            except Exception:  # it has a setter, which need not take views: what replaces this is none
+                pass
+
+    def enter(self, backend: Backend) -> Arrays:
+        """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""
+        with backend.precision():
+            return backend.enter_in_place(self.grads, self.names)
+
+    def each_memory_once(self, backend: Backend) -> "tuple[Gradients, list[int]]":
+        """Return the gradients without views of the same elements as others, and the indices of what is left.
+
+        Raises ValueError for two that share some of their elements.
+        """
+        groups, meeting = shared(list(map(backend.region, self.grads)))
+        if meeting is not None:
+            first, second = (self.names()[index] for index in meeting)
+            raise ValueError(
+                f"{first} and {second} share some of their memory, but are no views of the same elements, so they "
+                "cannot be clipped in place together. Pass one that holds all the elements, or copies."
+            )
+        kept, again = [], []
+        for group in groups:
+            written = [index for index in group if len(group) > 1 and backend.writable(self.grads[index])]
+            kept.append((written or group)[0])
+            again += [] if written else group[1:]
+        kept.sort()
+        return replace(self.chosen(kept), again=self.chosen(again) if again else None), kept
+
+    def chosen(self, indices: Sequence[int]) -> "Gradients":
+        """Return those of the gradients at `indices`."""
+        grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
+        return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
+
+    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Any) -> None:
+        """Scale the gradients, which are `arrays`, from `new` on."""
+        self._replace(backend.update(self.grads, arrays, new, coefficient, TREE))
+        if self.again is not None:
+            others = self.again.enter(backend)
+            again = others if new is arrays else backend.without_nonfinite(others)
+            self.again.scale(backend, others, again, coefficient)
+
+    def clamp(self, backend: Backend, arrays: Arrays, bound: Any) -> None:
+        """Clamp each element of the gradients, which are `arrays`."""
+        self._replace(backend.update_clamped(self.grads, arrays, bound))
+        if self.again is not None:
+            self.again.clamp(backend, self.again.enter(backend), bound)
+
+    def _replace(self, updated: Sequence[Any]) -> None:
+        """Put each updated gradient in the `.grad` of its parameters where it is another object."""
+        whole = self.shards.whole(updated) if self.shards else updated
+        if whole is self.held:
+            return
+        changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
+        if changed:
+            # As read at the start: a property may hand out another object each time.
+            for parameter, old in zip(self.members.parameters, self.members.gradients, strict=True):
+                if id(old) in changed:
+                    parameter.grad = changed[id(old)]
+
+
+def _once(grads: list[Any]) -> list[Any]:
+    """Return the gradients without those that are another's object."""
+    if len(set(map(id, grads))) == len(grads):
+        return grads
+    return list({id(grad): grad for grad in grads}.values())
+
+
+def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
+    for index, parameter in enumerate(parameters):
+        entry = entry_of(parameter)
+        if entry is not None and load(entry).is_bare(parameter):
+            raise ValueError(
+                f"parameters[{index}] is a tensor that has no .grad and needs none: gradients were passed where the "
+                "parameters belong. Pass the parameters; to clip gradients themselves use "
+                "gradclip.clip_by_global_norm."
+            )
+
+
+def entered(
+    members: Members, processes: "Processes", *scalars: Any, to_write: bool = False
+) -> tuple[Gradients, Backend, Arrays]:
+    """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
+    gradients = Gradients.of(members)
+    if to_write:
+        gradients.check_writable()
+    backend = gradients.backend(*scalars, otherwise=processes.nothing)
+    arrays = gradients.enter(backend)
+    if to_write:
+        gradients.check_replaceable(backend, arrays)
+    if not backend.collide(gradients.grads, arrays):
+        return gradients, backend, arrays
+    gradients, kept = gradients.each_memory_once(backend)
+    if len(kept) == len(arrays):
+        return gradients, backend, arrays
+    processes.keep(kept)
+    return gradients, backend, gradients.enter(backend)

@@ -1,0 +1,137 @@
+"""Clipping each gradient of parameters, or each layer of a tree of NumPy arrays, by its own norm, in place."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradclip.arguments import check_threshold, is_single_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import Backend, any_distributed
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.distributed.mesh_axes import holders_of
+from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.inplace.gradients import Gradients, entered
+from gradclip.parameters import Members
+from gradclip.tree import flatten
+
+
+@ordinary_arithmetic
+def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
+    """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
+
+    Args:
+        parameters: as in `clip_grad_norm_`, but for distributed tensors.
+        max_norm: the threshold of each gradient, >= 0: a number, or a list with one for each parameter. Of a tree of
+            NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: what to do with NaN and infinities in a gradient, as in `gradclip.clip_by_global_norm`.
+
+    Returns:
+        The norms before clipping: a list with one for each parameter, None where it has no gradient. Of a tree of NumPy
+        arrays, a tree of norms, shaped as it, or as `max_norm`.
+
+    Raises:
+        ValueError: distributed tensors, thresholds that are not one for each parameter. Others as in `clip_grad_norm_`;
+        in every case the gradients are as they were.
+
+    >>> import numpy as np
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
+    >>> norms = clip_grad_layer_norm_(update, max_norm=1.0)
+    >>> float(norms["w"]), update["w"].round(6).tolist(), update["b"].tolist()
+    (5.0, [0.6, 0.8], [0.5])
+
+    """
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    members = Members.of(parameters)
+    if any_distributed(members.parameters) or any_distributed(members.gradients):
+        raise ValueError(
+            "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
+            "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
+        )
+    gradients, backend, arrays = entered(members, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
+    holders = holders_of(backend)
+    layers = Layerwise.of(members, max_norm, backend)
+    made, norms = [], []
+    with backend.precision():
+        for group, threshold in zip(layers.among(gradients), layers.thresholds, strict=True):
+            mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
+            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names, holders=holders)
+            made.append((mine, of_group, decision))
+            norms.append(backend.leave_scalar(decision.norm.product(), holders.norm_dtype(of_group), mine.grads))
+        for mine, of_group, decision in made:
+            mine.scale(backend, of_group, decision.arrays, decision.coefficient)
+    return layers.arranged(norms)
+
+
+@dataclass(frozen=True)
+class Layerwise:
+    """Layers, each once: the gradients in each and its threshold; `arranged` makes of their norms what is returned."""
+
+    layers: Sequence[Sequence[Any]]
+    thresholds: Sequence[Any]
+    arranged: Callable[[Sequence[Any]], Any]
+
+    @classmethod
+    def of(cls, members: Members, max_norm: Any, backend: Backend) -> "Layerwise":
+        """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
+        if members.tree is not None:
+            return cls._of_tree(members.tree, max_norm, backend)
+        grads = members.gradients
+        single = is_single_threshold(max_norm) and not getattr(max_norm, "shape", ())
+        if not (single or isinstance(max_norm, list | tuple)):
+            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
+        max_norms = [max_norm] * len(grads) if single else max_norm
+        if len(max_norms) != len(grads):
+            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
+        return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, backend, list)
+
+    @classmethod
+    def _of_tree(cls, tree: Any, max_norm: Any, backend: Backend) -> "Layerwise":
+        flat = flatten(tree)
+        if is_single_threshold(max_norm):
+            return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), backend, flat.rebuild)
+        prefix, groups = flat.split_by(max_norm)
+        layers = [[flat.leaves[i] for i in group] for group in groups]
+        return cls._once(layers, prefix.leaves, backend, prefix.rebuild)
+
+    @classmethod
+    def _once(
+        cls,
+        layers: Sequence[Sequence[Any]],
+        max_norms: Sequence[Any],
+        backend: Backend,
+        rebuild: Callable[[list[Any]], Any],
+    ) -> "Layerwise":
+        """Return layers without those that are others again, which must have the same threshold."""
+        keys = [frozenset(map(id, layer)) for layer in layers]
+        unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
+        checked = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
+        asked = dict(zip(keys, checked, strict=True))
+        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
+        if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
+            raise ValueError(
+                "a gradient occurs twice, in two layers or with two thresholds, so that it is not clear what it is "
+                "clipped to. Pass it once."
+            )
+        places = {key: place for place, key in enumerate(unique)}
+
+        def arranged(norms: Sequence[Any]) -> Any:
+            return rebuild([norms[places[key]] if key else None for key in keys])
+
+        return cls(list(unique.values()), [asked[key] for key in unique], arranged)
+
+    def among(self, gradients: Gradients) -> list[list[int]]:
+        """Return the indices of each layer's gradients. Raises ValueError where some are views of others."""
+        places = {id(grad): index for index, grad in enumerate(gradients.held)}
+        if any(id(grad) not in places for layer in self.layers for grad in layer):
+            raise ValueError(
+                "two gradients are views of the same memory, so they cannot be layers of their own. Pass one of them."
+            )
+        return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
+
+
+def _one_for_each(grads: Sequence[Any]) -> str:
+    return f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, in their order"

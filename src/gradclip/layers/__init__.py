@@ -1,0 +1,1 @@
+"""Groups of leaves that share a norm, clipped together."""

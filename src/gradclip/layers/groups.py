@@ -1,0 +1,146 @@
+"""Groups of leaves that share a norm: measured and clipped together, as one call where that can be done."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import Backend
+from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.registry import find
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.derivative import ClipRule
+from gradclip.core.holders import Holders
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Order
+from gradclip.core.scopes import LAYER, TREE
+from gradclip.distributed.mesh_axes import holders_of, over_axes
+from gradclip.layers import at_once as layers
+from gradclip.layers import traced as traced_layers
+from gradclip.tree import FlatTree
+
+
+def norm_of(backend: Backend, holders: Holders, leaves: Sequence[Any], order: Order) -> Any:
+    """Return the norm of the leaves together, as a scalar of their framework."""
+    rule = ClipRule(order, math.inf, PROPAGATE, CLIP, TREE)
+    patterns = backend.patterns(leaves)
+
+    def primal(prepared: Sequence[Any], _max_norm: None, _mask: None) -> tuple[list[Any], Any, list[Any]]:
+        with backend.precision():
+            arrays = backend.enter(prepared)
+            norm = holders.measure(backend, arrays, order)
+            return [], backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), patterns), []
+
+    return backend.differentiable(primal, rule)(list(map(backend.prepare, leaves)), None, None)[1]
+
+
+@ordinary_arithmetic
+def clip_groups(
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    max_norms: Sequence[Any],
+    clipping: Clipping,
+    axis_name: Any = None,
+) -> tuple[list[Any], list[Any]]:
+    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    warn_of_parameters(flat.leaves)
+    backend, holders = backend_and_holders(flat, axis_name, *max_norms)
+    thresholds = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
+    given = list(map(scalar_array, max_norms))
+    clipped = list(flat.leaves)
+    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
+    only_numbers = all(array is None for array in given)
+    norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
+    made, found = traced_layers.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)
+    norms.update(found)
+    for i, result in made.items():
+        clipped[i] = result
+    for number, group in enumerate(groups):
+        if number in norms:
+            continue
+        mine = replace(clipping, max_norm=thresholds[number])
+        leaves = [flat.leaves[i] for i in group]
+        together = partial(_names, outline, group)
+        results, norms[number] = _clip_together(backend, holders, leaves, given[number], mine, together)
+        for i, result in zip(group, results, strict=True):
+            clipped[i] = result
+    return clipped, [norms[number] for number in range(len(groups))]
+
+
+def _clip_at_once(
+    backend: Backend,
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+    clipped: list[Any],
+) -> dict[int, Any]:
+    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
+    if not clipping.target.keeps:
+        return {}
+    with backend.precision():
+        known = measured_at_once(backend, flat, groups, clipping.order)
+        made = known and known.clipped(thresholds)
+        if not made:
+            return {}
+        known, results = made
+        norms = known.norms(flat.leaves)
+        pairs = zip(known.members, known.group_of, results, strict=True)
+        ours = [(index, result) for index, group, result in pairs if known.numbers[group] in norms]
+        indices = [index for index, _ in ours]
+        left = backend.leave_all([result for _, result in ours], [flat.leaves[index] for index in indices])
+        for index, result in zip(indices, left, strict=True):
+            clipped[index] = result
+        return norms
+
+
+def measured_at_once(
+    backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
+) -> layers.Layers | None:
+    """Measure many groups of leaves with one call, where that can be done."""
+    if len(groups) < 2 or not in_host_memory(backend) or not backend.plain(flat.leaves):
+        return None
+    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
+
+
+def backend_and_holders(flat: FlatTree, axis_name: Any, *scalars: Any) -> tuple[Backend, Holders]:
+    """Return the backend of a tree and its thresholds, over mesh axes where such are named, and who holds the tree."""
+    backend = find(flat.leaves, flat.paths, *scalars)
+    return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
+
+
+def _names(flat: FlatTree, group: Sequence[int]) -> list[str]:
+    paths = flat.paths()
+    return [paths[i] or "the gradient" for i in group]
+
+
+def _clip_together(
+    backend: Backend,
+    holders: Holders,
+    leaves: Sequence[Any],
+    given: Any,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+) -> tuple[list[Any], Any]:
+    """Clip leaves by their common norm; `given` is the threshold where it came as a scalar array."""
+    known = isinstance(clipping.max_norm, float)
+    # JAX keeps what the functions here hold on to, so no traced array may be among it.
+    clipping = clipping if known else replace(clipping, max_norm=None)
+    patterns = backend.patterns(leaves)
+
+    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
+        with backend.precision():
+            arrays = backend.enter(prepared)
+            asked = clipping if known else replace(clipping, max_norm=max_norm)
+            made = decide(backend, arrays, asked, names, holders=holders)
+            shrunk = backend.shrink(made.arrays, made.coefficient, LAYER)
+            norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), patterns)
+            return backend.leave_all(shrunk, patterns), norm, []
+
+    rule = ClipRule(clipping.order, clipping.max_norm, clipping.nonfinite, clipping.target, LAYER)
+    clip = backend.differentiable(primal, rule)
+    return clip(list(map(backend.prepare, leaves)), given, None)[:2]

@@ -1,0 +1,147 @@
+"""Many layers of traced arrays at once: all norms in one vector, so that what follows from a norm is traced once.
+
+Only the sum of each layer and the products of its elements are traced, and compiled, for each.
+"""
+
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import product_format
+from gradclip.core.coefficient import CLIP
+from gradclip.core.decide import Clipping, decide_each
+from gradclip.core.derivative import ClipRule, LayersRule
+from gradclip.core.holders import Holders
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Norm, Order
+from gradclip.core.scopes import LAYER
+
+
+def clipped(
+    backend: Backend,
+    holders: Holders,
+    leaves: Sequence[Any],
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+) -> tuple[dict[int, Any], dict[int, Any]]:
+    """Clip each group of traced leaves by its norm; return leaves by their index and norms by the group's number.
+
+    Both are empty where that is not to be done. Thresholds are checked: floats, or scalar arrays.
+    """
+    results: dict[int, Any] = {}
+    norms: dict[int, Any] = {}
+    for numbers in _together(backend, leaves, groups, thresholds):
+        known, given = _thresholds(backend, [thresholds[number] for number in numbers])
+        mine = replace(clipping, max_norm=known)
+        batch = _Layers.of(backend, holders, leaves, [groups[number] for number in numbers], mine)
+        made, found = batch.run(leaves, given, with_leaves=True)
+        results.update(zip(batch.indices, made, strict=True))
+        norms.update(zip(numbers, found, strict=True))
+    return results, norms
+
+
+def measured(
+    backend: Backend, holders: Holders, leaves: Sequence[Any], groups: Sequence[Sequence[int]], order: Order
+) -> dict[int, Any]:
+    """Return the norm of each group of traced leaves by its number; none where that is not to be done."""
+    norms: dict[int, Any] = {}
+    for numbers in _together(backend, leaves, groups, [math.inf] * len(groups)):
+        clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
+        batch = _Layers.of(backend, holders, leaves, [groups[number] for number in numbers], clipping)
+        norms.update(zip(numbers, batch.run(leaves, None, with_leaves=False)[1], strict=True))
+    return norms
+
+
+def _together(
+    backend: Backend, leaves: Sequence[Any], groups: Sequence[Sequence[int]], thresholds: Sequence[Any]
+) -> list[list[int]]:
+    """Return the numbers of those groups whose norms, and thresholds, can be in one vector."""
+    found: dict[Hashable, list[int]] = {}
+    if backend.concrete or len(groups) < 2:
+        return []
+    for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
+        known = isinstance(threshold, float)
+        of_leaves = backend.together([leaves[i] for i in group])
+        of_threshold = None if known else (backend.together([threshold]), str(threshold.dtype))
+        if of_leaves is not None:
+            found.setdefault((of_leaves, of_threshold), []).append(number)
+    return list(found.values())
+
+
+def _thresholds(backend: Backend, thresholds: Sequence[Any]) -> tuple[Any, Any]:
+    """Return thresholds as `(known, None)` or `(None, traced)`, one for all where they are the same."""
+    first = thresholds[0]
+    if isinstance(first, float):
+        return (first if len(set(thresholds)) == 1 else np.array(thresholds)), None
+    return None, first if all(one is first for one in thresholds) else backend.xp.stack(thresholds)
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Groups of leaves. It holds no traced array: JAX keeps what the functions of its rules hold."""
+
+    backend: Backend
+    holders: Holders
+    indices: list[int]
+    sizes: list[int]
+    patterns: Sequence[Any]
+    clipping: Clipping
+
+    @classmethod
+    def of(
+        cls,
+        backend: Backend,
+        holders: Holders,
+        leaves: Sequence[Any],
+        groups: Sequence[Sequence[int]],
+        clipping: Clipping,
+    ) -> "_Layers":
+        indices = [i for group in groups for i in group]
+        patterns = backend.patterns([leaves[i] for i in indices])
+        return cls(backend, holders, indices, list(map(len, groups)), patterns, clipping)
+
+    def run(self, leaves: Sequence[Any], given: Any, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
+        """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
+        asked = self.clipping
+        rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, LAYER), self.sizes)
+        call = self.backend.differentiable(self._clipped if with_leaves else self._measured, rule)
+        results, norms, _ = call([self.backend.prepare(leaves[i]) for i in self.indices], given, None)
+        return results, norms
+
+    def _clipped(self, prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], list[Any], list[Any]]:
+        with self.backend.precision():
+            groups = self._groups(prepared)
+            asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)
+            norm, coefficient, arrays = decide_each(self.backend, groups, asked, self.holders)
+            halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
+            coefficients = coefficient.each(self.backend, narrow=halves)
+            of_leaves = [one for one, size in zip(coefficients, self.sizes, strict=True) for _ in range(size)]
+            shrunk = self.backend.shrink_each(Arrays(arrays), of_leaves, LAYER)
+            return self.backend.leave_all(shrunk, self.patterns), self._norms(norm, groups), []
+
+    def _measured(self, prepared: Sequence[Any], _max_norm: None, _: None) -> tuple[list[Any], list[Any], list[Any]]:
+        with self.backend.precision():
+            groups = self._groups(prepared)
+            norm = self.holders.measure_each(self.backend, groups, self.clipping.order)
+            return [], self._norms(norm, groups), []
+
+    def _groups(self, prepared: Sequence[Any]) -> list[Arrays]:
+        rest = iter(self.backend.enter(prepared))
+        return [Arrays(list(itertools.islice(rest, size))) for size in self.sizes]
+
+    def _norms(self, norm: Norm, groups: Sequence[Arrays]) -> list[Any]:
+        """Return the norms as scalars."""
+        dtypes = list(map(self.holders.norm_dtype, groups))
+        product = norm.product()
+        of_dtype = {
+            dtype: self.backend.unstacked([self.backend.leave_scalar(product, dtype, self.patterns)])[0]
+            for dtype in dict.fromkeys(dtypes)
+        }
+        return [of_dtype[dtype][number] for number, dtype in enumerate(dtypes)]

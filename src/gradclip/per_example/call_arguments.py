@@ -1,0 +1,169 @@
+"""What a clipped function is called with: positions, parameters, batches, and mappings that are no trees.
+
+Trees know dicts; a batch in another mapping, such as a `UserDict` or a tokenizer's `BatchEncoding`, becomes a dict on
+the way in, and what it was before the function sees it.
+"""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from numbers import Integral
+from typing import Any
+
+import optree
+
+from gradclip.backends.registry import instead_of_parameters, known, models_of
+from gradclip.per_example.quantities import shown
+from gradclip.tree import flatten
+from gradclip.wording import listed
+
+
+def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
+    """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
+    if not isinstance(given, Integral | Iterable):
+        raise TypeError(f"{name} must be a position or several, got {shown(given)} of type {type(given).__name__}.")
+    numbers = (given,) if isinstance(given, Integral) else tuple(given)
+    if not numbers:
+        raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
+    if any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in numbers):
+        raise ValueError(f"{name} must be positions counted from 0, got {shown(given)}.")
+    if len({*numbers}) < len(numbers):
+        raise ValueError(f"{name} names a position twice, got {shown(given)}. Pass each once.")
+    return tuple(map(int, numbers))
+
+
+def needed_positions(fun: Callable[..., Any]) -> list[int]:
+    """Return the positions of those arguments that a function cannot do without, as far as it tells them."""
+    try:
+        parameters = inspect.signature(fun).parameters.values()
+    except (TypeError, ValueError):
+        return []
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return [i for i, p in enumerate(by_position) if p.default is p.empty]
+
+
+def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
+    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
+    return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
+
+
+def not_said(name: str, others: tuple[int, ...]) -> str:
+    """Return the error where it was not said which of several arguments carry the batch."""
+    return (
+        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
+        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
+    )
+
+
+def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
+    """Return the length of axis 0 that all leaves, and the mask, have in common.
+
+    Raises ValueError that names the leaves where there is none.
+    """
+    shapes = {}
+    for i, arg in enumerate(mapped_args):
+        flat = flatten(arg)
+        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+            shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
+    if mask is not None:
+        shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
+    first = next(iter(shapes.values()), ())
+    if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
+        # What differs from the first comes before what does not, for the list is cut.
+        one, *others = shapes.items() or [("", ())]
+        others.sort(key=lambda item: item[1][:1] == first[:1])
+        found = [f"{name} {shape}" for name, shape in (one, *others) if name]
+        raise ValueError(
+            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
+            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
+        )
+    return first[0]
+
+
+def check_positions(
+    args: Sequence[Any], argnums: int | tuple[int, ...] | None, batch_argnums: tuple[int, ...], prng_argnum: int | None
+) -> None:
+    """Raise a TypeError where a position has no argument."""
+    differentiated = argnums if isinstance(argnums, tuple) else (argnums or 0,)
+    needed = max(*batch_argnums, *differentiated, prng_argnum or 0)
+    if len(args) <= needed:
+        raise TypeError(
+            f"argument {needed} is needed by position (argnums={argnums}, batch_argnums="
+            f"{batch_argnums}, prng_argnum={prng_argnum}), got {len(args)} positional arguments."
+        )
+
+
+def check_assumption(
+    name: str,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    argnums: int | tuple[int, ...] | None,
+    batch_argnums: tuple[int, ...],
+    prng_argnum: int | None,
+) -> None:
+    """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
+    others = others_than(range(len(args)), argnums, prng_argnum)
+    if len(others) > 1:
+        raise TypeError(not_said(name, others))
+    count = batch_size([arg if i in batch_argnums else None for i, arg in enumerate(args)], None)
+    for keyword, given in kwargs.items():
+        lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
+        if count > 1 and (count,) in lengths:
+            raise TypeError(
+                f"every example would get all of {keyword}, which has {count} rows as the batch does. Pass it by "
+                f"position, and to {name} batch_argnums=, the positions of all that carries the batch; or if every "
+                f"example is to get all of it, batch_argnums={batch_argnums[0]}."
+            )
+
+
+def check_parameters(position: int, tree: Any) -> None:
+    """Raise a TypeError for an argument to differentiate that holds a module, a generator, or a mapping of its own."""
+    if isinstance(tree, Iterator):
+        kind = type(tree).__name__
+        raise TypeError(f"argument {position} is a {kind}, as of model.parameters(): {instead_of_parameters()}")
+    for leaf in flatten(tree).leaves:
+        if known(leaf):
+            continue
+        kind = type(leaf).__name__
+        models = models_of(leaf)
+        if models is not None:
+            raise TypeError(f"argument {position} holds a module ({kind}), not its parameters: {models.parameters}")
+        if isinstance(leaf, Mapping):
+            raise TypeError(f"argument {position} holds a {kind}, whose arrays cannot be seen: pass dict(...) of it.")
+
+
+def has_mappings(tree: Any) -> bool:
+    """Say whether a tree holds mappings that it takes for leaves."""
+    return any(isinstance(leaf, Mapping) for leaf in flatten(tree).leaves)
+
+
+def opened(tree: Any) -> Any:
+    """Return a tree with dicts in place of such mappings."""
+    return optree.tree_map(lambda leaf: _as_dict(leaf) if isinstance(leaf, Mapping) else leaf, tree)
+
+
+def _as_dict(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
+    return {key: opened(value) for key, value in mapping.items()}
+
+
+def closed(like: Any, tree: Any) -> Any:
+    """Return an opened tree with the mappings that `like` has, their values those of the tree."""
+    return optree.tree_map(lambda old, new: _refilled(old, new) if isinstance(old, Mapping) else new, like, tree)
+
+
+def _refilled(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
+    """Return a copy of a mapping with other values."""
+    values = {key: closed(value, new[key]) for key, value in old.items()}
+    try:
+        if not hasattr(old, "__setitem__"):
+            return type(old)(values)  # type: ignore[call-arg]
+        made: Any = copy(old)
+        for key, value in values.items():
+            made[key] = value
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"a batch of type {type(old).__name__} cannot be made again for one example, got {shown(old)}: pass "
+            "dict(...) of it."
+        ) from error
+    return made

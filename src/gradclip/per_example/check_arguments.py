@@ -1,0 +1,84 @@
+"""What `check_sensitivity` is given and gets back, checked: dtypes to try, a promise, sums of one structure."""
+
+import numbers
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.formats import SUPPORTED, bare_name
+from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.quantities import as_count, as_number, shown
+from gradclip.tree import FlatTree
+
+
+def as_promise(promised: Any) -> Sensitivity:
+    """Return what is promised; a number is the largest distance for adding or removing one example."""
+    if isinstance(promised, Sensitivity):
+        return promised
+    return Sensitivity(as_number("sensitivity", promised), "example", "add_or_remove_one")
+
+
+def as_dtypes(dtypes: Any) -> tuple[str | None, ...]:
+    """Return the names of the dtypes to try; None stands for those of the arrays.
+
+    Raises ValueError for what is no dtype of gradients.
+    """
+    several = isinstance(dtypes, Iterable) and not isinstance(dtypes, (str, type))
+    asked = [*dtypes] if several else [dtypes]
+    names = [None if dtype is None else bare_name(str(getattr(dtype, "__name__", dtype))) for dtype in asked]
+    for name, dtype in zip(names, asked, strict=True):
+        if name is not None and name not in SUPPORTED:
+            raise ValueError(f"dtypes must be some of {', '.join(SUPPORTED)}, got {shown(dtype)}.")
+    return tuple(names) or (None,)
+
+
+def check_settings(function: Callable[[Any], Any], trials: Any, seed: Any) -> tuple[int, int]:
+    """Return the number of trials and the seed as ints.
+
+    Raises TypeError for a function that cannot be called, ValueError for no trials, or a seed that is none.
+    """
+    if not callable(function):
+        raise TypeError(f"function must be a function of a tree of gradients, got {shown(function)}.")
+    if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
+        raise ValueError(f"seed must be a whole number, 0 or more, got {shown(seed)}.")
+    return as_count("trials", trials), int(seed)
+
+
+def check_sums(flat: FlatTree) -> None:
+    """Raise an error where what a function returned holds no arrays of numbers."""
+    if not flat.leaves:
+        raise ValueError("function returned no arrays; return the sums of clipped gradients.")
+    for leaf in flat.leaves:
+        name = _dtype(leaf)
+        if name not in SUPPORTED and not name.startswith(("int", "uint")):
+            raise TypeError(
+                f"function returned {shown(leaf)} of dtype {name}; return sums in one of {', '.join(SUPPORTED)}, or "
+                "integers."
+            )
+
+
+def check_alike(first: FlatTree, second: FlatTree, counts: tuple[int, int]) -> None:
+    """Raise a ValueError where two results differ in structure, shapes or dtypes, so that they have no distance."""
+    made = [
+        {
+            path or "an array": f"{_dtype(x)}{list(np.shape(x))}"
+            for path, x in zip(flat.paths(), flat.leaves, strict=True)
+        }
+        for flat in (first, second)
+    ]
+    if made[0] == made[1] and first.structure == second.structure:
+        return
+    raise ValueError(
+        f"function returned {_listed(made[0])} for {counts[0]} examples, and {_listed(made[1])} for {counts[1]}. "
+        "Return sums over the examples, of the same structure, shapes and dtypes for each batch: of "
+        "gradclip.per_example_clip the first result alone."
+    )
+
+
+def _dtype(x: Any) -> str:
+    return bare_name(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
+
+
+def _listed(made: dict[str, str]) -> str:
+    return shown(", ".join(f"{path} {what}" for path, what in made.items())).strip("'\"")

@@ -1,0 +1,299 @@
+"""What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from gradclip.arguments import check_flag, check_mask
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends.batching import Batching, Programs, Step, mapped
+from gradclip.backends.entries import Entry
+from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
+from gradclip.per_example.batch_shapes import promise_for, whole_program
+from gradclip.per_example.call_arguments import (
+    batch_size,
+    check_assumption,
+    check_parameters,
+    check_positions,
+    closed,
+    has_mappings,
+    needed_positions,
+    not_said,
+    opened,
+    others_than,
+)
+from gradclip.per_example.clip import clip_examples
+from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_examples, shown
+from gradclip.per_example.seen import Seen
+from gradclip.per_example.sensitivity import sensitivity_of
+from gradclip.per_example.settings import PerExampleSettings
+from gradclip.tree import flatten
+
+_clip_examples = ordinary_arithmetic(clip_examples)
+
+
+class ExampleOutputs(NamedTuple):
+    """What was asked for of each example, each leaf with the batch on axis 0; None for what was not.
+
+    `values`: what the function returned. `norms`: the norm before clipping. `aux`: the function's second result.
+    These tell of single examples: noise that is scaled to the sum's sensitivity does not cover them.
+    """
+
+    values: Any = None
+    norms: Any = None
+    aux: Any = None
+
+
+@dataclass(frozen=True, eq=False)
+class ClippedFunction:
+    """A function of a batch: the sum of `fun`'s gradients, or of its results, each example's clipped by its own norm.
+
+    It is called as `fun` is, with a batch in the arguments at `batch_argnums`. Made by `gradclip.clipped_grad` and
+    `gradclip.clipped_fun`, which describe what is set and the errors; `argnums` None stands for the results themselves.
+
+    An integration that differs from these overrides `_framework`, `_is_mapped`, `_over_batch`, `_finished` and
+    `_added_in`, which say what each decides.
+    """
+
+    fun: Callable[..., Any]
+    settings: PerExampleSettings
+    argnums: int | tuple[int, ...] | None
+    batch_argnums: tuple[int, ...]
+    has_aux: bool = False
+    keep_batch_dim: bool = True
+    return_values: bool = False
+    return_norms: bool = False
+    microbatch_size: int | None = None
+    pad_to: int | None = None
+    normalize_by: float = 1.0
+    prng_argnum: int | None = None
+    unit: str = "example"
+    method: str = "vmap"
+    assumed: bool = False  # whether nobody said which arguments carry the batch
+    seen: Seen = field(default_factory=Seen, init=False, repr=False)
+    programs: Programs = field(default_factory=Programs, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if not callable(self.fun):
+            raise TypeError(f"fun must be a function, got {shown(self.fun)} of type {type(self.fun).__name__}.")
+        for name in ("has_aux", "keep_batch_dim", "return_values", "return_norms"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
+        key, batch = self.prng_argnum, self.batch_argnums
+        if key is not None and (not isinstance(key, int) or isinstance(key, bool) or key < 0 or key in batch):
+            raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}: pass one key.")
+        divisor = as_divisor("normalize_by", self.normalize_by, self.settings.sum_format)
+        object.__setattr__(self, "normalize_by", divisor)
+        for name in ("microbatch_size", "pad_to"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, as_number_of_examples(name, getattr(self, name)))
+        if self.settings.grid is not None and divisor != 1:
+            raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
+        if self.unit not in ("example", "group"):
+            raise ValueError(f"unit must be 'example' or 'group', got {self.unit!r}.")
+        if self.method not in ("vmap", "loop"):
+            raise ValueError(f"method must be 'vmap' or 'loop', got {self.method!r}.")
+        others = others_than(needed_positions(self.fun), self.argnums, key) if self.assumed else ()
+        if len(others) > 1:
+            raise TypeError(not_said(self._named(), others))
+
+    @property
+    def max_norm(self) -> Any:
+        """The threshold of each example, as it was passed."""
+        return self.settings.max_norm
+
+    @ordinary_arithmetic
+    def sensitivity(
+        self,
+        relation: str = "add_or_remove_one",
+        *,
+        batch_size: int | None = None,
+        partial_sums: int = 1,
+        partial_sums_in: Any = None,
+        summed_in: Any = "float64",
+        elements: Any = None,
+    ) -> Sensitivity:
+        """Return how far one unit can move the result: what the noise of private training is scaled to.
+
+        Args:
+            relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
+            batch_size: the largest number of examples in the whole sum, padding included, for its rounding; `pad_to`
+                times `partial_sums` if it is left out.
+            partial_sums: how many results of this function are added up afterwards: by `psum` over devices, an
+                all-reduce over processes, over virtual batches. The sensitivity is that of their sum.
+            partial_sums_in: the dtype that they are added up in, where that is not the dtype of the results.
+            summed_in: what a device adds examples up in: "float64", or "float32" where it has no other.
+            elements: how many elements the gradient of one example has, or the parameters, which are counted; None
+                takes the most that calls so far had, and 2**26 before the first. A later call that has more warns.
+
+        The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
+        examples nor on its place among them is assumed. Another number of examples makes another program, in which
+        each gradient may differ in its last bits, and by much where the loss has a kink: so the bound for
+        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, `microbatch_size` of 1 or a
+        multiple of 8, or `method="loop"` gives every program one shape. The other relations speak of batches of one
+        size, in which no example changes its place. `note` says which it is.
+        """
+        if batch_size is None and self.pad_to is not None:
+            batch_size = self.pad_to * as_count("partial_sums", partial_sums)
+        count = None if batch_size is None else as_count("batch_size", batch_size)
+        promise = sensitivity_of(
+            self.settings,
+            relation,
+            unit=self.unit,
+            normalize_by=self.normalize_by,
+            batch_size=count,
+            sum_format=self.settings.sum_format,
+            summed_in=summed_in,
+            partial_sums=partial_sums,
+            elements=self.seen.elements(elements),
+            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
+            partial_sums_in=self._added_in() if partial_sums_in is None else partial_sums_in,
+        )
+        if promise.note:
+            return promise
+        size, padded, named = self.microbatch_size, self.pad_to, self._named()
+        return promise_for(promise, method=self.method, microbatch_size=size, pad_to=padded, named=named)
+
+    def _named(self) -> str:
+        return "clipped_fun" if self.argnums is None else "clipped_grad"
+
+    def __call__(self, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+        """Return the sum, and the `ExampleOutputs` where any were asked for.
+
+        `mask`: booleans of shape (batch,); an example where it is False contributes exactly zero, its outputs are
+        zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
+        """
+        check_positions(args, self.argnums, self.batch_argnums, self.prng_argnum)
+        mask = check_mask(mask)
+        args = (*args, kwargs)
+        axes = [0 if self._is_mapped(i, len(args)) else None for i in range(len(args))]
+        kinds = {i: arg for i, arg in enumerate(args) if axes[i] == 0 and has_mappings(arg)}
+        args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
+        if self.assumed:
+            check_assumption(self._named(), args[:-1], kwargs, self.argnums, self.batch_argnums, self.prng_argnum)
+        verbs = load(self._framework(args[:-1])).batching(self.method)
+        count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
+        if self.pad_to is not None and count > self.pad_to:
+            raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
+        if self.prng_argnum is not None:
+            keys = verbs.split_key(args[self.prng_argnum], count)
+            args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
+            axes[self.prng_argnum] = 0
+        mask = None if mask is None else verbs.flags(mask)
+        of_example = self._of_example(verbs, kinds)
+        of_batch = self._over_batch(verbs, of_example, axes)
+        dtypes: list[Any] = []
+        step = self._step(verbs, of_batch, dtypes)
+        if self.microbatch_size is not None:
+            size = self.microbatch_size
+
+            def in_microbatches(mask: Any, *args: Any) -> Any:
+                return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
+
+            setting, carriers = (self.max_norm, kinds, tuple(axes), count), (0, *axes)
+            made, known = verbs.kept(self.programs, setting, in_microbatches, carriers, (mask, *args))
+            summed, outputs = made
+        else:
+            given, rows, known = args, count, dtypes
+            if self.pad_to is not None:
+                rows = whole_program(self.pad_to)
+                given, mask = verbs.padded(args, axes, mask, count, rows)
+            summed, outputs = verbs.at_once(step, given, axes, mask, rows)
+        if self.argnums is not None and count:
+            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
+        result = self._finished(verbs, summed, known)
+        outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
+        return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
+
+    def _is_mapped(self, position: int, count: int) -> bool:
+        """Say whether the argument at a position carries the batch; the last of `count` are the keyword arguments."""
+        return position in self.batch_argnums
+
+    def _over_batch(
+        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        """Return the function of one example over axis 0 of those arguments that `axes` has a 0 for."""
+        return verbs.over_batch(of_example, axes, None)
+
+    def _of_example(self, verbs: Batching, kinds: Mapping[int, Any]) -> Callable[..., Any]:
+        """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
+
+        def fun(*args: Any) -> Any:
+            given = list(args)
+            for i in self.batch_argnums if self.keep_batch_dim else ():
+                given[i] = mapped(lambda x: x[None], given[i])
+            for i, kind in kinds.items():
+                given[i] = closed(kind, given[i])
+            *given, kwargs = given
+            result = self.fun(*given, **kwargs)
+            if self.has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
+                raise TypeError(
+                    f"with has_aux=True fun must return a pair, (value, aux), got a {type(result).__name__}."
+                )
+            value, aux = result if self.has_aux else (result, ())
+            return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
+
+        if self.argnums is None:
+            return lambda *args: ((made := fun(*args))[0], ((), made[1]))
+        return verbs.with_gradient(fun, self.argnums)
+
+    def _step(self, verbs: Batching, of_batch: Callable[..., Any], dtypes: list[Any]) -> Step:
+        """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
+
+        def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
+            tree, (values, aux) = of_batch(*args)
+            leaves = flatten(tree).leaves
+            dtypes[:] = [leaf.dtype for leaf in leaves]
+            summed, info = _clip_examples(tree, self.settings, mask)
+            self.seen.note(leaves)
+            kept = (values if self.return_values else None, aux if self.has_aux else None)
+            values, aux = kept if mask is None else verbs.blanked(kept, mask)
+            return summed, ExampleOutputs(values, info.norms if self.return_norms else None, aux)
+
+        return step
+
+    def _finished(self, verbs: Batching, summed: Any, dtypes: Sequence[Any]) -> Any:
+        """Return what a call returns of the sum; `dtypes` are those of what has been clipped."""
+        return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
+
+    def _added_in(self) -> Any:
+        """Return the dtype that results are rounded to, and added up in afterwards; None for that of the sum."""
+        return None
+
+    def _framework(self, args: Sequence[Any]) -> Entry:
+        """Return the framework of the first differentiated argument, or else of the batch."""
+        if self.argnums is None:
+            return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
+        for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
+            check_parameters(position, args[position])
+        first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
+        leaves = flatten(args[first]).leaves
+        found = entries_of(leaves)
+        for entry in found:
+            if not entry.has_derivatives:
+                raise TypeError(
+                    f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
+                    f"{conversions()}; per-example gradients that you have can be clipped with "
+                    "gradclip.per_example_clip."
+                )
+        if found or all_numbers(leaves):
+            framework = differentiating(leaves)
+            self._check_batch_of(framework, args)
+            return framework
+        raise TypeError(
+            f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
+            f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them, or say with argnums where they are."
+        )
+
+    def _check_batch_of(self, framework: Entry, args: Sequence[Any]) -> None:
+        for i in self.batch_argnums:
+            for other in entries_of(flatten(args[i]).leaves):
+                if other.has_derivatives and other is not framework:
+                    raise TypeError(
+                        f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
+                        "Convert one of them."
+                    )
+
+
+def _without_batch_axis(x: Any) -> Any:
+    return x[0] if getattr(x, "shape", ())[:1] == (1,) else x

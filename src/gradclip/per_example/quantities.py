@@ -1,0 +1,97 @@
+"""What users say of sums, checked: numbers (those of NumPy too), counts, constants to divide by, dtypes, names."""
+
+import math
+import numbers
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
+from gradclip.per_example.rounding import rounded_up
+
+_LARGEST_COUNT = 2**63 - 1
+_WIDE = {"float32": FLOAT32, "float64": FLOAT64}
+_HALF = {"float16": FLOAT16, "bfloat16": BFLOAT16}
+
+
+def as_number(name: str, value: Any) -> float:
+    """Return a number as the smallest float64 that is not below it.
+
+    Raises TypeError for what is no real number, ValueError for one beyond float64's range.
+    """
+    given = _scalar(value)
+    if isinstance(given, bool) or not isinstance(given, numbers.Real):
+        raise TypeError(f"{name} must be a number, got {shown(value)} of type {type(value).__name__}.")
+    if given != given or given in (math.inf, -math.inf):
+        return float(given)
+    number = rounded_up(Fraction(*given.as_integer_ratio()))  # type: ignore[attr-defined]
+    if math.isinf(number):
+        raise ValueError(f"{name} must be a number within float64's range, got {shown(value)}.")
+    return number
+
+
+def as_count(name: str, value: Any) -> int:
+    """Return a count as an int. Raises ValueError for what is no whole number from 1 to 2**63 - 1."""
+    given = _scalar(value)
+    whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
+    if not (whole and 1 <= given <= _LARGEST_COUNT):
+        limit = ", at most 2**63 - 1" if whole and given > 1 else ""
+        raise ValueError(f"{name} must be a whole number, 1 or more{limit}, got {shown(value)}.")
+    return int(given)
+
+
+def as_number_of_examples(name: str, value: Any) -> int:
+    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
+    return as_count(name, value)
+
+
+def as_divisor(name: str, value: Any, sums: Format) -> float:
+    """Return a constant that sums of a format are divided by.
+
+    Raises TypeError for what is no number, and ValueError where it, or its inverse, by which compilers multiply, is
+    no normal number of the format: infinity, or all zeros, would come out.
+    """
+    number = as_number(name, value)
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} must be positive and finite, the constant that sums are divided by, got {value!r}.")
+    if not sums.tiny <= number <= 1 / sums.tiny:
+        wider = "" if sums.precision == 53 else " For sums in float64 pass sum_dtype='float64'."
+        raise ValueError(
+            f"{name} must be from {sums.tiny:g} to {1 / sums.tiny:g}, so that sums in {sums.name} can be divided by "
+            f"it, got {value!r}.{wider}"
+        )
+    return number
+
+
+def as_format(name: str, dtype: Any, *, narrow: bool = False) -> Format:
+    """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type.
+
+    Raises ValueError for another than float32 and float64, or, where `narrow`, the half types.
+    """
+    known = _WIDE | _HALF if narrow else _WIDE
+    found = bare_name(str(getattr(dtype, "__name__", dtype)))
+    if found not in known:
+        *first, last = known
+        raise ValueError(f"{name} must be {', '.join(first)} or {last}, got {shown(dtype)}.")
+    return known[found]
+
+
+def check_name(what: str, name: Any, known: Sequence[str]) -> None:
+    """Raise a ValueError for a name that is none of those known."""
+    if not isinstance(name, str) or name not in known:
+        raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
+
+
+def shown(value: Any) -> str:
+    """Return how a value is written in an error, huge integers by their size."""
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"an integer of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _scalar(value: Any) -> Any:
+    """Return the number in a scalar of a framework, and all else as it is."""
+    return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -1,0 +1,105 @@
+"""What rounding adds to a sum, in exact arithmetic; `gradclip.per_example.sensitivity` has the argument."""
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gradclip.backends.formats import FLOAT64, Format
+
+ASSUMED_ELEMENTS = 2**26
+"""How many elements the gradient of one example is taken to have where nobody has said, or shown, it."""
+
+
+@dataclass(frozen=True)
+class Summation:
+    """How a sum is computed, as far as it decides what rounding adds.
+
+    A device adds examples up in `summed_in`; each of its sums, of one microbatch, is rounded to `sum_format`, in which
+    `microbatches` of them are added; `partial_sums` of those are added in `added_in`, None where that is the same.
+    """
+
+    summed_in: Format
+    sum_format: Format
+    added_in: Format | None
+    microbatches: int
+    partial_sums: int
+    elements: int
+    normalize_by: float
+    on_grid: bool
+
+    def bound(self, one: float, count: int | None) -> float:
+        """Return what rounding adds to the distance of sums of `count` units whose norms are at most `one`."""
+        roundings = self._roundings()
+        if self.on_grid and not sum(roundings.values()):
+            return 0.0
+        if count is None:
+            return math.nan
+        self._check_range(Fraction(one), count)
+        additions = Fraction(0) if self.on_grid else _growth(count - 1, self.summed_in)
+        factor = 1 + additions
+        for element, times in roundings.items():
+            factor *= 1 + _growth(times, element)
+        apart = 2 * (factor - 1)
+        if not self.on_grid:
+            in_norm = self.elements if self.summed_in is FLOAT64 else 2 * self.elements.bit_length()
+            apart += 2 * (in_norm + 16) * Fraction(self.summed_in.roundoff)
+        each = count * Fraction(self.summed_in.tiny)
+        each += sum(times * Fraction(element.tiny) for element, times in roundings.items())
+        flushed = 4 * (math.isqrt(self.elements) + 1) * each
+        moved = apart * count * Fraction(one) / Fraction(self.normalize_by)
+        return rounded_up(moved + flushed / Fraction(min(self.normalize_by, 1.0)))
+
+    def _roundings(self) -> dict[Format, int]:
+        """Return how often a term is rounded, at most, to each format that sums are handed out and added up in."""
+        afterwards = self.partial_sums - 1
+        found = {self.sum_format: self._of_division()}
+        if not self.on_grid:
+            found[self.sum_format] += (self.sum_format is not self.summed_in) + self.microbatches - 1
+        if self.added_in is not None:
+            found[self.added_in] = found.get(self.added_in, 0) + afterwards + 1
+        elif not self.on_grid:
+            found[self.sum_format] += afterwards
+        return found
+
+    def _of_division(self) -> int:
+        """Return how often dividing rounds: the constant, its inverse, and the product."""
+        mantissa = math.frexp(self.normalize_by)[0]
+        if mantissa == 0.5:
+            return 0
+        return 2 if math.ldexp(mantissa, self.sum_format.precision).is_integer() else 3
+
+    def _check_range(self, one: Fraction, count: int) -> None:
+        largest = count * one * max(Fraction(1), 1 / Fraction(self.normalize_by))
+        for element in (self.sum_format, self.added_in or self.sum_format):
+            if largest >= 2 ** (element.max_exponent - 1):
+                raise ValueError(
+                    f"a sum of {count} units of norm {float(one):g} can overflow {element.name}; lower max_norm or "
+                    "batch_size, or sum in float64."
+                )
+
+
+def _growth(count: int, element: Format) -> Fraction:
+    """Return by how much a product of `count` rounding factors can differ from 1."""
+    errors = count * Fraction(element.roundoff)
+    if 2 * errors > 1:
+        raise ValueError(f"nothing can be said of sums of {count} terms in {element.name}; sum fewer, or in float64.")
+    return errors / (1 - errors)
+
+
+def rounded_up(exact: Fraction) -> float:
+    """Return the smallest float64 that is not below an exact number."""
+    try:
+        near = float(exact)
+    except OverflowError:
+        return math.inf
+    return near if math.isinf(near) or near >= exact else math.nextafter(near, math.inf)
+
+
+def root_up(exact: Fraction) -> float:
+    """Return the smallest float64 that is not below the square root of an exact number."""
+    # The integer root of a number scaled to 128 bits or more: no float64 lies between it and the exact root.
+    shift = max(0, 128 - exact.numerator.bit_length() + exact.denominator.bit_length())
+    shift += shift % 2
+    scaled = -((-exact.numerator << shift) // exact.denominator)
+    root = math.isqrt(scaled)
+    return rounded_up(Fraction(root if root * root == scaled else root + 1, 1 << shift // 2))

@@ -1,0 +1,84 @@
+"""What calls of a clipped function have shown, and its promises depend on: how many elements, and in which dtypes."""
+
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from gradclip.backends.formats import SUPPORTED, bare_name, format_named, is_complex_name
+from gradclip.core.scopes import EXAMPLE, TREE, Scope
+from gradclip.per_example.quantities import as_count
+from gradclip.per_example.rounding import ASSUMED_ELEMENTS
+from gradclip.tree import flatten
+from gradclip.wording import listed
+
+
+class Seen:
+    """The largest gradient of an example and the narrowest dtype so far, and what promises were made for."""
+
+    def __init__(self) -> None:
+        self._elements = 0
+        self._narrowest: str | None = None
+        self._assumed_elements: int | None = None
+        self._assumed_dtype = False
+        self._checked_use = False
+
+    def check_used(self, unused: Callable[[], Sequence[str]]) -> None:
+        """Warn, in the first call, of parameters that the function does not use: their gradients are zero."""
+        if self._checked_use:
+            return
+        self._checked_use = True
+        names = unused()
+        if names:
+            warnings.warn(
+                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It "
+                "has to compute with the parameters that it is given, as torch.func.functional_call(model, parameters, "
+                "(x,)) does under the names of model.named_parameters(), not with those of a module around it.",
+                UserWarning,
+                stacklevel=3,
+            )
+
+    def note(self, leaves: Iterable[Any]) -> None:
+        """Take note of the leaves of a call, batch on axis 0; warn where a promise was made for smaller ones."""
+        leaves = list(leaves)
+        names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
+        self._elements = max(self._elements, _elements(leaves, EXAMPLE))
+        known = names if self._narrowest is None else [*names, self._narrowest]
+        self._narrowest = min(known, key=lambda name: format_named(name).precision, default=None)
+        narrow = self._narrowest is not None and format_named(self._narrowest).precision < 24
+        if self._elements > (self._assumed_elements or math.inf) or (self._assumed_dtype and narrow):
+            self._assumed_elements, self._assumed_dtype = None, False
+            warnings.warn(
+                f"sensitivity() was asked before the first call and assumed at most {ASSUMED_ELEMENTS} elements and "
+                f"results in float32; this call has {self._elements} elements, the narrowest of them "
+                f"{self._narrowest}. Ask again after a call, or pass elements= and partial_sums_in=.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def elements(self, given: Any) -> int | None:
+        """Return how many elements a promise is for: a number, those of a tree, those seen; None, for 2**26, before."""
+        if isinstance(given, numbers.Integral):
+            return as_count("elements", given)
+        if given is not None:
+            leaves = flatten(given).leaves
+            if not all(hasattr(leaf, "shape") for leaf in leaves):
+                raise TypeError(
+                    f"elements must be a number of elements, or a tree of arrays such as the parameters, got "
+                    f"{given!r:.80} of type {type(given).__name__}."
+                )
+            return as_count("elements", _elements(leaves, TREE))
+        if not self._elements:
+            self._assumed_elements = ASSUMED_ELEMENTS
+        return self._elements or None
+
+    def narrowest(self) -> str:
+        """Return the narrowest dtype of real numbers so far, float32 before a call."""
+        self._assumed_dtype |= self._narrowest is None
+        return format_named(self._narrowest or "float32").name
+
+
+def _elements(leaves: Iterable[Any], scope: Scope) -> int:
+    """Return the number of real numbers in the leaves that share a norm."""
+    return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)

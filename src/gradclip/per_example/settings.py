@@ -1,0 +1,113 @@
+"""How the examples of a batch are clipped and summed: one value, checked when it is made, that calls pass on."""
+
+import math
+import numbers
+from dataclasses import dataclass
+from typing import Any
+
+from gradclip.arguments import check_flag, check_threshold, is_single_threshold
+from gradclip.backends.formats import FLOAT32, FLOAT64, Format, bare_name
+from gradclip.core.coefficient import Target
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.per_example.grid import check_grid, check_threshold_of_grid
+from gradclip.per_example.quantities import check_name, shown
+from gradclip.tree import flatten
+
+RULES = ("clip", "normalize", "automatic")
+
+
+@dataclass(frozen=True)
+class PerExampleSettings:
+    """How each example is clipped, and in what dtype examples are added up.
+
+    The fields are the arguments of `gradclip.per_example_clip`, which describes them. Flags, numbers and dtypes become
+    Python's booleans, numbers and names; `max_norm` stays as it was passed, for an array may be written to later.
+
+    Raises:
+        TypeError, ValueError: a field that is none of those described there, or fields that do not go together.
+
+    >>> PerExampleSettings(1.0, rule="automatic", gamma=0.5).target
+    Target(length=None, gamma=0.5, share=1.0, integers=False)
+
+    """
+
+    max_norm: Any
+    per_layer: bool = False
+    uniform: bool = True
+    nonfinite: str = "skip"
+    rule: str = "clip"
+    gamma: float = 0.01
+    sum_dtype: Any = None
+    grid: int | None = None
+    to_unit: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("per_layer", "uniform", "to_unit"):
+            object.__setattr__(self, name, check_flag(name, getattr(self, name)))
+        Nonfinite.named(self.nonfinite)
+        check_name("rule", self.rule, RULES)
+        object.__setattr__(self, "gamma", _checked_gamma(self.gamma))
+        object.__setattr__(self, "sum_dtype", _checked_dtype(self.sum_dtype))
+        object.__setattr__(self, "grid", check_grid(self.grid))
+        thresholds = self._thresholds()
+        if self.to_unit and (self.per_layer or self.grid is not None):
+            raise ValueError(
+                "to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm."
+            )
+        if self.grid is not None:
+            for threshold in thresholds:
+                check_threshold_of_grid(threshold)
+            if self.sum_dtype is not None:
+                raise ValueError("sums on a grid are int64; leave out sum_dtype.")
+
+    @property
+    def policy(self) -> Nonfinite:
+        """What happens to an example with NaN or infinities."""
+        return Nonfinite.named(self.nonfinite)
+
+    @property
+    def target(self) -> Target:
+        """What an example is scaled to; on a grid its steps, which depend on the number of elements, come instead."""
+        gamma = {"clip": None, "normalize": 0.0, "automatic": self.gamma}[self.rule]
+        return Target(1.0 if self.to_unit else None, gamma)
+
+    @property
+    def dtype_of_sums(self) -> str | None:
+        """The name of the dtype of sums; None where it follows from the gradients."""
+        return self.sum_dtype if self.grid is None else "int64"
+
+    @property
+    def sum_format(self) -> Format:
+        """The narrowest format that sums of floats may have."""
+        return FLOAT64 if self.sum_dtype == "float64" else FLOAT32
+
+    def _thresholds(self) -> list[Any]:
+        if is_single_threshold(self.max_norm):
+            return [check_threshold(self.max_norm)]
+        if self.per_layer:
+            raise ValueError("per_layer=True takes one number for max_norm; a tree of thresholds says it all itself.")
+        thresholds = list(map(check_threshold, flatten(self.max_norm).leaves))
+        if not thresholds:
+            raise ValueError(
+                f"max_norm holds no thresholds, got {shown(self.max_norm)}. Pass a number, or a tree of numbers."
+            )
+        return thresholds
+
+
+def _checked_gamma(gamma: Any) -> float:
+    try:
+        number = float(gamma) if isinstance(gamma, numbers.Real) and not isinstance(gamma, bool) else math.nan
+    except OverflowError:
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ValueError(f"gamma must be a finite number > 0, got {shown(gamma)}. For no gamma use rule='normalize'.")
+    return number
+
+
+def _checked_dtype(sum_dtype: Any) -> str | None:
+    if sum_dtype is None:
+        return None
+    name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))
+    if name not in ("float32", "float64"):
+        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}: narrower sums lose examples.")
+    return name
