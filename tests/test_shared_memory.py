@@ -8,7 +8,7 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name
-from gradclip.backends.host.memory import Region, first_meeting, region_of_array
+from gradclip.backends.memory import Region, first_meeting, region_of_array
 from gradclip.inplace.clip import clip_grads_with_norm_
 
 HOLDING = [f for f in ALL if f.name in ("numpy", "torch", "torch-device")]

@@ -7,21 +7,20 @@ in a format that holds the elements exactly. Nothing here looks at a value: the 
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
-from gradclip.backends.held import HeldByOne
-from gradclip.backends.host.memory import Region, any_overlap
+from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.protocols import Scope
-from gradclip.backends.sums import filled, halving_sum, over_examples, raised
+from gradclip.backends.sums import filled, halving_sum, over_examples, raised, times
 
 Array = Any
 
 
-class Portable(HeldByOne, ABC):
+class Portable(ABC):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False
@@ -41,6 +40,21 @@ class Portable(HeldByOne, ABC):
 
     def precision(self) -> AbstractContextManager[Any]:
         return nullcontext()
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return False
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        return None
+
+    def over(self, axis_name: Any) -> Any:
+        raise TypeError(
+            f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
+            "For arrays of another framework leave it out."
+        )
+
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        return None
 
     def enter(self, prepared: Sequence[Any]) -> Arrays:
         return Arrays(prepared)
@@ -88,8 +102,6 @@ class Portable(HeldByOne, ABC):
     def from_bits(self, bits: Array) -> Array:
         """Return the floating-point array that has these bits."""
         raise NotImplementedError
-
-    # Scalars
 
     def scalar(self, value: Any, near: Sequence[Array]) -> Array:
         return self.xp.asarray(value, dtype=self.wide_dtype)
@@ -249,22 +261,18 @@ class Portable(HeldByOne, ABC):
     def product(self, x: Array, coefficient: Any, scope: Scope) -> Array:
         """Return the real array `x` times the coefficient, in a format that holds each element exactly."""
         if product_format(x, self.wide) is self.wide:
-            product = self._times(self.widen(x), coefficient.wide, scope.over)
+            product = times(self.widen(x), coefficient.wide, scope.over)
         else:
-            product = self._times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
+            product = times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
-
-    def _times(self, x: Array, factors: Any, over: Callable[[Array, Array], Array]) -> Array:
-        product = x * over(factors.first, x)
-        return product if factors.second is None else product * over(factors.second, x)
 
     def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
         return None
 
     def rounded_sum(self, x: Array, coefficient: Any) -> Array:
         blank = over_examples(coefficient.blank, x)
-        product = self.xp.where(blank, 0.0, self._times(self.widen(x), coefficient.wide, over_examples))
+        product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
     def weighted_sum(self, x: Array, coefficient: Any) -> Array:
@@ -272,7 +280,7 @@ class Portable(HeldByOne, ABC):
         sums = []
         for part in self.parts(x):
             blank = over_examples(coefficient.blank, part)
-            product = self.xp.where(blank, 0.0, self._times(self.widen(part), weights, over_examples))
+            product = self.xp.where(blank, 0.0, times(self.widen(part), weights, over_examples))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # these import this module
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
     from gradclip.backends.host.arrays import HostArrays
-    from gradclip.backends.host.memory import Region
+    from gradclip.backends.memory import Region
 
 Array = Any
 

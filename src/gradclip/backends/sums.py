@@ -1,7 +1,7 @@
 """Sums over arrays: their terms, the order of their additions, and how large their errors can be."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradclip import native
@@ -43,6 +43,12 @@ def raised(xp: Any, wide: Array, p: float) -> Array:
         return wide * wide
     magnitude = xp.abs(wide)
     return magnitude if p == 1 else magnitude**p
+
+
+def times(x: Array, factors: Any, over: Callable[[Array, Array], Array]) -> Array:
+    """Return an array times two factors, which `over` shapes so that they broadcast to it."""
+    product = x * over(factors.first, x)
+    return product if factors.second is None else product * over(factors.second, x)
 
 
 def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:

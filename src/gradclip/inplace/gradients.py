@@ -8,7 +8,7 @@ import numpy as np
 
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.host.memory import shared
+from gradclip.backends.memory import shared
 from gradclip.backends.registry import all_known, entry_of, find, known, load
 from gradclip.core.scopes import TREE
 from gradclip.parameters import Members

@@ -19,8 +19,8 @@ from gradclip.backends.formats import SUPPORTED, bare_name, sum_dtype
 from gradclip.backends.host import chunkwise, examples
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_place import clamp_, scale_, scale_known
-from gradclip.backends.host.memory import Region, region_of_array
 from gradclip.backends.host.namespace import Namespace
+from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import HostBackend, Scope
 from gradclip.backends.sums import ENOUGH, filled, kernels_sum_error

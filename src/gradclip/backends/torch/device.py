@@ -14,7 +14,7 @@ from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
-from gradclip.backends.host.memory import Region
+from gradclip.backends.memory import Region
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend, Scope
 from gradclip.backends.sums import halving_sum

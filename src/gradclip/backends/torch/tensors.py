@@ -11,7 +11,7 @@ from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.memory import Region
+from gradclip.backends.memory import Region
 
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
