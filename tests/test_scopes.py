@@ -193,7 +193,7 @@ def test_gradients_in_place_are_scaled_by_rows(framework):
 def test_derivatives_are_those_of_what_shares_a_norm(scope, order):
     rng = np.random.default_rng(3)
     x, dx, gy = rng.normal(size=(3, 4, 5, 6))
-    rule = ClipRule(Order(order), 1.5, PROPAGATE, CLIP, scope=scope)
+    rule = ClipRule(Order(order), 1.5, PROPAGATE, CLIP, scope)
     norm = np.array([np.linalg.norm(x[index].reshape(-1), order) for _, index in places(scope, x.shape)])
     gnorm = rng.normal(size=norm.shape)
     (dys,), dnorm = rule.jvp(np, rule.at([x], norm, None, None), [dx], 0.0, [x.dtype])

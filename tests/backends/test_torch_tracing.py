@@ -90,3 +90,8 @@ def test_jax_is_not_asked_about_tensors(function, compiled, monkeypatch):
     torch.compiler.reset()
     call = torch.compile(function, backend="eager") if compiled else function
     assert torch.equal(call(BATCH), want)
+
+
+def test_examples_are_clipped_in_one_graph():
+    call = torch.compile(lambda x: gradclip.per_example_clip(x, 1.0)[0], backend="eager", fullgraph=True)
+    torch.testing.assert_close(call(torch.tensor([[3.0, 4.0], [0.0, 0.5]])), torch.tensor([0.6, 1.3]))
