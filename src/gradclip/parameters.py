@@ -34,6 +34,8 @@ class Members:
         Parameters may come with names, as pairs or in a dict. A group is a dict with its parameters under "params". Of
         the rest, "param_names", "process_group" and "mesh" matter. Raises TypeError and ValueError as `as_list` does.
         """
+        if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
+            return cls(parameters)
         if _is_array_tree(parameters):
             return cls((), tree=parameters)
         listed, names = _with_names(parameters)
@@ -121,7 +123,11 @@ def _with_names(parameters: Any) -> tuple[Sequence[Any], Sequence[str | None]]:
     if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
         return _values(parameters), list(map(str, parameters))
     listed = as_list(parameters)
-    if listed and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed):
+    if (
+        listed
+        and isinstance(listed[0], tuple)
+        and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed)
+    ):
         return [parameter for _, parameter in listed], [name for name, _ in listed]
     return listed, ()
 

@@ -32,7 +32,7 @@ def any_distributed(leaves: Sequence[Any]) -> bool:
 
 def whole_scalar(value: Any) -> Any:
     """Return a number or scalar array; of a distributed tensor, as PyTorch's norms are, the plain one it stands for."""
-    return value.full_tensor() if any_distributed([value]) else value
+    return value.full_tensor() if type(value) is not float and any_distributed([value]) else value
 
 
 def among_several() -> bool:

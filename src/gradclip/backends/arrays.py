@@ -15,11 +15,16 @@ class Arrays(Sequence[Any]):
 
     dtypes: frozenset[str]
     formats: frozenset[Format]
+    any_complex: bool  # whether one holds complex numbers
+    only_halves: bool  # whether a norm of them needs no more precision than float32's
 
     def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
         self._given = items
         self.dtypes = frozenset(map(bare_name, {x.dtype for x in items}) if dtypes is None else dtypes)
-        self.formats = frozenset(map(format_named, self.dtypes))
+        known = _OF_DTYPES.get(self.dtypes)
+        if known is None:
+            known = _OF_DTYPES[self.dtypes] = _follows_from(self.dtypes)
+        self.formats, self.any_complex, self.only_halves = known
 
     @property
     def sources(self) -> Sequence[Any]:
@@ -41,16 +46,6 @@ class Arrays(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
 
-    @property
-    def any_complex(self) -> bool:
-        """Whether one holds complex numbers."""
-        return any(map(is_complex_name, self.dtypes))
-
-    @property
-    def only_halves(self) -> bool:
-        """Whether a norm of them needs no more precision than float32's."""
-        return all(element.precision < FLOAT32.precision for element in self.formats)
-
     def elements(self) -> int:
         """Return the number of elements."""
         return sum(math.prod(x.shape) for x in self.items)
@@ -58,6 +53,16 @@ class Arrays(Sequence[Any]):
     def sharing(self, scope: "Scope") -> int:
         """Return how many elements share a norm."""
         return self.elements() if scope.whole else sum(scope.elements(x.shape) for x in self.items)
+
+
+# The same few sets of dtypes come with every call.
+_OF_DTYPES: dict[frozenset[str], tuple[frozenset[Format], bool, bool]] = {}
+
+
+def _follows_from(dtypes: frozenset[str]) -> tuple[frozenset[Format], bool, bool]:
+    formats = frozenset(map(format_named, dtypes))
+    halves = all(element.precision < FLOAT32.precision for element in formats)
+    return formats, any(map(is_complex_name, dtypes)), halves
 
 
 def checked_dtype(array: Any) -> Any:

@@ -50,7 +50,7 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
     keys = _keys_of(leaves)
-    if keys <= _ALONE:
+    if scalars and keys <= _ALONE:
         keys |= {key for key in _keys_of(scalars) if key in _ENTRIES and _ENTRIES[key].takes_numpy}
     if None in keys:
         index = [known(leaf) for leaf in leaves].index(False)

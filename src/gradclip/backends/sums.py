@@ -15,16 +15,18 @@ Array = Any
 # 2**40 * 2**-1022, below half a unit of it.
 ENOUGH = 2.0**-900
 
+_ROUNDOFF = FLOAT64.roundoff
+
 
 def kernels_sum_error(count: int, arrays: Arrays, p: float) -> float:
     """Return a bound on the relative error of a sum of `count` powers of the elements by the kernels."""
-    error = examples_sum_error(count)
+    error = min(count, native.ADDITIONS) * _ROUNDOFF
     return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 
 
 def examples_sum_error(count: int) -> float:
     """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
-    return min(count, native.ADDITIONS) * FLOAT64.roundoff
+    return min(count, native.ADDITIONS) * _ROUNDOFF
 
 
 def filled(arrays: Sequence[Array], scope: Scope) -> list[Array]:

@@ -11,7 +11,6 @@ from gradclip.core.coefficient import (
     Coefficient,
     Target,
     coefficient,
-    exceeds,
     needs_split,
     settled,
     undecided,
@@ -36,11 +35,10 @@ class Clipping:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was measured and what follows: the norm, the coefficient, what counts as clipped, the arrays to scale."""
+    """What was measured and what follows: the norm, the coefficient, the arrays to scale."""
 
     norm: Norm
     coefficient: Coefficient
-    clipped: Any
     arrays: Arrays
 
 
@@ -60,9 +58,14 @@ def decide(
     hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
     "raise".
     """
-    clipping.nonfinite.check_visible(backend)
-    arrays, norm = _settled(backend, arrays, clipping, scope, mask, holders)
+    if clipping.nonfinite.raises:
+        clipping.nonfinite.check_visible(backend)
+    norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
     finite = backend.xp.isfinite(norm.value)
+    if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(finite)):
+        arrays = backend.without_nonfinite(arrays)
+        norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
+        finite = backend.xp.isfinite(norm.value)
     if clipping.nonfinite.raises and not backend.xp.all(finite):
         holders.raise_nonfinite(backend, arrays, names())
     made = _decided(backend, arrays, clipping, norm, finite, holders)
@@ -93,10 +96,9 @@ def _decided(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, holders: "Holders"
 ) -> Decision:
     threshold = backend.scalar(clipping.max_norm, arrays)
-    in_range = settled(backend, norm)
+    in_range = norm if norm.divisor is None else settled(backend, norm)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, holders)
-    clipped = exceeds(in_range, threshold) & ~chosen.keep
-    return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), clipped, arrays)
+    return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), arrays)
 
 
 def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) -> Coefficient:
@@ -111,22 +113,11 @@ def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) 
     return replace(chosen, keep=norm.value <= threshold)
 
 
-def _settled(
-    backend: Backend, arrays: Arrays, clipping: Clipping, scope: Scope, mask: Any, holders: "Holders"
-) -> tuple[Arrays, Norm]:
-    """Return the arrays and their norm, under the policy "zero" those without what is not finite."""
-
-    def measured() -> Norm:
-        if scope.whole:
-            return holders.measure(backend, arrays, clipping.order)
-        norm = measure(backend, arrays, clipping.order, scope)
-        return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
-
-    norm = measured()
-    if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(backend.xp.isfinite(norm.value))):
-        arrays = backend.without_nonfinite(arrays)
-        norm = measured()
-    return arrays, norm
+def _measured(backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Any, holders: "Holders") -> Norm:
+    if scope.whole:
+        return holders.measure(backend, arrays, order)
+    norm = measure(backend, arrays, order, scope)
+    return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))
 
 
 def _chosen(

@@ -24,7 +24,7 @@ it is nothing, and the smallest magnitude has it in its `floor`.
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial as partial_of
 from typing import Any
 
@@ -43,11 +43,10 @@ class Order:
     """The order of a norm: `p` > 0, `inf` or `-inf`. For p < 1 it is not a norm, but clipping by it is defined."""
 
     p: float
+    extreme: bool = field(init=False, repr=False)  # whether it is a largest or smallest magnitude instead of a sum
 
-    @property
-    def extreme(self) -> bool:
-        """Whether the norm is a largest or smallest magnitude instead of a sum."""
-        return math.isinf(self.p)
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "extreme", math.isinf(self.p))
 
     @classmethod
     def parse(cls, ord: Any) -> "Order":
@@ -107,9 +106,10 @@ def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Par
     if order.extreme:
         extreme = backend.largest if order.p > 0 else backend.smallest
         return Partial(extreme(arrays, scope), None)
-    if all(element.power_fits(order.p, backend.wide) for element in arrays.formats):
-        return Partial(backend.power_sum(arrays, order.p, scope), None)
-    return Partial(*backend.scaled_power_sum(arrays, order.p, scope))
+    for element in arrays.formats:
+        if not element.power_fits(order.p, backend.wide):
+            return Partial(*backend.scaled_power_sum(arrays, order.p, scope))
+    return Partial(backend.power_sum(arrays, order.p, scope), None)
 
 
 def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
@@ -148,7 +148,8 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
     value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, scope), arrays, count)
-    value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
+    if "complex128" in arrays.dtypes:
+        value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
     error = _error(backend, arrays, order, count, scope)
     return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
 
@@ -182,7 +183,8 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
 
 
 def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
-    return _beyond_range(backend, arrays, order, LAYER, *_computed(backend, arrays, order, LAYER))
+    found = _computed(backend, arrays, order, LAYER)
+    return _beyond_range(backend, arrays, order, LAYER, *found) if "complex128" in arrays.dtypes else found
 
 
 def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:
@@ -206,18 +208,18 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
 
 
 def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
-    groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
-    partials = [partial(backend, group, order, scope) for group in groups]
-    whole = combine(backend, partials, order)
+    if backend.splits_by_range and len(arrays.formats) > 1 and not order.extreme:
+        groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
+        whole = combine(backend, [partial(backend, group, order, scope) for group in groups], order)
+    else:
+        whole = partial(backend, arrays, order, scope)
     return rooted(backend, whole, order), whole.divisor
 
 
 def _beyond_range(
     backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Any, divisor: Any
 ) -> tuple[Any, Any]:
-    """Return a norm and its divisor, those of quarters where only these have one."""
-    if "complex128" not in arrays.dtypes:
-        return value, divisor
+    """Return a norm of complex128 numbers and its divisor, those of quarters where only these have one."""
     xp = backend.xp
     known = xp.isfinite(value)
     if backend.concrete and xp.all(known):
@@ -248,8 +250,6 @@ def floor_of(backend: Backend, arrays: Arrays, count: int, order: Order) -> floa
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
     """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
-    if not backend.splits_by_range or order.extreme or len(arrays.formats) == 1:
-        return [arrays]
     fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
     groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
     return list(map(Arrays, groups))

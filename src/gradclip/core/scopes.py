@@ -6,7 +6,7 @@ lengths of the axes that are the norms' own. A new scope is one more value here;
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -20,11 +20,10 @@ class Scope:
 
     name: str
     own: Callable[[int], Sequence[int]] | None = None
+    whole: bool = field(init=False)  # whether all elements of all arrays share one norm
 
-    @property
-    def whole(self) -> bool:
-        """Whether all elements of all arrays share one norm."""
-        return self.own is None
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "whole", self.own is None)
 
     def own_axes(self, ndim: int) -> tuple[int, ...]:
         """Return the axes, in order, along which each place has a norm of its own."""

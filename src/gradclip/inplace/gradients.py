@@ -189,7 +189,7 @@ def entered(
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
     gradients = Gradients.of(members)
-    if to_write:
+    if to_write and gradients.paths:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)
     arrays = gradients.enter(backend)

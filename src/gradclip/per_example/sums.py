@@ -9,7 +9,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH, examples_sum_error
-from gradclip.core.coefficient import exceeds, rule_for_sums
+from gradclip.core.coefficient import exceeds, rule_for_sums, settled
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.norms import Norm, relative_error
 from gradclip.core.scopes import EXAMPLE
@@ -51,7 +51,9 @@ def _in_two_readings(
     made = decide(backend, arrays, clipping, names, scope=EXAMPLE, mask=mask, holders=holders)
     add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
     sums = [add(x, made.coefficient) for x in made.arrays]
-    return Summed(sums, made.norm, made.clipped)
+    threshold = backend.scalar(clipping.max_norm, arrays)
+    clipped = exceeds(settled(backend, made.norm), threshold) & ~made.coefficient.keep
+    return Summed(sums, made.norm, clipped)
 
 
 # Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
