@@ -69,7 +69,7 @@ def test_infinite_threshold_of_a_norm_beyond_float32(framework):
 
 
 BAD_VALUES = [-1.0, -math.inf, math.nan, np.float32(-1), np.array(-1.0), -1]
-BAD_TYPES = ["1", None, True, [1.0, 2.0], object()]
+BAD_TYPES = ["1", None, True, [1.0, 2.0], object(), jax.ShapeDtypeStruct((), np.float32)]
 
 
 @pytest.mark.parametrize("bad", BAD_VALUES)

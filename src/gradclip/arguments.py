@@ -113,7 +113,7 @@ def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return _rounded_down(value, too_large)
-    if getattr(value, "shape", None) == () and _holds_reals(value):
+    if getattr(value, "shape", None) == () and hasattr(value, "item") and _holds_reals(value):
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
         advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
