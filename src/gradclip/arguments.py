@@ -4,7 +4,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -12,9 +12,10 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import dtype_name, is_complex
 from gradclip.backends.registry import holding_gradients, is_masked, known, without_values
+from gradclip.typing import HasDtype, Mask, Thresholds
 
 
-def check_threshold(value: Any, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
+def check_threshold(value: object, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
     """Return a threshold as the largest float64 not above it; a scalar array as it is, unless the backend knows values.
 
     Raises TypeError for what is no real number, and ValueError for a negative one, NaN, or one beyond float64's range.
@@ -35,7 +36,7 @@ def check_threshold(value: Any, name: str = "max_norm", *, backend: Backend | No
     return number
 
 
-def check_norm(value: Any, name: str = "total_norm", *, backend: Backend) -> Any:
+def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> Any:
     """Return a norm as a float, NaN too; a scalar array of real numbers as it is, unless the backend knows values.
 
     Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
@@ -50,19 +51,19 @@ def check_norm(value: Any, name: str = "total_norm", *, backend: Backend) -> Any
     return number
 
 
-def scalar_array(threshold: Any) -> Any:
+def scalar_array(threshold: object) -> Any:
     """Return a checked threshold that is a scalar array, of which derivatives may be asked for; None for a number."""
     return None if isinstance(threshold, float | numbers.Real | np.ndarray) else threshold
 
 
-def check_flag(name: str, value: Any) -> bool:
+def check_flag(name: str, value: object) -> bool:
     """Return a flag as a bool. Raises TypeError for anything else than True and False."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r:.80} of type {type(value).__name__}.")
 
 
-def check_mask(mask: Any) -> Any:
+def check_mask(mask: Mask) -> Any:
     """Return a mask as it is: None, an array of booleans, or a list or tuple of them. Raises TypeError for another."""
     if mask is None or (is_array(mask) and dtype_name(mask) == "bool" and not is_masked(mask)):
         return mask
@@ -72,7 +73,12 @@ def check_mask(mask: Any) -> Any:
     raise TypeError(f"mask must hold booleans, one for each example, got {kind}. From numbers make one by mask > 0.")
 
 
-def is_single_threshold(max_norm: Any) -> bool:
+def shape_of_mask(mask: HasDtype | list[bool] | tuple[bool, ...]) -> tuple[int, ...]:
+    """Return the shape of a checked mask."""
+    return (len(mask),) if isinstance(mask, list | tuple) else tuple(mask.shape)
+
+
+def is_single_threshold(max_norm: Thresholds) -> bool:
     """Say whether a threshold is one number or array, rather than a tree of them."""
     return known(max_norm) or isinstance(max_norm, numbers.Number | str | bytes | None)
 
@@ -103,7 +109,7 @@ def warn_of_parameters(leaves: Sequence[Any]) -> None:
         )
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeGuard[HasDtype]:
     """Say whether a value has a dtype and a shape, as the arrays of all frameworks do."""
     return hasattr(value, "dtype") and hasattr(value, "shape")
 

@@ -14,10 +14,11 @@ from gradclip.core.norms import Order
 from gradclip.layers import traced as traced_layers
 from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.tree import flatten
+from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
 
 @ordinary_arithmetic
-def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
+def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None) -> Scalar:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
@@ -51,7 +52,7 @@ def global_norm(tree: Any, ord: Any = 2, *, axis_name: Any = None) -> Any:
 
 
 @ordinary_arithmetic
-def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any = None) -> Any:
+def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name: AxisName = None) -> Any:
     """Return the norm of each layer of `tree`: of each leaf, or of what lies below each leaf of a prefix.
 
     Args:
@@ -87,8 +88,8 @@ def layer_norms(tree: Any, ord: Any = 2, *, prefix: Any = None, axis_name: Any =
 
 
 def clip_by_global_norm(
-    tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate", axis_name: Any = None
-) -> tuple[Any, Any]:
+    tree: Tree, max_norm: Threshold, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
+) -> tuple[Tree, Scalar]:
     """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
 
     Args:
@@ -123,8 +124,8 @@ def clip_by_global_norm(
 
 
 def clip_by_layer_norm(
-    tree: Any, max_norm: Any, *, ord: Any = 2, nonfinite: str = "propagate", axis_name: Any = None
-) -> tuple[Any, Any]:
+    tree: Tree, max_norm: Thresholds, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
+) -> tuple[Tree, Any]:
     """Clip each layer of `tree` by its own norm.
 
     Args:
@@ -162,7 +163,7 @@ def clip_by_layer_norm(
 
 
 @ordinary_arithmetic
-def clip_by_value(tree: Any, max_value: float) -> Any:
+def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     """Clamp each element of `tree` to [-max_value, max_value]; NaN stays NaN.
 
     Args:

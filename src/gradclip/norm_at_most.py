@@ -3,7 +3,6 @@
 import math
 import numbers
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -20,10 +19,11 @@ from gradclip.core.coefficient import exceeds, undecided
 from gradclip.core.norms import Order, measure
 from gradclip.core.scopes import TREE
 from gradclip.tree import flatten
+from gradclip.typing import Ord, Threshold
 
 
 @ordinary_arithmetic
-def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
+def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
     """Say whether ||tree|| <= max_norm, for (sum |x|**p)**(1/p) of the leaves' values without any rounding.
 
     A norm that was computed cannot tell: in float32 that of (1, 1e-5) is 1.
@@ -71,7 +71,7 @@ def norm_at_most(tree: Any, max_norm: Any, ord: Any = 2) -> bool:
         return _is_at_most(arrays, order, threshold, limit)
 
 
-def _known(max_norm: Any) -> tuple[float, Fraction | None]:
+def _known(max_norm: Threshold) -> tuple[float, Fraction | None]:
     """Return a checked threshold as a float, and exactly; None for infinity."""
     value = whole_scalar(max_norm)
     threshold = check_threshold(value, backend=HOST)

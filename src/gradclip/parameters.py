@@ -10,6 +10,7 @@ import numpy as np
 import optree
 
 from gradclip.backends.registry import known
+from gradclip.typing import Parameters
 
 UNNAMED = object()
 
@@ -28,7 +29,7 @@ class Members:
     names: Sequence[str | None] = ()
 
     @classmethod
-    def of(cls, parameters: Any) -> "Members":
+    def of(cls, parameters: Parameters) -> "Members":
         """Return those of an iterable of parameters, of one, of a list of groups such as an optimizer's; or a tree.
 
         Parameters may come with names, as pairs or in a dict. A group is a dict with its parameters under "params". Of
@@ -100,7 +101,7 @@ class Members:
         return [named for named, size in zip(self.beside, self.sizes, strict=True) for _ in range(size)]
 
 
-def _is_group(entry: Any) -> bool:
+def _is_group(entry: object) -> bool:
     return isinstance(entry, dict) and "params" in entry
 
 
@@ -111,14 +112,14 @@ def _beside(group: dict[str, Any]) -> Any:
     return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
 
 
-def as_tuple(named: Any) -> tuple[Any, ...]:
+def as_tuple(named: object) -> tuple[Any, ...]:
     """Return one or several process groups or meshes, or None, as a tuple."""
     if named is None:
         return ()
     return tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
-def _with_names(parameters: Any) -> tuple[Sequence[Any], Sequence[str | None]]:
+def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | None]]:
     """Return parameters as a list, and their names where they come with names."""
     if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
         return _values(parameters), list(map(str, parameters))
@@ -142,7 +143,7 @@ def _values(parameters: Mapping[Any, Any]) -> list[Any]:
     return values
 
 
-def as_list(parameters: Any) -> Sequence[Any]:
+def as_list(parameters: Parameters) -> Sequence[Any]:
     """Return the parameters as a list. Raises where they are none, or an exhausted generator."""
     if isinstance(parameters, list | tuple):
         return parameters
@@ -162,14 +163,14 @@ def as_list(parameters: Any) -> Sequence[Any]:
     return listed
 
 
-def checked_list(parameters: Any) -> Sequence[Any]:
+def checked_list(parameters: Parameters) -> Sequence[Any]:
     """Return the parameters as a list. Raises where one has no `.grad`, or there are none."""
     listed = as_list(parameters)
     Members(listed).check_all_hold()
     return listed
 
 
-def _is_array_tree(parameters: Any) -> bool:
+def _is_array_tree(parameters: Parameters) -> bool:
     """Say whether NumPy arrays themselves were passed, rather than what has a gradient."""
     if isinstance(parameters, np.ndarray):
         return True

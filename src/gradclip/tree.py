@@ -72,7 +72,7 @@ class FlatTree:
         """Return a tree of this structure with any values in place of its leaves."""
         return self.trees.unflatten(self.structure, values)
 
-    def split_by(self, prefix: Any, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
+    def split_by(self, prefix: object, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
         """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
 
         Raises ValueError that says `what` it is where `prefix` is not a prefix of this tree.
@@ -124,7 +124,7 @@ def first_sparse(flat: FlatTree) -> Sparse | None:
     return None
 
 
-def flatten(tree: Any) -> FlatTree:
+def flatten(tree: object) -> FlatTree:
     """Flatten `tree` with the functions that know its nodes."""
     leaves, structure = optree.tree_flatten(tree)
     trees = trees_of(leaves)

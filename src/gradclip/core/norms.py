@@ -49,7 +49,7 @@ class Order:
         object.__setattr__(self, "extreme", math.isinf(self.p))
 
     @classmethod
-    def parse(cls, ord: Any) -> "Order":
+    def parse(cls, ord: object) -> "Order":
         """Return the order a user means: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
 
         Raises ValueError for anything else.

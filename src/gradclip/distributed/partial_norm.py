@@ -27,6 +27,7 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure
 from gradclip.core.scopes import TREE
 from gradclip.tree import flatten
+from gradclip.typing import Ord, Policy, Threshold, Tree
 
 _MOST_PARTS = 2**40
 """How many parts' numbers stay within float64, as `gradclip.core.accumulators` shows."""
@@ -111,7 +112,7 @@ class PartialNorm:
             raise ValueError(f"this is no partial norm as to_json writes it, got {text!r:.80}: {error}") from error
 
     @ordinary_arithmetic
-    def __add__(self, other: Any) -> "PartialNorm":
+    def __add__(self, other: object) -> "PartialNorm":
         if not isinstance(other, PartialNorm):
             return NotImplemented
         if other.ord != self.ord:
@@ -120,7 +121,7 @@ class PartialNorm:
         numbers = tuple(map(combined, self.numbers, other.numbers))
         return PartialNorm(self.ord, numbers, self.parts + other.parts, self.floor + other.floor)
 
-    def __radd__(self, other: Any) -> "PartialNorm":
+    def __radd__(self, other: object) -> "PartialNorm":
         return self if other == 0 else NotImplemented
 
     @property
@@ -131,7 +132,7 @@ class PartialNorm:
             return float(self._norm().product())
 
     @ordinary_arithmetic
-    def clip(self, tree: Any, max_norm: float, *, nonfinite: str = "propagate") -> Any:
+    def clip(self, tree: Tree, max_norm: Threshold, *, nonfinite: Policy = "propagate") -> Tree:
         """Scale one part by min(1, max_norm / norm): the norm of all parts, so clipped, is at most `max_norm`, exactly.
 
         That holds where `self` is the sum over all parts, each as it was measured.
@@ -217,7 +218,7 @@ class PartsInTurn(Holders):
 
 
 @ordinary_arithmetic
-def partial_norm(tree: Any, ord: Any = 2) -> PartialNorm:
+def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
     """Return what `tree`, a part of ONE gradient, knows of the norm of the whole.
 
     Args:
@@ -252,13 +253,13 @@ def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)
 
 
-def _checked_order(ord: Any) -> Order:
+def _checked_order(ord: object) -> Order:
     if ord is None or isinstance(ord, str | Order):
         raise TypeError(f"ord must be a number from 1 to 8, inf or -inf, got {ord!r:.80}.")
     return accumulators.check_order(Order.parse(ord))
 
 
-def _number(name: str, value: Any) -> float:
+def _number(name: str, value: object) -> float:
     """Return a number as a float. Raises TypeError for what is none, ValueError for one that is too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must hold numbers, got {value!r:.80} of type {type(value).__name__}.")

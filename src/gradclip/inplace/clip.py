@@ -5,8 +5,6 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
-from typing import Any
-
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
@@ -17,10 +15,13 @@ from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import entered
 from gradclip.parameters import Members
+from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 
 @ordinary_arithmetic
-def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh: Any = None) -> Any:
+def grad_norm(
+    parameters: Parameters, ord: Ord | Order = 2, *, process_group: ProcessGroups = None, mesh: Meshes = None
+) -> Scalar:
     """Return the norm of the gradients of `parameters` together, without changing them.
 
     Args:
@@ -58,14 +59,14 @@ def grad_norm(parameters: Any, ord: Any = 2, *, process_group: Any = None, mesh:
 
 @ordinary_arithmetic
 def clip_grad_norm_(
-    parameters: Any,
-    max_norm: Any,
-    ord: Any = 2,
+    parameters: Parameters,
+    max_norm: Threshold,
+    ord: Ord | Order = 2,
     *,
-    nonfinite: str = "propagate",
-    process_group: Any = None,
-    mesh: Any = None,
-) -> Any:
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
+) -> Scalar:
     """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
 
     Args:
@@ -121,7 +122,7 @@ def clip_grad_norm_(
 
 
 @ordinary_arithmetic
-def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> None:
+def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
 
     Args:
@@ -147,7 +148,7 @@ def clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any) -> No
 
 
 @ordinary_arithmetic
-def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
+def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
 
     Args:
@@ -174,7 +175,7 @@ def clip_grad_value_(parameters: Any, clip_value: Any) -> None:
         gradients.clamp(backend, arrays, bound)
 
 
-def _members(parameters: Any, process_group: Any, mesh: Any) -> Members:
+def _members(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Members:
     """Return the parameters; where they cannot be told, an error, of which the processes that are named hear."""
     try:
         return Members.of(parameters)

@@ -16,10 +16,13 @@ from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import Members
 from gradclip.tree import flatten
+from gradclip.typing import Ord, Parameters, Policy, Thresholds
 
 
 @ordinary_arithmetic
-def clip_grad_layer_norm_(parameters: Any, max_norm: Any, ord: Any = 2, *, nonfinite: str = "propagate") -> Any:
+def clip_grad_layer_norm_(
+    parameters: Parameters, max_norm: Thresholds, ord: Ord = 2, *, nonfinite: Policy = "propagate"
+) -> Any:
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
@@ -75,21 +78,24 @@ class Layerwise:
     arranged: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def of(cls, members: Members, max_norm: Any, backend: Backend) -> "Layerwise":
+    def of(cls, members: Members, max_norm: Thresholds, backend: Backend) -> "Layerwise":
         """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
         if members.tree is not None:
             return cls._of_tree(members.tree, max_norm, backend)
         grads = members.gradients
-        single = is_single_threshold(max_norm) and not getattr(max_norm, "shape", ())
-        if not (single or isinstance(max_norm, list | tuple)):
+        max_norms: Sequence[object]
+        if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
+            max_norms = [max_norm] * len(grads)
+        elif isinstance(max_norm, list | tuple):
+            max_norms = max_norm
+        else:
             raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
-        max_norms = [max_norm] * len(grads) if single else max_norm
         if len(max_norms) != len(grads):
             raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
         return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, backend, list)
 
     @classmethod
-    def _of_tree(cls, tree: Any, max_norm: Any, backend: Backend) -> "Layerwise":
+    def _of_tree(cls, tree: object, max_norm: Thresholds, backend: Backend) -> "Layerwise":
         flat = flatten(tree)
         if is_single_threshold(max_norm):
             return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), backend, flat.rebuild)

@@ -4,10 +4,11 @@ Switch by writing `from gradclip.integrations.brainstate import clip_grad_norm`.
 nothing is added to the norm, no gradient is copied together, and finite gradients never overflow.
 """
 
-from typing import Any
+from typing import Literal, overload
 
 from gradclip.clip import clip_by_global_norm
 from gradclip.integrations import needed_for
+from gradclip.typing import Ord, Tree
 
 with needed_for("brainstate"):
     import jax
@@ -16,12 +17,21 @@ with needed_for("brainstate"):
 __all__ = ["clip_grad_norm"]
 
 
+@overload
 def clip_grad_norm(
-    grad: Any,
-    max_norm: float | jax.Array,
-    norm_type: int | float | str | None = 2.0,
-    return_norm: bool = False,
-) -> Any:
+    grad: Tree, max_norm: float | jax.Array, norm_type: Ord = 2.0, return_norm: Literal[False] = False
+) -> Tree: ...
+
+
+@overload
+def clip_grad_norm(
+    grad: Tree, max_norm: float | jax.Array, norm_type: Ord = 2.0, *, return_norm: Literal[True]
+) -> tuple[Tree, jax.Array]: ...
+
+
+def clip_grad_norm(
+    grad: Tree, max_norm: float | jax.Array, norm_type: Ord = 2.0, return_norm: bool = False
+) -> Tree | tuple[Tree, jax.Array]:
     """Return `grad` times min(1, max_norm / norm), the norm taken over all leaves as one vector.
 
     Args:

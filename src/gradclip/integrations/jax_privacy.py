@@ -27,6 +27,7 @@ from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
+from gradclip.typing import Thresholds, Tree
 
 with needed_for("jax_privacy"):
     import jax
@@ -81,7 +82,7 @@ class _ClippedFunction(ClippedFunction):
     `dtype`: of the result, None for the dtypes of what is clipped. `spmd_axis_name`: as in `jax.vmap`.
     """
 
-    dtype: Any = None
+    dtype: jax.typing.DTypeLike | None = None
     spmd_axis_name: str | None = None
 
     def _framework(self, args: Sequence[Any]) -> Entry:
@@ -105,12 +106,12 @@ class _ClippedFunction(ClippedFunction):
 
 
 def clip_pytree(
-    pytree: Any,
-    clip_norm: Any,
+    pytree: Tree,
+    clip_norm: Thresholds,
     rescale_to_unit_norm: bool = False,
     nan_safe: bool = True,
-    return_zero: Any = False,
-) -> tuple[Any, Any]:
+    return_zero: bool | jax.Array = False,
+) -> tuple[Tree, Any]:
     """Clip `pytree` by its L2 norm to `clip_norm`; return it and its norm before.
 
     | clip_norm     | rescale_to_unit_norm=False | rescale_to_unit_norm=True |
@@ -217,7 +218,7 @@ def clipped_fun(
         spmd_axis_name=spmd_axis_name,
     )
 
-    def call(*args: Any, is_padding_example: Any = None, **kwargs: Any) -> Any:
+    def call(*args: Any, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: Any) -> Any:
         mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
         result = clipped(*args, mask=mask, **kwargs)
         if not (has_aux or return_norms):
@@ -230,7 +231,7 @@ def clipped_fun(
     return BoundedSensitivityCallable(call, bound, has_aux or return_norms, clipped)
 
 
-def _widened(fun: Callable[..., Any], dtype: Any, has_aux: bool) -> Callable[..., Any]:
+def _widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux: bool) -> Callable[..., Any]:
     """Return `fun`, its results widened to `dtype`, and left as they are where that is narrower."""
     if dtype is None:
         return fun

@@ -18,11 +18,12 @@ import numpy as np
 from gradclip.arguments import check_threshold
 from gradclip.inplace import clip as inplace
 from gradclip.parameters import checked_list
+from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 
 __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
 
 
-def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
+def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
     """Return the norm of the gradients of `parameters`: a Lucid tensor for Lucid's, else their framework's scalar.
 
     Args:
@@ -35,7 +36,7 @@ def grad_norm(parameters: Any, norm_type: float | str = 2) -> Any:
     return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type), listed)
 
 
-def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2, eps: float = 1e-7) -> Any:
+def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, eps: float = 1e-7) -> Scalar:
     """Scale the gradients of `parameters` in place by max_norm / (norm + float(eps)) where norm > max_norm.
 
     Args:
@@ -68,7 +69,7 @@ def clip_grad_norm(parameters: Any, max_norm: float, norm_type: float | str = 2,
     return _as_lucid(norm, listed)
 
 
-def clip_grad_value(parameters: Any, clip_value: float) -> None:
+def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value].
 
     Errors are those of `gradclip.clip_grad_value_`; the signature is that of lucid-dl 2.7.
@@ -87,7 +88,7 @@ class _Holders:
         self._replaceable: list[tuple[Any, str, Any]] = []
         self.holders = list(map(self._holder, parameters))
 
-    def _holder(self, parameter: Any) -> Any:
+    def _holder(self, parameter: HasGrad) -> HasGrad:
         lucid = sys.modules.get("lucid")
         inner = lucid is not None and isinstance(parameter.grad, lucid.Tensor)
         owner, name = (parameter.grad, "data") if inner else (parameter, "grad")
@@ -116,7 +117,7 @@ class _Holders:
                 setattr(owner, name, made[id(new)])
 
 
-def _as_lucid(norm: Any, parameters: Sequence[Any]) -> Any:
+def _as_lucid(norm: Scalar, parameters: Sequence[Any]) -> Scalar:
     lucid = sys.modules.get("lucid")
     if lucid is None or not (parameters and isinstance(parameters[0], lucid.Tensor)):
         return norm

@@ -6,15 +6,16 @@ norms neither overflow nor saturate, and an example with NaN or infinities contr
 
 import math
 import sys
+from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
-from typing import Any
 
 from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value
 from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
+from gradclip.typing import Tree
 
 with needed_for("optax"):
     import jax
@@ -65,7 +66,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     """
     check_threshold(threshold, "threshold")
 
-    def update(updates: Any) -> Any:
+    def update(updates: optax.Updates) -> optax.Updates:
         sizes = jax.tree.map(lambda u: math.prod(jnp.shape(u)), updates, is_leaf=recognizer())
         thresholds = jax.tree.map(lambda size: _times_root(threshold, max(1, size)), sizes)
         return clip_by_layer_norm(updates, thresholds)[0]
@@ -73,7 +74,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     return _stateless(update)
 
 
-def _times_root(threshold: Any, size: int) -> Any:
+def _times_root(threshold: jax.typing.ArrayLike, size: int) -> float | jax.Array:
     """Return threshold * sqrt(size), or a number just below it."""
     if isinstance(threshold, jax.Array) and not in_host_memory(threshold):
         return _traced_times_root(threshold, size)
@@ -97,14 +98,14 @@ def _traced_times_root(threshold: jax.Array, size: int) -> jax.Array:
 
 
 @_traced_times_root.defjvp
-def _(size: int, primals: tuple[Any], tangents: tuple[Any]) -> tuple[Any, Any]:
+def _(size: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple[jax.Array, jax.Array]:
     product = _traced_times_root(*primals, size)
     if tangents[0].dtype == jax.dtypes.float0:
         return product, jnp.zeros_like(product)
     return product, tangents[0].astype(product.dtype) * math.sqrt(size)
 
 
-def per_example_global_norm_clip(grads: Any, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Any, jax.Array]:
+def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Tree, jax.Array]:
     """Return the sum of the examples' gradients, each clipped by its global norm, and how many were clipped.
 
     `grads`' leaves carry the batch on axis 0. Errors are those of `gradclip.per_example_clip`; the signature is that
@@ -120,8 +121,8 @@ def per_example_global_norm_clip(grads: Any, l2_norm_clip: jax.typing.ArrayLike)
 
 
 def per_example_layer_norm_clip(
-    grads: Any, global_l2_norm_clip: jax.typing.ArrayLike, uniform: bool = True
-) -> tuple[Any, Any]:
+    grads: Tree, global_l2_norm_clip: jax.typing.ArrayLike, uniform: bool = True
+) -> tuple[Tree, Tree]:
     """Return the sum of the examples' gradients, clipped leaf by leaf, and how many were clipped in each leaf.
 
     Leaf i of K is clipped to C / sqrt(K) (`uniform`) or to C * sqrt(D_i / D), D_i of the D elements of an example
@@ -137,8 +138,10 @@ def per_example_layer_norm_clip(
     return summed, info.num_clipped
 
 
-def _stateless(update: Any) -> optax.GradientTransformation:
-    def update_fn(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
+def _stateless(update: Callable[[optax.Updates], optax.Updates]) -> optax.GradientTransformation:
+    def update_fn(
+        updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.EmptyState]:
         return update(jax.tree.map(jnp.asarray, updates)), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update_fn)

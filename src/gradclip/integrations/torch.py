@@ -10,7 +10,6 @@ import contextlib
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
 
 from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
@@ -18,6 +17,7 @@ from gradclip.clip import global_norm
 from gradclip.core.norms import Order
 from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
+from gradclip.typing import Parameters, Policy
 
 with needed_for("torch"):
     import torch
@@ -56,7 +56,7 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(parameter, max_norm=1.0), parameter.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    policy = "raise" if check_flag("error_if_nonfinite", error_if_nonfinite) else "propagate"
+    policy: Policy = "raise" if check_flag("error_if_nonfinite", error_if_nonfinite) else "propagate"
     with _runtime_errors(norm_type):
         norm = inplace.clip_grad_norm_(_listed(parameters), max_norm, order_of(norm_type), nonfinite=policy)
     return tensor_of(norm)
@@ -146,7 +146,7 @@ def order_of(norm_type: float | str) -> Order:
     raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The usual one is 2.0.")
 
 
-def _tensors(tensors: Any) -> list[Any]:
+def _tensors(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     if isinstance(tensors, Mapping) or not isinstance(tensors, Iterable):
@@ -157,7 +157,7 @@ def _tensors(tensors: Any) -> list[Any]:
     return list(tensors)
 
 
-def _listed(parameters: Any) -> Any:
+def _listed(parameters: Parameters) -> Parameters:
     if not isinstance(parameters, types.GeneratorType):
         return parameters
     listed = list(parameters)

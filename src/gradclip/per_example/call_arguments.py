@@ -12,9 +12,11 @@ from typing import Any
 
 import optree
 
+from gradclip.arguments import shape_of_mask
 from gradclip.backends.registry import instead_of_parameters, known, models_of
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
+from gradclip.typing import Mask
 from gradclip.wording import listed
 
 
@@ -42,7 +44,9 @@ def needed_positions(fun: Callable[..., Any]) -> list[int]:
     return [i for i, p in enumerate(by_position) if p.default is p.empty]
 
 
-def others_than(positions: Iterable[int], argnums: Any, prng_argnum: int | None) -> tuple[int, ...]:
+def others_than(
+    positions: Iterable[int], argnums: int | tuple[int, ...] | None, prng_argnum: int | None
+) -> tuple[int, ...]:
     """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
     differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
     return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
@@ -56,7 +60,7 @@ def not_said(name: str, others: tuple[int, ...]) -> str:
     )
 
 
-def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
+def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
     """Return the length of axis 0 that all leaves, and the mask, have in common.
 
     Raises ValueError that names the leaves where there is none.
@@ -67,7 +71,7 @@ def batch_size(mapped_args: Sequence[Any], mask: Any) -> int:
         for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
             shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
     if mask is not None:
-        shapes["mask"] = tuple(getattr(mask, "shape", (len(mask),)))
+        shapes["mask"] = shape_of_mask(mask)
     first = next(iter(shapes.values()), ())
     if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
         # What differs from the first comes before what does not, for the list is cut.
@@ -117,7 +121,7 @@ def check_assumption(
             )
 
 
-def check_parameters(position: int, tree: Any) -> None:
+def check_parameters(position: int, tree: object) -> None:
     """Raise a TypeError for an argument to differentiate that holds a module, a generator, or a mapping of its own."""
     if isinstance(tree, Iterator):
         kind = type(tree).__name__
@@ -133,7 +137,7 @@ def check_parameters(position: int, tree: Any) -> None:
             raise TypeError(f"argument {position} holds a {kind}, whose arrays cannot be seen: pass dict(...) of it.")
 
 
-def has_mappings(tree: Any) -> bool:
+def has_mappings(tree: object) -> bool:
     """Say whether a tree holds mappings that it takes for leaves."""
     return any(isinstance(leaf, Mapping) for leaf in flatten(tree).leaves)
 

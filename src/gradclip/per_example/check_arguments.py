@@ -12,20 +12,19 @@ from gradclip.per_example.quantities import as_count, as_number, shown
 from gradclip.tree import FlatTree
 
 
-def as_promise(promised: Any) -> Sensitivity:
+def as_promise(promised: object) -> Sensitivity:
     """Return what is promised; a number is the largest distance for adding or removing one example."""
     if isinstance(promised, Sensitivity):
         return promised
     return Sensitivity(as_number("sensitivity", promised), "example", "add_or_remove_one")
 
 
-def as_dtypes(dtypes: Any) -> tuple[str | None, ...]:
+def as_dtypes(dtypes: object) -> tuple[str | None, ...]:
     """Return the names of the dtypes to try; None stands for those of the arrays.
 
     Raises ValueError for what is no dtype of gradients.
     """
-    several = isinstance(dtypes, Iterable) and not isinstance(dtypes, (str, type))
-    asked = [*dtypes] if several else [dtypes]
+    asked = [*dtypes] if isinstance(dtypes, Iterable) and not isinstance(dtypes, str | type) else [dtypes]
     names = [None if dtype is None else bare_name(str(getattr(dtype, "__name__", dtype))) for dtype in asked]
     for name, dtype in zip(names, asked, strict=True):
         if name is not None and name not in SUPPORTED:
@@ -33,7 +32,7 @@ def as_dtypes(dtypes: Any) -> tuple[str | None, ...]:
     return tuple(names) or (None,)
 
 
-def check_settings(function: Callable[[Any], Any], trials: Any, seed: Any) -> tuple[int, int]:
+def check_settings(function: Callable[[Any], Any], trials: object, seed: object) -> tuple[int, int]:
     """Return the number of trials and the seed as ints.
 
     Raises TypeError for a function that cannot be called, ValueError for no trials, or a seed that is none.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array
+from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array, shape_of_mask
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
@@ -20,6 +20,7 @@ from gradclip.per_example.grid import grid_for
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import clip_and_sum
 from gradclip.tree import FlatTree, first_sparse, flatten
+from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 
 
@@ -34,25 +35,25 @@ class PerExampleInfo(NamedTuple):
     them, nor choose thresholds by them, without noise of their own.
     """
 
-    num_clipped: Any
-    norms: Any
+    num_clipped: Scalar
+    norms: Scalar
 
 
 @ordinary_arithmetic
 def per_example_clip(
-    grads: Any,
-    max_norm: Any,
+    grads: Tree,
+    max_norm: Thresholds,
     *,
     per_layer: bool = False,
     uniform: bool = True,
-    mask: Any = None,
-    nonfinite: str = "skip",
-    rule: str = "clip",
+    mask: Mask = None,
+    nonfinite: Policy = "skip",
+    rule: RuleName = "clip",
     gamma: float = 0.01,
-    sum_dtype: Any = None,
+    sum_dtype: WideDtype | None = None,
     grid: int | None = None,
     to_unit: bool = False,
-) -> tuple[Any, PerExampleInfo]:
+) -> tuple[Tree, PerExampleInfo]:
     """Return the sum over examples g_i of c_i * g_i, where c_i * ||g_i|| <= max_norm.
 
     | rule          | c_i                          |
@@ -120,7 +121,7 @@ def per_example_clip(
     return clip_examples(grads, settings, check_mask(mask))
 
 
-def clip_examples(grads: Any, settings: PerExampleSettings, mask: Any) -> tuple[Any, PerExampleInfo]:
+def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tree, PerExampleInfo]:
     """Clip and add up examples as `per_example_clip` does; the mask has been checked."""
     flat = flatten(grads)
     plan = _Plan.of(flat, settings)
@@ -158,7 +159,7 @@ class _Batch:
     """A batch of per-example gradients whose leaves are clipped together or one by one."""
 
     def __init__(
-        self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Any, settings: PerExampleSettings
+        self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Mask, settings: PerExampleSettings
     ) -> None:
         self.backend = backend
         self.flat = flat
@@ -253,7 +254,7 @@ def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
     return [share if math.frexp(share)[0] in (0.0, 0.5) else share * (1.0 - 2.0**-50) for share in shares]
 
 
-def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
+def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Mask) -> None:
     """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
     sparse = first_sparse(flat)
     if sparse is not None:
@@ -273,8 +274,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Any) -> None:
             f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed(found)}. "
             f"Compute per-example gradients first, with {ways_to_examples()}."
         )
-    if mask is not None and tuple(getattr(mask, "shape", (len(mask),))) != batch:
+    if mask is not None and shape_of_mask(mask) != batch:
         raise ValueError(
-            f"mask must have one boolean for each of the {batch[0]} examples, got shape "
-            f"{tuple(getattr(mask, 'shape', (len(mask),)))}."
+            f"mask must have one boolean for each of the {batch[0]} examples, got shape {shape_of_mask(mask)}."
         )

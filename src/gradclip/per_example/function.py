@@ -29,6 +29,7 @@ from gradclip.per_example.seen import Seen
 from gradclip.per_example.sensitivity import sensitivity_of
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
+from gradclip.typing import Mask, Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
 _clip_examples = ordinary_arithmetic(clip_examples)
 
@@ -68,8 +69,8 @@ class ClippedFunction:
     pad_to: int | None = None
     normalize_by: float = 1.0
     prng_argnum: int | None = None
-    unit: str = "example"
-    method: str = "vmap"
+    unit: Unit = "example"
+    method: Method = "vmap"
     assumed: bool = False  # whether nobody said which arguments carry the batch
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
     programs: Programs = field(default_factory=Programs, init=False, repr=False)
@@ -98,20 +99,20 @@ class ClippedFunction:
             raise TypeError(not_said(self._named(), others))
 
     @property
-    def max_norm(self) -> Any:
+    def max_norm(self) -> Thresholds:
         """The threshold of each example, as it was passed."""
         return self.settings.max_norm
 
     @ordinary_arithmetic
     def sensitivity(
         self,
-        relation: str = "add_or_remove_one",
+        relation: Relation = "add_or_remove_one",
         *,
         batch_size: int | None = None,
         partial_sums: int = 1,
-        partial_sums_in: Any = None,
-        summed_in: Any = "float64",
-        elements: Any = None,
+        partial_sums_in: SumDtype | None = None,
+        summed_in: WideDtype = "float64",
+        elements: object = None,
     ) -> Sensitivity:
         """Return how far one unit can move the result: what the noise of private training is scaled to.
 
@@ -157,7 +158,7 @@ class ClippedFunction:
     def _named(self) -> str:
         return "clipped_fun" if self.argnums is None else "clipped_grad"
 
-    def __call__(self, *args: Any, mask: Any = None, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Any:
         """Return the sum, and the `ExampleOutputs` where any were asked for.
 
         `mask`: booleans of shape (batch,); an example where it is False contributes exactly zero, its outputs are

@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from gradclip.per_example.quantities import as_number, check_name
 from gradclip.per_example.rounding import rounded_up
+from gradclip.typing import Relation, Unit
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 UNITS = ("example", "group")
@@ -38,8 +39,8 @@ class Sensitivity:
     """
 
     bound: float
-    unit: str
-    relation: str
+    unit: Unit
+    relation: Relation
     denominator: float | None = None
     rounding: float = 0.0
     note: str = ""

@@ -14,7 +14,7 @@ _WIDE = {"float32": FLOAT32, "float64": FLOAT64}
 _HALF = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
-def as_number(name: str, value: Any) -> float:
+def as_number(name: str, value: object) -> float:
     """Return a number as the smallest float64 that is not below it.
 
     Raises TypeError for what is no real number, ValueError for one beyond float64's range.
@@ -30,7 +30,7 @@ def as_number(name: str, value: Any) -> float:
     return number
 
 
-def as_count(name: str, value: Any) -> int:
+def as_count(name: str, value: object) -> int:
     """Return a count as an int. Raises ValueError for what is no whole number from 1 to 2**63 - 1."""
     given = _scalar(value)
     whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
@@ -40,14 +40,14 @@ def as_count(name: str, value: Any) -> int:
     return int(given)
 
 
-def as_number_of_examples(name: str, value: Any) -> int:
+def as_number_of_examples(name: str, value: object) -> int:
     """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
     return as_count(name, value)
 
 
-def as_divisor(name: str, value: Any, sums: Format) -> float:
+def as_divisor(name: str, value: object, sums: Format) -> float:
     """Return a constant that sums of a format are divided by.
 
     Raises TypeError for what is no number, and ValueError where it, or its inverse, by which compilers multiply, is
@@ -65,7 +65,7 @@ def as_divisor(name: str, value: Any, sums: Format) -> float:
     return number
 
 
-def as_format(name: str, dtype: Any, *, narrow: bool = False) -> Format:
+def as_format(name: str, dtype: object, *, narrow: bool = False) -> Format:
     """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type.
 
     Raises ValueError for another than float32 and float64, or, where `narrow`, the half types.
@@ -78,13 +78,13 @@ def as_format(name: str, dtype: Any, *, narrow: bool = False) -> Format:
     return known[found]
 
 
-def check_name(what: str, name: Any, known: Sequence[str]) -> None:
+def check_name(what: str, name: object, known: Sequence[str]) -> None:
     """Raise a ValueError for a name that is none of those known."""
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Return how a value is written in an error, huge integers by their size."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
@@ -92,6 +92,6 @@ def shown(value: Any) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _scalar(value: Any) -> Any:
+def _scalar(value: object) -> Any:
     """Return the number in a scalar of a framework, and all else as it is."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -6,7 +6,7 @@ maximum; this one looks for it where careless code has it, and measures each dis
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -26,6 +26,7 @@ from gradclip.per_example.kinks import Kinks, kinked, of_gradients, sizes, step_
 from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.rounding import root_up
 from gradclip.tree import FlatTree, flatten
+from gradclip.typing import Dtype, Relation, Tree
 
 _LOOSE = 4
 
@@ -90,11 +91,11 @@ class SensitivityReport:
 
 
 def check_sensitivity(
-    function: Callable[[Any], Any] | ClippedFunction,
-    examples: Any,
+    function: Callable[[Tree], object] | ClippedFunction,
+    examples: Tree,
     sensitivity: Sensitivity | float,
     *,
-    dtypes: Any = None,
+    dtypes: Dtype | Iterable[Dtype] | None = None,
     trials: int = 2,
     seed: int = 0,
 ) -> SensitivityReport:
@@ -160,7 +161,7 @@ def check_sensitivity(
 
 
 def _kinked_cases(
-    clipped: ClippedFunction, like: Any, relation: str, rng: np.random.Generator
+    clipped: ClippedFunction, like: Any, relation: Relation, rng: np.random.Generator
 ) -> Iterator[SensitivityCase]:
     """Yield what a kink in the loss did in batches of several sizes."""
     dtype = bare_name(like.dtype) if bare_name(like.dtype) == "float64" else "float32"
@@ -193,7 +194,7 @@ class _Bench:
     room: Room
     given: np.ndarray
     function: Callable[[Any], Any]
-    relation: str
+    relation: Relation
     unit: Fraction
 
     @classmethod
@@ -203,7 +204,7 @@ class _Bench:
         dtype: str | None,
         threshold: float,
         function: Callable[[Any], Any],
-        relation: str,
+        relation: Relation,
         unit: Fraction,
     ) -> "_Bench":
         """Return the bench for a tree of examples, or for one like it in another dtype."""

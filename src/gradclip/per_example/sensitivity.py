@@ -35,7 +35,6 @@ coefficients that depend on their own example alone, bit for bit.
 
 import math
 from fractions import Fraction
-from typing import Any
 
 from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
@@ -46,27 +45,28 @@ from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Summation, root_up, rounded_up
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
+from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
 
 
 @ordinary_arithmetic
 def clipped_sum_sensitivity(
-    max_norm: Any,
-    relation: str = "add_or_remove_one",
+    max_norm: Thresholds,
+    relation: Relation = "add_or_remove_one",
     *,
-    unit: str = "example",
-    rule: str = "clip",
+    unit: Unit = "example",
+    rule: RuleName = "clip",
     per_layer: bool = False,
-    nonfinite: str = "skip",
+    nonfinite: Policy = "skip",
     normalize_by: float = 1.0,
     to_unit: bool = False,
     batch_size: int | None = None,
-    sum_dtype: Any = "float32",
+    sum_dtype: WideDtype = "float32",
     grid: int | None = None,
-    summed_in: Any = "float64",
+    summed_in: WideDtype = "float64",
     partial_sums: int = 1,
     elements: int | None = None,
     microbatches: int = 1,
-    partial_sums_in: Any = None,
+    partial_sums_in: SumDtype | None = None,
 ) -> Sensitivity:
     """Return the sensitivity of a sum of clipped gradients; the module's docstring proves it.
 
@@ -144,17 +144,17 @@ def clipped_sum_sensitivity(
 
 def sensitivity_of(
     settings: PerExampleSettings,
-    relation: str,
+    relation: Relation,
     *,
-    unit: str,
+    unit: Unit,
     normalize_by: float,
     batch_size: int | None,
     sum_format: Format,
-    summed_in: Any,
+    summed_in: WideDtype,
     partial_sums: int,
     elements: int | None,
     microbatches: int,
-    partial_sums_in: Any,
+    partial_sums_in: SumDtype | None,
 ) -> Sensitivity:
     """Return the sensitivity of a sum by these settings; the other arguments are as in `clipped_sum_sensitivity`."""
     check_name("relation", relation, RELATIONS)
@@ -198,7 +198,7 @@ def sensitivity_of(
     return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
 
 
-def _thresholds(max_norm: Any) -> list[float]:
+def _thresholds(max_norm: Thresholds) -> list[float]:
     """Return the thresholds in a tree, checked: numbers of frameworks become Python's."""
     found = []
     for threshold in flatten(max_norm).leaves:

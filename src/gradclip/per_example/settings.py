@@ -12,6 +12,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.per_example.grid import check_grid, check_threshold_of_grid
 from gradclip.per_example.quantities import check_name, shown
 from gradclip.tree import flatten
+from gradclip.typing import Policy, RuleName, Thresholds, WideDtype
 
 RULES = ("clip", "normalize", "automatic")
 
@@ -31,13 +32,13 @@ class PerExampleSettings:
 
     """
 
-    max_norm: Any
+    max_norm: Thresholds
     per_layer: bool = False
     uniform: bool = True
-    nonfinite: str = "skip"
-    rule: str = "clip"
+    nonfinite: Policy = "skip"
+    rule: RuleName = "clip"
     gamma: float = 0.01
-    sum_dtype: Any = None
+    sum_dtype: WideDtype | None = None
     grid: int | None = None
     to_unit: bool = False
 
@@ -74,7 +75,9 @@ class PerExampleSettings:
     @property
     def dtype_of_sums(self) -> str | None:
         """The name of the dtype of sums; None where it follows from the gradients."""
-        return self.sum_dtype if self.grid is None else "int64"
+        if self.grid is not None:
+            return "int64"
+        return self.sum_dtype if isinstance(self.sum_dtype, str) else None
 
     @property
     def sum_format(self) -> Format:
@@ -94,7 +97,7 @@ class PerExampleSettings:
         return thresholds
 
 
-def _checked_gamma(gamma: Any) -> float:
+def _checked_gamma(gamma: object) -> float:
     try:
         number = float(gamma) if isinstance(gamma, numbers.Real) and not isinstance(gamma, bool) else math.nan
     except OverflowError:
@@ -104,7 +107,7 @@ def _checked_gamma(gamma: Any) -> float:
     return number
 
 
-def _checked_dtype(sum_dtype: Any) -> str | None:
+def _checked_dtype(sum_dtype: object) -> str | None:
     if sum_dtype is None:
         return None
     name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))

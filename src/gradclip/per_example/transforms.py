@@ -6,11 +6,12 @@ from typing import Any
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
+from gradclip.typing import Method, Policy, RuleName, Threshold, Unit, WideDtype
 
 
 def clipped_grad(
     fun: Callable[..., Any],
-    max_norm: Any,
+    max_norm: Threshold,
     *,
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] | None = None,
@@ -23,14 +24,14 @@ def clipped_grad(
     microbatch_size: int | None = None,
     pad_to: int | None = None,
     normalize_by: float = 1.0,
-    sum_dtype: Any = None,
-    nonfinite: str = "skip",
-    rule: str = "clip",
+    sum_dtype: WideDtype | None = None,
+    nonfinite: Policy = "skip",
+    rule: RuleName = "clip",
     gamma: float = 0.01,
     grid: int | None = None,
     prng_argnum: int | None = None,
-    unit: str = "example",
-    method: str = "vmap",
+    unit: Unit = "example",
+    method: Method = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
@@ -138,7 +139,7 @@ def clipped_grad(
 
 def clipped_fun(
     fun: Callable[..., Any],
-    max_norm: Any,
+    max_norm: Threshold,
     *,
     batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
@@ -149,14 +150,14 @@ def clipped_fun(
     microbatch_size: int | None = None,
     pad_to: int | None = None,
     normalize_by: float = 1.0,
-    sum_dtype: Any = None,
-    nonfinite: str = "skip",
-    rule: str = "clip",
+    sum_dtype: WideDtype | None = None,
+    nonfinite: Policy = "skip",
+    rule: RuleName = "clip",
     gamma: float = 0.01,
     grid: int | None = None,
     prng_argnum: int | None = None,
-    unit: str = "example",
-    method: str = "vmap",
+    unit: Unit = "example",
+    method: Method = "vmap",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 

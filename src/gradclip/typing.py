@@ -1,0 +1,76 @@
+"""The types of what public functions take and return, for editors and type checkers.
+
+Trees may be any containers, so what returns a tree of the same structure is typed by the variable `Tree`. Norms and
+other scalars belong to the framework of the tree, which its type does not tell: they are `Scalar`.
+"""
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, TypeAlias, TypeVar
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+else:
+    ProcessGroup = DeviceMesh = Any
+
+Tree = TypeVar("Tree")
+
+Scalar: TypeAlias = Any
+"""A scalar array of the gradients' framework."""
+
+Threshold: TypeAlias = SupportsFloat
+"""A number, or a scalar array of any framework; it may be traced."""
+
+Thresholds: TypeAlias = object
+"""A `Threshold`, or a prefix of a tree that holds them, whose containers may be of any type."""
+
+Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
+Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
+RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]
+Relation: TypeAlias = Literal["add_or_remove_one", "replace_one", "zero_out"]
+Unit: TypeAlias = Literal["example", "group"]
+Method: TypeAlias = Literal["vmap", "loop"]
+
+AxisName: TypeAlias = Hashable
+"""The name of a mesh axis, a tuple of names, or None."""
+
+
+class HasDtype(Protocol):
+    """An array of any framework."""
+
+    @property
+    def dtype(self) -> Any: ...
+
+    @property
+    def shape(self) -> Any: ...
+
+
+class HasGrad(Protocol):
+    """A parameter: what carries its gradient, an array or None, in `.grad`."""
+
+    @property
+    def grad(self) -> Any: ...
+
+
+class HasItemsize(Protocol):
+    """A dtype of NumPy or PyTorch."""
+
+    @property
+    def itemsize(self) -> int: ...
+
+
+Mask: TypeAlias = HasDtype | list[bool] | tuple[bool, ...] | None
+"""Booleans, one for each example."""
+
+Parameters: TypeAlias = HasGrad | Iterable[Any]
+"""One parameter, or several: a list, a generator, named pairs, an optimizer's groups; or a tree of NumPy arrays."""
+
+ProcessGroups: TypeAlias = ProcessGroup | Sequence[ProcessGroup] | None
+Meshes: TypeAlias = DeviceMesh | Sequence[DeviceMesh] | None
+
+WideDtype: TypeAlias = Literal["float32", "float64"] | type | HasItemsize
+SumDtype: TypeAlias = WideDtype | Literal["float16", "bfloat16"]
+Dtype: TypeAlias = str | type | HasItemsize
+"""A dtype by its name, as a type of NumPy or JAX, or as an object."""
