@@ -4,7 +4,7 @@ import pytest
 
 from frameworks import WITH_FLOAT32, by_name
 
-# These need eight devices from JAX's start; test_sharded_jax.py runs them so.
+# These need eight devices from JAX's start; distributed/test_mesh_axes.py runs them so.
 collect_ignore = [] if "device_count=8" in os.environ.get("XLA_FLAGS", "") else ["sharded_jax"]
 
 

@@ -116,3 +116,30 @@ def test_masks_of_booleans_are_masks():
     for mask in ([True, False], (np.True_, False), np.array([True, False]), torch.tensor([True, False])):
         assert check_mask(mask) is mask
     assert gradclip.per_example_clip(np.ones((2, 1)), 9.0, mask=[True, False])[0].tolist() == [1.0]
+
+
+BAD_VALUES = [-1.0, -math.inf, math.nan, np.float32(-1), np.array(-1.0), -1]
+BAD_TYPES = ["1", None, True, [1.0, 2.0], object(), jax.ShapeDtypeStruct((), np.float32)]
+
+
+@pytest.mark.parametrize("bad", BAD_VALUES)
+def test_negative_or_nan_threshold_is_a_value_error(framework, bad):
+    x = framework.array([3.0, 4.0])
+    for function in (gradclip.clip_by_global_norm, gradclip.clip_by_layer_norm, gradclip.clip_by_value):
+        with pytest.raises(ValueError, match=r"must not be negative or NaN, got .*math\.inf"):
+            function(x, bad)
+
+
+@pytest.mark.parametrize("bad", BAD_TYPES)
+def test_a_threshold_that_is_no_number_is_a_type_error(framework, bad):
+    x = framework.array([3.0, 4.0])
+    for function in (gradclip.clip_by_global_norm, gradclip.clip_by_value):
+        with pytest.raises(TypeError, match="must be a real number or a scalar array"):
+            function(x, bad)
+
+
+def test_known_negative_arrays_are_refused_too():
+    with pytest.raises(ValueError, match="must not be negative"):
+        gradclip.clip_by_global_norm(torch.ones(2), torch.tensor(-1.0))
+    with pytest.raises(ValueError, match="must not be negative"):
+        gradclip.clip_by_global_norm(jnp.ones(2), jnp.array(-1.0))

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from fractions import Fraction
 from functools import partial
 from types import SimpleNamespace
@@ -15,25 +14,13 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
-from gradclip.arithmetic import caller_flushes, flushes, ordinary_arithmetic
 from gradclip.inplace.clip import clip_grads_with_norm_
 from rational import at_most
+from subnormals import flushing
 
 SUBNORMAL = {"float16": 6e-8, "bfloat16": 1e-40, "float32": 1e-40, "float64": 1e-310, "complex64": 1e-40 + 2e-40j}
 SMALLEST_NORMAL = np.float32(2.0**-126)
 HOSTS = [f for f in ALL if f.name in ("numpy", "torch", "jax")]
-
-
-@contextmanager
-def flushing():
-    assert torch.set_flush_denormal(True)
-    try:
-        assert flushes()
-        yield
-        assert flushes()
-    finally:
-        torch.set_flush_denormal(False)
-    assert not flushes()
 
 
 def drawn(dtype, size, strided):
@@ -206,23 +193,3 @@ def test_without_kernels_and_with_threads_that_inherit_the_setting():
         found = list(map(float, done.stdout.split()))
         element = float(np.float32(1e-40))
         assert found == pytest.approx([1000 * element, 1e-309, 1000 * element], rel=1e-5, abs=0)
-
-
-def test_the_thread_is_left_as_it_was():
-    @ordinary_arithmetic
-    def looked(deeper=True):
-        assert not flushes()
-        return (caller_flushes(), looked(deeper=False) if deeper else None)
-
-    @ordinary_arithmetic
-    def fails():
-        raise KeyError
-
-    assert looked() == (False, (False, None))
-    with flushing():
-        assert looked() == (True, (True, None))
-        assert caller_flushes()
-        with pytest.raises(KeyError):
-            fails()
-        assert flushes()
-    assert looked() == (False, (False, None))

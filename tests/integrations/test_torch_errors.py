@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 
+from gradclip.integrations import torch as named_as_torch
 from gradclip.integrations.torch import clip_grad_norm_, clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
 FIVE = torch.tensor(5.0)
@@ -149,3 +150,9 @@ def test_error_if_nonfinite_is_silent_on_finite_gradients():
     one = parameter([3.0, 4.0])
     assert clip_grad_norm_(one, 5.0, error_if_nonfinite=True).item() == 5.0
     assert get_total_norm([one.grad], error_if_nonfinite=True).item() == 5.0
+
+
+@pytest.mark.parametrize("tensors", [None, 3.0, torch.nn.Linear(2, 1), {"w": torch.ones(2)}])
+def test_total_norms_are_those_of_tensors(tensors):
+    with pytest.raises(TypeError, match=r"tensors must be a tensor or an iterable of them, got .* Pass the gradients"):
+        named_as_torch.get_total_norm(tensors)

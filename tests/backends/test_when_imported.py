@@ -1,0 +1,44 @@
+"""What waits for a module to be imported."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+
+def run(code, folder, **settings):
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), str(folder)],
+        env=os.environ | settings,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+WATCHED = """
+import sys
+from gradclip.backends.when_imported import when_imported
+
+before = list(sys.meta_path)
+told = []
+when_imported("colorsys", lambda: told.append(sys.modules["colorsys"].rgb_to_hsv(0, 0, 0)))
+assert told == [] and "colorsys" not in sys.modules
+import colorsys
+assert len(told) == 1
+assert sys.meta_path == before
+when_imported("colorsys", lambda: told.append(2))
+assert told[1:] == [2]
+when_imported("no_such_module", lambda: told.append(3))
+try:
+    import no_such_module
+except ModuleNotFoundError as error:
+    assert error.name == "no_such_module"
+assert told[2:] == []
+"""
+
+
+def test_what_waits_for_a_module_is_done_once(tmp_path):
+    run(WATCHED, tmp_path)

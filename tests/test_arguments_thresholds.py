@@ -1,0 +1,27 @@
+"""Thresholds that hold no value, or several where one belongs."""
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+
+TREE = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
+
+
+def test_tensors_without_values_have_no_partial_norm_and_are_no_thresholds():
+    with pytest.raises(ValueError, match="on the meta device holds no values"):
+        gradclip.partial_norm(torch.ones(2, device="meta"))
+    for call in (
+        gradclip.clip_by_global_norm,
+        gradclip.clip_by_layer_norm,
+        gradclip.clip_by_value,
+        gradclip.norm_at_most,
+    ):
+        with pytest.raises(ValueError, match="is a tensor on the meta device, which holds no value"):
+            call(TREE, torch.tensor(1.0, device="meta"))
+
+
+def test_one_threshold_says_where_several_go():
+    with pytest.raises(TypeError, match=r"Several thresholds, .* are for gradclip.clip_by_layer_norm"):
+        gradclip.clip_by_global_norm(TREE, {"w": 1.0, "b": 1.0})

@@ -1,0 +1,26 @@
+"""The arithmetic of a thread is ordinary within a call, and is left as it was."""
+
+import pytest
+
+from gradclip.arithmetic import caller_flushes, flushes, ordinary_arithmetic
+from subnormals import flushing
+
+
+def test_the_thread_is_left_as_it_was():
+    @ordinary_arithmetic
+    def looked(deeper=True):
+        assert not flushes()
+        return (caller_flushes(), looked(deeper=False) if deeper else None)
+
+    @ordinary_arithmetic
+    def fails():
+        raise KeyError
+
+    assert looked() == (False, (False, None))
+    with flushing():
+        assert looked() == (True, (True, None))
+        assert caller_flushes()
+        with pytest.raises(KeyError):
+            fails()
+        assert flushes()
+    assert looked() == (False, (False, None))
