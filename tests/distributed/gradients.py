@@ -6,6 +6,7 @@ from fractions import Fraction
 from types import SimpleNamespace
 from unittest import mock
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
@@ -77,6 +78,18 @@ def on_one_process(grads, max_norm, ord=2, **options):
     holders = [holder(x.clone()) for x in grads]
     norm = gradclip.clip_grad_norm_(holders, max_norm, ord, **options)
     return norm, [one.grad for one in holders]
+
+
+def refused(kind, words, parameters, *arguments, call=gradclip.clip_grad_norm_, **options):
+    """Check that the call raises such an error, and changes nothing."""
+    before = [local(p).clone() for p in parameters]
+    with pytest.raises(kind, match=words):
+        call(parameters, *arguments, **options)
+    assert all(torch.equal(local(p), x) for p, x in zip(parameters, before, strict=True))
+
+
+def local(p):
+    return p.grad.to_local() if hasattr(p.grad, "to_local") else p.grad
 
 
 def same_everywhere(x):

@@ -1,5 +1,6 @@
 """Start a script once for each of several processes that know each other, and wait no longer than a time limit."""
 
+import ast
 import json
 import os
 import subprocess
@@ -7,10 +8,13 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 HERE = Path(__file__).parent
-HELPERS = ("mesh", "line", "network", "layouts", "whole_gradients")
+HELPERS = ("mesh", "network", "layouts", "whole_gradients")
 """Functions of the scripts that take nothing and are no cases."""
 
 
@@ -67,3 +71,34 @@ def results(world, script, *arguments, timeout=60):
         if ended.status:
             found.setdefault("ended", {})[rank] = ended.errors[-3000:] or f"status {ended.status}"
     return found
+
+
+@cache
+def outcome(world, script):
+    return results(world, script, timeout=240)
+
+
+def names_of_cases(script):
+    """Return the names of the cases in a script, without running it."""
+    tree = ast.parse((HERE / script).read_text())
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
+    return [node.name for node in functions if not node.args.args and node.name not in HELPERS]
+
+
+def cases(*scripts):
+    """Return a mark that runs a test for each case of scripts: pairs of a number of processes and a file.
+
+    Each script runs all of its cases in the same processes, since starting them takes most of the time.
+    """
+    params = [
+        pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")
+        for world, script in scripts
+        for case in names_of_cases(script)
+    ]
+    return pytest.mark.parametrize(("world", "script", "case"), params)
+
+
+def check(world, script, case):
+    """Check that no process had anything to say against a case."""
+    found = outcome(world, script)
+    assert found.get(case) == dict.fromkeys(range(world)), found.get(case) or found.get("ended")

@@ -1,50 +1,23 @@
-"""Gradients that several processes hold, beside what one process makes of the same gradients.
+"""Gradients that several processes hold, beside what one process makes of the same gradients."""
 
-Each script runs all of its cases in the same processes, since starting them takes most of the time.
-"""
-
-import ast
 import json
 import signal
-from functools import cache
 
 import pytest
 
 import processes
 
 
-@cache
-def outcome(world, script):
-    return processes.results(world, script, timeout=240)
-
-
-def cases(script):
-    """Return the names of the cases in a script, without running it."""
-    tree = ast.parse((processes.HERE / script).read_text())
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [node.name for node in functions if not node.args.args and node.name not in processes.HELPERS]
-
-
-SCRIPTS = [
+@processes.cases(
     (2, "functions.py"),
     (2, "one_dimension.py"),
     (3, "one_dimension.py"),
     (4, "two_dimensions.py"),
-    (4, "drawn.py"),
     (4, "misuse.py"),
     (2, "wrappers.py"),
-]
-CASES = [
-    pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")
-    for world, script in SCRIPTS
-    for case in cases(script)
-]
-
-
-@pytest.mark.parametrize(("world", "script", "case"), CASES)
+)
 def test_as_on_one_process(world, script, case):
-    found = outcome(world, script)
-    assert found.get(case) == dict.fromkeys(range(world)), found.get(case) or found.get("ended")
+    processes.check(world, script, case)
 
 
 def test_a_case_that_fails_is_seen():

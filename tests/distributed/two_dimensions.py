@@ -6,7 +6,6 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
@@ -16,23 +15,10 @@ from torch.distributed.tensor.placement_types import _StridedShard
 import gradclip
 from gradclip.backends.torch import distributed as torch_distributed
 from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
+from meshes import line, mesh
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
-MESHES = {}
-
-
-def mesh():
-    """Return a mesh of 2 x 2 processes."""
-    if "2x2" not in MESHES:
-        MESHES["2x2"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
-        MESHES["4"] = init_device_mesh("cpu", (4,))
-    return MESHES["2x2"]
-
-
-def line():
-    mesh()
-    return MESHES["4"]
 
 
 def every_pair_of_placements(kinds):

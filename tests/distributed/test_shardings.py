@@ -1,0 +1,8 @@
+"""Gradients that are sharded over meshes in ways that are drawn at random, beside one process."""
+
+import processes
+
+
+@processes.cases((4, "drawn.py"))
+def test_as_on_one_process(world, script, case):
+    processes.check(world, script, case)
