@@ -1,0 +1,57 @@
+"""Chunk by chunk: the same as at once, for sizes at which chunks end, and rows."""
+
+import numpy as np
+import pytest
+
+from gradclip.backends.host import chunkwise
+from gradclip.backends.host.arrays import HostArray
+from gradclip.core.coefficient import Factors
+from gradclip.core.scopes import EXAMPLE, TREE
+
+SIZES = (1, 15, 16, 17, 32767, 32769, 65537)
+
+
+class Each:
+    """A coefficient for each of three examples, of which the second adds nothing."""
+
+    wide = Factors(np.array([0.5, 2.0, 3.0]), None)
+    blank = np.array([False, True, False])
+
+    def weights(self, xp):
+        return self.wide
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_reductions_are_those_of_the_whole(size):
+    x = np.random.default_rng(size).integers(-9, 9, size).astype(np.float32)
+    array = HostArray.of(x)
+    assert chunkwise.power_sum_of(array, 2.0, TREE, None) == np.sum(x.astype(float) ** 2)
+    assert chunkwise.power_sum_of(array, 2.0, TREE, 2.0) == np.sum(x.astype(float) ** 2) / 4
+    assert chunkwise.largest_of(array, TREE) == np.abs(x).max()
+    assert chunkwise.smallest_of(array, TREE) == np.abs(x).min()
+
+
+def test_each_row_has_its_own():
+    array = HostArray.of(np.array([[3.0, 4.0], [-6.0, 8.0]]))
+    assert chunkwise.power_sum_of(array, 2.0, EXAMPLE, None).tolist() == [25.0, 100.0]
+    assert chunkwise.power_sum_of(array, 2.0, EXAMPLE, np.array([1.0, 2.0])).tolist() == [25.0, 25.0]
+    assert chunkwise.largest_of(array, EXAMPLE).tolist() == [4.0, 8.0]
+    assert chunkwise.smallest_of(array, EXAMPLE).tolist() == [3.0, 6.0]
+
+
+def test_what_is_not_finite_is_counted_and_has_no_smallest():
+    x = np.array([np.nan, np.inf, -np.inf, 1.0])
+    assert chunkwise.count_nonfinite(HostArray.of(x)) == (1, 2)
+    assert np.isnan(chunkwise.smallest_of(HostArray.of(x), TREE))
+
+
+def test_what_exceeds_the_bound_is_clamped():
+    x = np.array([3.0, -0.5, -4.0], np.float32)
+    chunkwise.clamp_chunks(HostArray.of(x), 1.0)
+    assert x.tolist() == [1.0, -0.5, -1.0]
+
+
+def test_examples_are_weighed_and_added():
+    rows = HostArray.of(np.array([[3.0, 4.0], [np.nan, 1.0], [1.0, -1.0]]))
+    assert chunkwise.weighted_sum(rows, Each()).tolist() == [4.5, -1.0]
+    assert chunkwise.rounded_sum(rows, Each()).tolist() == [2 + 3, 2 - 3]

@@ -1,0 +1,59 @@
+"""Arrays of every framework in host memory, exactly as they are."""
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+from gradclip.backends.conversions import host_arrays, numbers_of
+
+
+def no_names():
+    return ["w"]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, jnp.array], ids=["numpy", "torch", "jax"])
+def test_integers_become_float64(make):
+    (array,) = host_arrays([make([3, -4])], no_names)
+    assert (array.dtype, array.data.tolist()) == ("float64", [3.0, -4.0])
+
+
+def test_integers_that_float64_does_not_hold_are_refused():
+    assert host_arrays([np.array([2**53, -(2**53)])], no_names)[0].data.tolist() == [2.0**53, -(2.0**53)]
+    for beyond in (2**53 + 1, -(2**53) - 1):
+        with pytest.raises(ValueError, match=r"w holds integers beyond 2\*\*53; convert them to float64"):
+            host_arrays([np.array([beyond])], no_names)
+
+
+def test_other_dtypes_are_named():
+    with pytest.raises(TypeError, match="w has dtype bool, which cannot be clipped"):
+        host_arrays([torch.ones(2, dtype=torch.bool)], no_names)
+    with pytest.raises(TypeError, match="the tree has dtype bool"):
+        host_arrays([np.ones(2, bool)], lambda: [""])
+
+
+@pytest.mark.parametrize(
+    "leaf",
+    [
+        np.array([[1.5], [-2.0]], ml_dtypes.bfloat16),
+        torch.tensor([[1.5], [-2.0]], dtype=torch.bfloat16),
+        jnp.array([[1.5], [-2.0]], jnp.bfloat16),
+        np.array([1.5, -2.0], ">f4"),
+    ],
+    ids=["numpy", "torch", "jax", "bytes the other way"],
+)
+def test_numbers_are_flat_and_wide(leaf):
+    (numbers,) = numbers_of(leaf)
+    assert (numbers.dtype, numbers.tolist()) == ("float64", [1.5, -2.0])
+
+
+def test_complex_numbers_are_two_arrays_and_integers_stay():
+    assert [part.tolist() for part in numbers_of(np.array([3 + 4j]))] == [[3.0], [4.0]]
+    (whole,) = numbers_of(np.array([[2**60 + 1]]))
+    assert whole.tolist() == [2**60 + 1]
+
+
+def test_sparse_arrays_are_not_compared():
+    with pytest.raises(TypeError, match=r"arrays to be compared must be dense, got .* Call .to_dense\(\) on it"):
+        numbers_of(torch.eye(2).to_sparse())

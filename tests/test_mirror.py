@@ -1,0 +1,105 @@
+"""Tests mirror the source: those of `src/gradclip/a/b.py` are `tests/a/test_b.py`, and `test_b_topic.py` beside it.
+
+Those of a folder's `__init__.py` are `tests/a/test_init.py`.
+"""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+ROOM = TESTS.parent / "src" / "gradclip"
+
+# Modules without a test file of their own, and why.
+TESTED_ELSEWHERE = {
+    "__main__": "one call of cli.app, which tests/cli/test_app.py makes",
+    "backends/framework": "what frameworks supply; tests/backends/test_registry.py has one that supplies the least",
+    "backends/host/examples": "what asks the kernels, tested with them in tests/native/test_examples.py",
+    "backends/host/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
+    "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
+    "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
+    "backends/protocols": "nothing that runs; mypy checks it",
+    "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
+    "backends/torch/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
+    "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
+}
+# Tests of the repository itself: of its pages, its examples, and how it is laid out.
+OF_THE_REPOSITORY = {"architecture", "examples", "layering", "mirror", "readme"}
+# Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
+OTHER_FOLDERS = {"attack", "exact", "parity", "sharded_jax", "support"}
+
+
+def defines_something(path):
+    """Say whether a module holds more than its docstring, imports and constants."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    return path.stem != "__init__" or any(isinstance(node, kinds) for node in ast.parse(path.read_text()).body)
+
+
+def modules(room):
+    """Return the names of modules in the room, as paths below it; `init` is what a folder itself holds."""
+    return {
+        str(path.relative_to(room).with_name("init" if path.stem == "__init__" else path.stem))
+        for path in room.rglob("*.py")
+        if defines_something(path)
+    }
+
+
+def kernels(room):
+    """Return the C++ files, which may have test files and need none."""
+    return {str(path.relative_to(room).with_suffix("")) for end in ("cpp", "hpp") for path in room.rglob(f"*.{end}")}
+
+
+def module_of(file, names):
+    """Return which of the modules a test file is about: the one with the longest name that it starts with."""
+    folder, stem = file.parent, file.stem.removeprefix("test_")
+    words = stem.split("_")
+    for count in range(len(words), 0, -1):
+        name = str(folder / "_".join(words[:count]))
+        if name in names:
+            return name
+    return None
+
+
+def files_in(tests):
+    """Return the paths of test files in the folders that mirror the source."""
+    files = (path.relative_to(tests) for path in tests.rglob("test_*.py"))
+    return sorted(file for file in files if file.parts[0] not in OTHER_FOLDERS)
+
+
+def without_module(tests, names):
+    """Return the test files that name no module."""
+    return [str(file) for file in files_in(tests) if module_of(file, names) is None]
+
+
+def without_test(tests, names):
+    return names - {module_of(file, names) for file in files_in(tests)}
+
+
+def test_every_module_has_its_test_file():
+    assert without_test(TESTS, modules(ROOM)) == set(TESTED_ELSEWHERE)
+
+
+def test_every_test_file_names_a_module():
+    names = modules(ROOM) | kernels(ROOM) | OF_THE_REPOSITORY
+    assert without_module(TESTS, names) == []
+
+
+@pytest.mark.parametrize("reason", TESTED_ELSEWHERE.values())
+def test_files_that_reasons_name_are_there(reason):
+    for name in re.findall(r"\S+\.py", reason):
+        assert (TESTS.parent / name).exists()
+
+
+def test_files_are_told_from_each_other(tmp_path):
+    room, tests = tmp_path / "src", tmp_path / "tests"
+    for name in ("a/__init__.py", "a/clip.py", "a/clip_each.py", "norms.py"):
+        (room / name).parent.mkdir(parents=True, exist_ok=True)
+        (room / name).write_text('"""Words."""\n')
+    assert modules(room) == {"a/clip", "a/clip_each", "norms"}
+    (tests / "a").mkdir(parents=True)
+    (tests / "a" / "test_clip_each_topic.py").touch()
+    (tests / "test_norm.py").touch()
+    assert without_test(tests, modules(room)) == {"a/clip", "norms"}
+    assert without_module(tests, modules(room)) == ["test_norm.py"]
