@@ -114,7 +114,7 @@ def is_array(value: object) -> TypeGuard[HasDtype]:
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
-def _real(value: Any, name: str, advice: str, too_large: str) -> Any:
+def _real(value: object, name: str, advice: str, too_large: str) -> Any:
     if isinstance(value, np.ndarray) and value.shape == () and not is_masked(value):
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
@@ -137,7 +137,7 @@ def _item(scalar: Any, name: str) -> Any:
     return scalar.item()
 
 
-def _rounded_down(value: Any, too_large: str) -> float:
+def _rounded_down(value: numbers.Real, too_large: str) -> float:
     exact = int(value) if isinstance(value, numbers.Integral) else value
     try:
         number = float(exact)
@@ -150,6 +150,6 @@ def _digits(number: Any) -> int:
     return round(int(number).bit_length() * math.log10(2))
 
 
-def _holds_reals(array: Any) -> bool:
+def _holds_reals(array: object) -> bool:
     name = dtype_name(array) if hasattr(array, "dtype") else ""
     return ("float" in name or "int" in name) and not is_masked(array)

@@ -24,10 +24,12 @@ is zero but for complex numbers.
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.backends.formats import FLOAT64
+from gradclip.backends.protocols import Array
 from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
 
 LARGEST_ORDER = 8.0
@@ -51,7 +53,7 @@ def check_wide(backend: Backend) -> None:
         )
 
 
-def filled(xp: Any, norm: Norm, order: Order, *, empty: bool = False) -> list[Any]:
+def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> list[Array]:
     """Return the accumulators of one holder, wide scalars, from its norm; `empty` says that it holds no element."""
     if order.extreme:
         return [*_extreme(xp, norm.product(), order, empty), xp.full_like(norm.value, norm.error)]
@@ -110,7 +112,7 @@ def _magnitudes(order: Order) -> tuple[int, int]:
     return 2 * math.ceil((1074 - beyond) / (2 * most + 1)), most
 
 
-def _extreme(xp: Any, value: Any, order: Order, empty: bool) -> list[Any]:
+def _extreme(xp: ModuleType, value: Array, order: Order, empty: bool) -> list[Array]:
     """Return a magnitude whose largest, or the negative of the smallest, is asked for; and whether it is NaN."""
     unknown = xp.isnan(value)
     number = xp.where(unknown, 0.0, value)
@@ -119,7 +121,7 @@ def _extreme(xp: Any, value: Any, order: Order, empty: bool) -> list[Any]:
     return [number, xp.where(unknown, 1.0, xp.zeros_like(value))]
 
 
-def _extreme_of(xp: Any, reduced: Sequence[Any], order: Order) -> Any:
+def _extreme_of(xp: ModuleType, reduced: Sequence[Any], order: Order) -> Array:
     number, unknown = reduced
     if order.p < 0:
         number = xp.where(xp.isinf(number), 0.0, -number)

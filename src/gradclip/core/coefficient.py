@@ -32,11 +32,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from types import ModuleType
+from typing import TYPE_CHECKING, NamedTuple
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
+from gradclip.backends.protocols import Array
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm
@@ -50,8 +52,8 @@ _NARROW_SECOND = 2.0**-126
 class Factors:
     """What elements are multiplied by, one after the other; a `second` of None is 1."""
 
-    first: Any
-    second: Any = None
+    first: Array
+    second: Array | None = None
 
 
 @dataclass(frozen=True)
@@ -62,12 +64,12 @@ class Coefficient:
     `narrow`, in float32, all others, and sums over examples, by `wide`.
     """
 
-    keep: Any
-    blank: Any
+    keep: Array
+    blank: Array
     wide: Factors
     narrow: Factors
 
-    def weights(self, xp: Any) -> Factors:
+    def weights(self, xp: ModuleType) -> Factors:
         """Return the factors of a sum over examples: 1 for those that are kept."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
 
@@ -82,7 +84,7 @@ class Coefficient:
         wides = list(map(Factors, *scalars[:2]))
         return list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
 
-    def spoiled(self, xp: Any, finite: Any) -> Coefficient:
+    def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
         """Return the coefficient, NaN where `finite` is False."""
         wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
         narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
@@ -95,13 +97,13 @@ class Rule(NamedTuple):
     There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
     """
 
-    inflate: Any
-    offset: Any
-    keep_up_to: Any
-    kept: Any
-    numerator: Any
+    inflate: float | Array
+    offset: float | Array
+    keep_up_to: float | Array
+    kept: float | Array
+    numerator: Array
 
-    def weights(self, xp: Any, norms: Any) -> Any:
+    def weights(self, xp: ModuleType, norms: Array) -> Array:
         """Return the coefficients, finite where the norms are; of a norm of zero, any."""
         upper = norms * self.inflate + self.offset
         scaled = xp.clip(self.numerator / xp.where(upper == 0, 1.0, upper), 0.0, 2.0**1022)
@@ -137,7 +139,7 @@ class Target:
         """Whether the numerator is the threshold."""
         return self.length is None
 
-    def rule(self, xp: Any, max_norm: Any) -> Rule:
+    def rule(self, xp: ModuleType, max_norm: float | Array) -> Rule:
         """Return the rule of a threshold, for norms without an error."""
         threshold = xp.where(max_norm < 0, 0.0, max_norm)
         if self.length is None and self.gamma is None:
@@ -156,7 +158,7 @@ class Target:
 CLIP = Target()
 
 
-def rule_for_sums(xp: Any, target: Target, max_norm: Any, error: float) -> Rule:
+def rule_for_sums(xp: ModuleType, target: Target, max_norm: float | Array, error: float) -> Rule:
     """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
     # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
     rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
@@ -166,7 +168,7 @@ def rule_for_sums(xp: Any, target: Target, max_norm: Any, error: float) -> Rule:
 
 
 def coefficient(
-    backend: Backend, norm: Norm, max_norm: Any, target: Target = CLIP, *, split: bool = False
+    backend: Backend, norm: Norm, max_norm: float | Array, target: Target = CLIP, *, split: bool = False
 ) -> Coefficient:
     """Return the coefficient of a settled norm, lowered so that the bound of this module's docstring holds.
 
@@ -191,7 +193,7 @@ def coefficient(
     return Coefficient(fits, never, _tiny_too(backend, norm, rule.numerator, upper, plain, ~fits), narrow)
 
 
-def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any, never: Any) -> Coefficient:
+def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, never: Array) -> Coefficient:
     """Return numerator / larger, lowered, `larger` in units of the norm's divisor, for elements that are never kept."""
     xp = backend.xp
     plain = _quotient(backend, norm, numerator, larger)
@@ -209,14 +211,14 @@ def _never_kept(backend: Backend, norm: Norm, numerator: Any, larger: Any, never
     return Coefficient(never, never, wide, _narrow(backend, plain))
 
 
-def _quotient(backend: Backend, norm: Norm, numerator: Any, larger: Any) -> Any:
+def _quotient(backend: Backend, norm: Norm, numerator: Array, larger: Array) -> Array:
     """Return numerator / larger, lowered, `larger` in units of the norm's divisor; 0 where it is tiny."""
     above = _in_units_of(norm, numerator)
     above = above if norm.divisor is None else _flushed(backend.xp, above, backend.wide.tiny)
     return above / larger * _lowered(backend)
 
 
-def _tiny_too(backend: Backend, norm: Norm, numerator: Any, larger: Any, plain: Any, scaled: Any) -> Factors:
+def _tiny_too(backend: Backend, norm: Norm, numerator: Array, larger: Array, plain: Array, scaled: Array) -> Factors:
     """Return the factors of a float64 quotient, which is `plain` but where it is tiny, and used where `scaled`."""
     xp = backend.xp
     one = xp.ones_like(plain)
@@ -237,7 +239,7 @@ def _lowered(backend: Backend) -> float:
     return 1.0 - 16.0 * 2.0**-backend.wide.precision
 
 
-def _narrow(backend: Backend, factor: Any) -> Factors:
+def _narrow(backend: Backend, factor: Array) -> Factors:
     """Return the factors of float32 products: a wide factor, lowered, split where it leaves float32's range."""
     if backend.wide is not FLOAT64:
         return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
@@ -270,28 +272,28 @@ def settled(backend: Backend, norm: Norm) -> Norm:
     return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)
 
 
-def _in_units_of(norm: Norm, threshold: Any) -> Any:
+def _in_units_of(norm: Norm, threshold: float | Array) -> float | Array:
     """Return a threshold in units of the divisor of a settled norm."""
     return threshold if norm.divisor is None else threshold / norm.divisor
 
 
-def _flushed(xp: Any, factor: Any, smallest: float) -> Any:
+def _flushed(xp: ModuleType, factor: float | Array, smallest: float) -> Array:
     return xp.where(factor < smallest, 0.0, factor)
 
 
-def _upper(norm: Norm) -> Any:
+def _upper(norm: Norm) -> Array:
     upper = norm.value * (1.0 / (1.0 - norm.error))
     # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
     without = isinstance(norm.floor, float) and norm.floor == 0
     return upper if without else upper + _in_units_of(norm, norm.floor)
 
 
-def undecided(norm: Norm, max_norm: float) -> bool:
+def undecided(norm: Norm, max_norm: float | Array) -> bool:
     """Say whether a known norm is too close to the threshold for its error bound to tell which is larger."""
     return bool(open_between(norm, max_norm))
 
 
-def open_between(norm: Norm, max_norm: Any) -> Any:
+def open_between(norm: Norm, max_norm: float | Array) -> Array:
     """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
     threshold = _in_units_of(norm, max_norm)
     lower = norm.value * (1.0 - 2.0 * norm.error)
@@ -299,6 +301,6 @@ def open_between(norm: Norm, max_norm: Any) -> Any:
     return (lower <= threshold) & (threshold < _upper(norm))
 
 
-def exceeds(norm: Norm, max_norm: Any) -> Any:
+def exceeds(norm: Norm, max_norm: float | Array) -> Array:
     """Say whether the computed norm is larger than the threshold: what counts as clipped."""
     return norm.value > _in_units_of(norm, max_norm)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.protocols import Array
 from gradclip.core.coefficient import (
     Coefficient,
     Target,
@@ -49,7 +50,7 @@ def decide(
     names: Callable[[], Sequence[str]],
     *,
     scope: Scope = TREE,
-    mask: Any = None,
+    mask: Array | None = None,
     holders: "Holders",
 ) -> Decision:
     """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
@@ -93,7 +94,7 @@ def decide_each(
 
 
 def _decided(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Any, holders: "Holders"
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Array, holders: "Holders"
 ) -> Decision:
     threshold = backend.scalar(clipping.max_norm, arrays)
     in_range = norm if norm.divisor is None else settled(backend, norm)
@@ -101,7 +102,7 @@ def _decided(
     return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), arrays)
 
 
-def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) -> Coefficient:
+def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays) -> Coefficient:
     """Return the coefficient for a norm that is given, and right but for rounding to float32.
 
     All becomes NaN for a norm that is NaN, or, where its value could not be looked at, negative.
@@ -113,7 +114,9 @@ def from_norm(backend: Backend, total_norm: Any, max_norm: Any, arrays: Arrays) 
     return replace(chosen, keep=norm.value <= threshold)
 
 
-def _measured(backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Any, holders: "Holders") -> Norm:
+def _measured(
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Array | None, holders: "Holders"
+) -> Norm:
     if scope.whole:
         return holders.measure(backend, arrays, order)
     norm = measure(backend, arrays, order, scope)
@@ -121,7 +124,7 @@ def _measured(backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask
 
 
 def _chosen(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: Any, holders: "Holders"
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: float | Array, holders: "Holders"
 ) -> Coefficient:
     # Processes that share a norm must come to the same coefficient, whatever they hold of it.
     split = holders.unseen_dtypes or needs_split(backend, arrays)

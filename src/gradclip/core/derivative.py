@@ -17,21 +17,21 @@ norm, and can be differentiated themselves. `total` adds up what the leaves know
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
+from gradclip.backends.protocols import Array
 from gradclip.core.coefficient import Target
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.scopes import Scope
-
-Array = Any
 
 
 class At(NamedTuple):
     """Where a derivative is taken: the leaves, their norm or norms, the threshold, which examples count."""
 
     leaves: Sequence[Array]
-    norm: Array
+    norm: Any
     max_norm: Any
     mask: Array | None = None
 
@@ -56,20 +56,20 @@ class ClipRule:
     measures: ClassVar[bool] = True
 
     order: Order
-    max_norm: Any
+    max_norm: float | Array | None
     nonfinite: Nonfinite
     target: Target
     scope: Scope
     summed: bool = False
     share: float = 1.0
-    total: Callable[[Sequence[Array]], Array] = sum
+    total: Callable[[Sequence[Any]], Any] = sum
 
-    def at(self, leaves: Sequence[Array], norm: Array, max_norm: Any, mask: Array | None) -> At:
+    def at(self, leaves: Sequence[Array], norm: Array, max_norm: float | Array | None, mask: Array | None) -> At:
         """Return the place of a call: `max_norm` is None where the threshold is the rule's own."""
         return At(leaves, norm, self.max_norm if max_norm is None else max_norm, mask)
 
     def jvp(
-        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+        self, xp: ModuleType, at: At, changes: Sequence[Array], change: float | Array, dtypes: Sequence[Any]
     ) -> tuple[list[Array], Array]:
         """Return the changes of the results, whose dtypes these are, and of the norm; `change` is the threshold's."""
         counted, norm = self._counted(xp, at)
@@ -86,7 +86,7 @@ class ClipRule:
         dys = [xp.sum(dy, axis=0) for dy in dys] if self.summed else dys
         return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
 
-    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
+    def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
         """Return the gradients with respect to the leaves and the threshold, given those of the results and norm."""
         counted, norm = self._counted(xp, at)
         xs = self._wide(xp, at.leaves, norm, counted)
@@ -104,7 +104,7 @@ class ClipRule:
         ]
         return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, at.leaves, strict=True)], xp.sum(gmax)
 
-    def _counted(self, xp: Any, at: At) -> tuple[list[Array | None], Array]:
+    def _counted(self, xp: ModuleType, at: At) -> tuple[list[Array | None], Array]:
         """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""
         norm = at.norm
         inside = self.nonfinite.counted(xp, norm, at.mask)
@@ -115,14 +115,16 @@ class ClipRule:
             return [m if inside is None else m & self._over(inside, m) for m in masks], norm
         return [None if inside is None else self._over(inside, x) for x in at.leaves], norm
 
-    def _wide(self, xp: Any, arrays: Sequence[Array], norm: Array, counted: Sequence[Array | None]) -> list[Array]:
+    def _wide(
+        self, xp: ModuleType, arrays: Sequence[Array], norm: Array, counted: Sequence[Array | None]
+    ) -> list[Array]:
         """Return the arrays in the norm's precision, 0 where an element does not count."""
         kept = [
             a if here is None else xp.where(here, a, xp.zeros_like(a)) for a, here in zip(arrays, counted, strict=True)
         ]
         return [xp.astype(a, xp.result_type(a, norm)) for a in kept]
 
-    def _multiplier(self, xp: Any, norm: Array, max_norm: Any) -> _Multiplier:
+    def _multiplier(self, xp: ModuleType, norm: Array, max_norm: float | Array) -> _Multiplier:
         threshold = xp.astype((xp.zeros_like(norm) + max_norm) * self.share, norm.dtype)
         rule, zero, one = self.target.rule(xp, threshold), xp.zeros_like(norm), xp.ones_like(norm)
         upper = norm + rule.offset
@@ -137,7 +139,7 @@ class ClipRule:
         b = xp.where(above, slope, zero if self.target.keeps else -k)
         return _Multiplier(k, scale, xp.where(above, -k, zero), xp.where(threshold >= 0, b, zero))
 
-    def _directions(self, xp: Any, xs: Sequence[Array], norm: Array) -> list[Array]:
+    def _directions(self, xp: ModuleType, xs: Sequence[Array], norm: Array) -> list[Array]:
         p = self.order.p
         safe = xp.where(norm > 0, norm, xp.ones_like(norm))
         if p == 2:
@@ -158,7 +160,7 @@ class ClipRule:
         powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
         return [sign * power for sign, power in zip(signs, powers, strict=True)]
 
-    def _inner(self, xp: Any, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
+    def _inner(self, xp: ModuleType, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         products = [
             xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b) if xp.isdtype(a.dtype, "complex floating") else a * b
             for a, b in zip(left, right, strict=True)
@@ -168,7 +170,7 @@ class ClipRule:
     def _over(self, value: Array, like: Array) -> Array:
         return self.scope.over(value, like)
 
-    def _extremes(self, xp: Any, magnitudes: Sequence[Array], norm: Array) -> list[Array]:
+    def _extremes(self, xp: ModuleType, magnitudes: Sequence[Array], norm: Array) -> list[Any]:
         """Say which magnitudes are the norm.
 
         The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
@@ -194,14 +196,14 @@ class LayersRule:
 
     rule: ClipRule
     sizes: Sequence[int]
-    total: Callable[[Sequence[Array]], Array] = sum
+    total: Callable[[Sequence[Any]], Any] = sum
 
-    def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: Any, mask: None) -> At:
+    def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: float | Array | None, mask: None) -> At:
         """Return the place of a call, as that of a `ClipRule`; there is a norm for each group."""
-        return self.rule.at(leaves, norm, max_norm, mask)
+        return At(leaves, norm, self.rule.max_norm if max_norm is None else max_norm)
 
     def jvp(
-        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+        self, xp: ModuleType, at: At, changes: Sequence[Array], change: float | Array, dtypes: Sequence[Any]
     ) -> tuple[list[Array], list[Array]]:
         """Return the changes of the results and of the norms."""
         rule = replace(self.rule, total=self.total)
@@ -215,8 +217,8 @@ class LayersRule:
         return dys, dnorms
 
 
-def _entry(value: Any, number: int) -> Any:
-    return value[number] if getattr(value, "ndim", 0) else value
+def _entry(value: float | Array, number: int) -> float | Array:
+    return value if isinstance(value, float | int) or not value.ndim else value[number]
 
 
 @dataclass(frozen=True)
@@ -225,14 +227,14 @@ class ValueRule:
 
     measures: ClassVar[bool] = False
 
-    max_value: Any
+    max_value: float | Array | None
 
-    def at(self, leaves: Sequence[Array], norm: None, max_value: Any, mask: None) -> At:
+    def at(self, leaves: Sequence[Array], norm: None, max_value: float | Array | None, mask: None) -> At:
         """Return the place of a call, as that of a `ClipRule`."""
         return At(leaves, norm, self.max_value if max_value is None else max_value)
 
     def jvp(
-        self, xp: Any, at: At, changes: Sequence[Array], change: Any, dtypes: Sequence[Any]
+        self, xp: ModuleType, at: At, changes: Sequence[Array], change: float | Array, dtypes: Sequence[Any]
     ) -> tuple[list[Array], None]:
         """Return the changes of the clamped leaves; there is no norm."""
         dys = []
@@ -241,7 +243,7 @@ class ValueRule:
             dys.append(xp.where(inside, dx, xp.astype(held * change, dx.dtype)))
         return dys, None
 
-    def vjp(self, xp: Any, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], Array]:
+    def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], float | Array]:
         """Return the gradients with respect to the leaves and to C."""
         gxs, gmax = [], 0.0
         for x, gy in zip(at.leaves, gys, strict=True):
@@ -250,7 +252,7 @@ class ValueRule:
             gmax = gmax + xp.sum(xp.astype(held * gy, xp.result_type(gy.dtype, xp.float32)))
         return gxs, gmax
 
-    def _held(self, xp: Any, x: Array, max_value: Any) -> tuple[Array, Array]:
+    def _held(self, xp: ModuleType, x: Array, max_value: float | Array) -> tuple[Array, Array]:
         """Return which elements stay as they are, and how the others change with C: 1, -1, or 0 where C is below 0."""
         limit = xp.zeros_like(x) + max_value
         inside = xp.abs(x) <= limit

@@ -15,12 +15,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gradclip.wording import listed
 
 if TYPE_CHECKING:
     from gradclip.backends import Backend
+    from gradclip.backends.protocols import Array
     from gradclip.core.coefficient import Coefficient
 
 
@@ -44,7 +46,7 @@ class Nonfinite:
     tells: str = ""
 
     @classmethod
-    def named(cls, nonfinite: Any) -> Nonfinite:
+    def named(cls, nonfinite: object) -> Nonfinite:
         """Return the policy of a name. Raises ValueError where it is none of the four."""
         if isinstance(nonfinite, str) and nonfinite in _POLICIES:
             return _POLICIES[nonfinite]
@@ -58,7 +60,7 @@ class Nonfinite:
                 "vmap, or pass nonfinite='skip' and look at the returned norm."
             )
 
-    def settled(self, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
+    def settled(self, backend: Backend, finite: Array, coefficient: Coefficient) -> Coefficient:
         """Return the coefficient, changed where `finite` (of the norm) is False."""
         if backend.concrete and finite.all():
             return coefficient
@@ -66,7 +68,7 @@ class Nonfinite:
             return replace(coefficient, keep=coefficient.keep & finite, blank=~finite)
         return coefficient.spoiled(backend.xp, finite)
 
-    def counted(self, xp: Any, norm: Any, mask: Any) -> Any:
+    def counted(self, xp: ModuleType, norm: Array, mask: Array | None) -> Array | None:
         """Return which norms count, of those in the mask: None for all. The others have the derivative 0."""
         if not self.blanks:
             return mask

@@ -33,6 +33,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, Format, format_of
+from gradclip.backends.protocols import Array
 from gradclip.core.scopes import LAYER, TREE, Scope
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
@@ -217,8 +218,8 @@ def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> t
 
 
 def _beyond_range(
-    backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Any, divisor: Any
-) -> tuple[Any, Any]:
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Array, divisor: Array | None
+) -> tuple[Array, Array | None]:
     """Return a norm of complex128 numbers and its divisor, those of quarters where only these have one."""
     xp = backend.xp
     known = xp.isfinite(value)

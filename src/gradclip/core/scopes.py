@@ -7,7 +7,8 @@ lengths of the axes that are the norms' own. A new scope is one more value here;
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+
+from gradclip.backends.protocols import Array
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Scope:
         """Return how many elements of an array of this shape share a norm."""
         return math.prod([shape[axis] for axis in self.shared_axes(len(shape))])  # torch.compile takes no generator
 
-    def over(self, value: Any, like: Any) -> Any:
+    def over(self, value: Array, like: Array) -> Array:
         """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
         if self.own is None or getattr(value, "ndim", 0) == 0:
             return value

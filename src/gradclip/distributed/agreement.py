@@ -12,15 +12,15 @@ Who asked for what is exchanged only then, for the error.
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Any
 
+from gradclip.typing import Threshold
 from gradclip.wording import listed
 
 Asked = tuple[tuple[str, str], ...]
 """The name of each argument, and its value as text; nothing for a process that could not prepare its gradients."""
 
 
-def asked(order: float, nonfinite: str, max_norm: Any) -> Asked:
+def asked(order: float, nonfinite: str, max_norm: Threshold | None) -> Asked:
     """Return the arguments of a call as text; `max_norm` is what was passed, None where there is no threshold.
 
     The value of a tensor on a device stays unknown: a look at it would wait.
@@ -28,18 +28,19 @@ def asked(order: float, nonfinite: str, max_norm: Any) -> Asked:
     return ("max_norm", _shown(max_norm)), ("ord", repr(order)), ("nonfinite", repr(nonfinite))
 
 
-def _shown(max_norm: Any) -> str:
+def _shown(max_norm: Threshold | None) -> str:
     if max_norm is None:
         return "not given (grad_norm)"
-    if getattr(getattr(max_norm, "device", None), "type", "cpu") != "cpu":
-        return f"on {max_norm.device.type}"
+    place = getattr(getattr(max_norm, "device", None), "type", "cpu")
+    if place != "cpu":
+        return f"on {place}"
     try:
         return repr(float(max_norm))
     except (TypeError, ValueError, RuntimeError):
         return f"{max_norm!r:.40}"
 
 
-def marks(subject: Any, processes: int, *, largest: bool) -> tuple[float, float]:
+def marks(subject: object, processes: int, *, largest: bool) -> tuple[float, float]:
     """Return two integers, of which sums over so many processes are exact, that stand for something with a `repr`."""
     digest = hashlib.blake2b(repr(subject).encode(), digest_size=16).digest()
     limit = 1 << (52 - processes.bit_length())

@@ -14,6 +14,7 @@ from gradclip.core import accumulators, norms
 from gradclip.core.accumulators import LARGEST_ORDER, check_order
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.norms import Norm, Order, floor_of, measure
+from gradclip.typing import AxisName
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def holders_of(backend: Backend) -> Holders:
     return ALONE if backend.visible else EXPLICIT_MESH
 
 
-def over_axes(backend: Backend, axis_name: Any) -> tuple[Backend, Holders]:
+def over_axes(backend: Backend, axis_name: AxisName) -> tuple[Backend, Holders]:
     """Return the backend of shards over mesh axes that are named, and the devices along these as holders."""
     local, axes = backend.over(axis_name)
     return local, MeshAxes(axes)

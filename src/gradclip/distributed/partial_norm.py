@@ -295,7 +295,7 @@ def _plain(value: float) -> float | str:
     return value if math.isfinite(value) else str(float(value))
 
 
-def _from_plain(value: Any) -> Any:
+def _from_plain(value: object) -> Any:
     return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value
 
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.protocols import Array, in_host_memory
 from gradclip.backends.torch import distributed as torch_distributed
 from gradclip.backends.torch.distributed import Group
 from gradclip.core import accumulators, exact
@@ -37,6 +38,7 @@ from gradclip.distributed.agreement import Asked, asked, differences, marks
 from gradclip.distributed.replicas import Replicas
 from gradclip.distributed.shardings import Shardings
 from gradclip.parameters import UNNAMED, Members
+from gradclip.typing import Threshold
 from gradclip.wording import listed
 
 _FAILED, _DIFFER = 2, 3
@@ -71,7 +73,7 @@ class ProcessGroups(Holders):
             self._tell(error)
             raise
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Any = None) -> None:
+    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
         """Take note of what this process asks for. Raises ValueError for an order that several cannot measure."""
         self._order, self._nonfinite = accumulators.check_order(order), nonfinite
         self._asked = asked(order.p, nonfinite.name, max_norm)
@@ -135,7 +137,7 @@ class ProcessGroups(Holders):
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, torch_distributed.add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 
-    def _reduced(self, xp: Any, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
+    def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
         """Reduce the accumulators of all shardings, and the flags with them, on the device of the processes."""
         merge = xp.maximum if self._order.extreme else xp.add
         return self._shardings.reduced(flags, known, merge, self._reduce)
@@ -168,7 +170,7 @@ class ProcessGroups(Holders):
         if self.on_host or (self._looks and flags[_DIFFER] == 0):
             self._told()
 
-    def _check_all_agree(self, failed: Any, differ: Any) -> None:
+    def _check_all_agree(self, failed: Array, differ: Array) -> None:
         """Raise where a process could not prepare its gradients, or asks for something else than the others."""
         if failed + differ == 0:
             return
@@ -224,7 +226,7 @@ def check_unsaid(members: Members) -> None:
         )
 
 
-def filled(xp: Any, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
+def filled(xp: ModuleType, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
     """Return the accumulators that one process sends, from its norm, which is that of `arrays`."""
     if norm.floor:  # of which the others are told nothing else
         added = norm.floor if norm.divisor is None else norm.floor / norm.divisor

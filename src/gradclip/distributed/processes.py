@@ -10,6 +10,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.parameters import UNNAMED, Members, as_tuple
+from gradclip.typing import Meshes, ProcessGroups, Threshold
 
 
 class Processes(Protocol):
@@ -18,7 +19,7 @@ class Processes(Protocol):
     def preparing(self) -> AbstractContextManager[None]:
         """Return a context in which an error ends the call on all processes."""
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Any = None) -> None:
+    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
         """Take note of what this process asks for, which must be the same on all."""
 
     def nothing(self) -> Sequence[Any]:
@@ -40,7 +41,7 @@ class OneProcess:
         """Return a context that does nothing."""
         return self._alone
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Any = None) -> None:
+    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
         """Do nothing."""
 
     def nothing(self) -> Sequence[Any]:
@@ -56,7 +57,7 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def processes_of(members: Members, process_group: Any, mesh: Any) -> Processes:
+def processes_of(members: Members, process_group: ProcessGroups, mesh: Meshes) -> Processes:
     """Return the processes that hold the gradients of parameters, given the groups that are named.
 
     Raises ValueError where the parameters are shards, and nothing says of what.

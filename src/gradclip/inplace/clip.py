@@ -140,10 +140,10 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
     gradients, backend, arrays = entered(Members.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
-    max_norm, total_norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
+    threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
-            chosen = from_norm(backend, total_norm, max_norm, arrays)
+            chosen = from_norm(backend, norm, threshold, arrays)
             gradients.scale(backend, arrays, arrays, chosen)
 
 

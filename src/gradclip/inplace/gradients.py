@@ -9,7 +9,9 @@ import numpy as np
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
+from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_known, entry_of, find, known, load
+from gradclip.core.coefficient import Coefficient
 from gradclip.core.scopes import TREE
 from gradclip.parameters import Members
 from gradclip.tree import flatten
@@ -52,7 +54,7 @@ class Gradients:
         return cls(shards.locals, members, held, (), shards)
 
     @classmethod
-    def _of_tree(cls, tree: Any) -> "Gradients":
+    def _of_tree(cls, tree: object) -> "Gradients":
         flat = flatten(tree)
         paths = [path or "the gradient" for path in flat.paths()]
         for leaf, path in zip(flat.leaves, paths, strict=True):
@@ -73,7 +75,7 @@ class Gradients:
         places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
         return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
 
-    def backend(self, *scalars: Any, otherwise: Callable[[], Sequence[Any]]) -> Backend:
+    def backend(self, *scalars: object, otherwise: Callable[[], Sequence[Any]]) -> Backend:
         """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
         leaves = self.grads or otherwise() or [p for p in self.members.parameters[:1] if known(p)]
         return find(leaves, self.names, *scalars)
@@ -139,7 +141,7 @@ class Gradients:
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
         return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
 
-    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Any) -> None:
+    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""
         self._replace(backend.update(self.grads, arrays, new, coefficient, TREE))
         if self.again is not None:
@@ -147,7 +149,7 @@ class Gradients:
             again = others if new is arrays else backend.without_nonfinite(others)
             self.again.scale(backend, others, again, coefficient)
 
-    def clamp(self, backend: Backend, arrays: Arrays, bound: Any) -> None:
+    def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
         """Clamp each element of the gradients, which are `arrays`."""
         self._replace(backend.update_clamped(self.grads, arrays, bound))
         if self.again is not None:
@@ -185,7 +187,7 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 
 def entered(
-    members: Members, processes: "Processes", *scalars: Any, to_write: bool = False
+    members: Members, processes: "Processes", *scalars: object, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
     gradients = Gradients.of(members)

@@ -67,7 +67,7 @@ def _rebuilt(gradients: Vector, coefs: dict[str, Any]) -> Vector:
     return type(gradients)({name: coefs[name] for name in gradients.coefs})
 
 
-def _take_names(*classes: Any) -> None:
+def _take_names(*classes: type[modules.OptiModule]) -> None:
     """Let declearn's registry build these classes for their names; it has no public call that replaces an entry."""
     for cls in classes:
         _register.REGISTRIES["OptiModule"].register(cls, cls.name, repl=True)

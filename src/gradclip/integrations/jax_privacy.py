@@ -61,7 +61,7 @@ class BoundedSensitivityCallable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.fun(*args, **kwargs)
 
-    def sensitivity(self, neighboring_relation: Any = None) -> Any:
+    def sensitivity(self, neighboring_relation: object = None) -> Any:
         """Return the L2 sensitivity under one of `dp_accounting.NeighboringRelation`, REPLACE_SPECIAL for None.
 
         It speaks of batches of one shape, padded and masked by `is_padding_example`.
@@ -96,7 +96,7 @@ class _ClippedFunction(ClippedFunction):
     ) -> Callable[..., Any]:
         return verbs.over_batch(of_example, axes, self.spmd_axis_name)
 
-    def _finished(self, verbs: Batching, summed: Any, dtypes: Sequence[Any]) -> Any:
+    def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
         flat = flatten(super()._finished(verbs, summed, dtypes))
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
         return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])

@@ -93,5 +93,5 @@ def measured(
 def _factors(chosen: Coefficient) -> list[list[float]]:
     """Return the two factors of wide formats, and those of narrow ones."""
     ones = np.ones(chosen.keep.shape)
-    pairs = [(factors.first, factors.second) for factors in (chosen.wide, chosen.narrow)]
+    pairs: list[tuple[Any, Any]] = [(factors.first, factors.second) for factors in (chosen.wide, chosen.narrow)]
     return [(ones if factor is None else ones * factor).tolist() for pair in pairs for factor in pair]

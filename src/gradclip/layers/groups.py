@@ -9,7 +9,7 @@ from typing import Any
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.protocols import Array, in_host_memory
 from gradclip.backends.registry import find
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
@@ -22,6 +22,7 @@ from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.layers import at_once as layers
 from gradclip.layers import traced as traced_layers
 from gradclip.tree import FlatTree
+from gradclip.typing import AxisName
 
 
 def norm_of(backend: Backend, holders: Holders, leaves: Sequence[Any], order: Order) -> Any:
@@ -44,7 +45,7 @@ def clip_groups(
     groups: Sequence[Sequence[int]],
     max_norms: Sequence[Any],
     clipping: Clipping,
-    axis_name: Any = None,
+    axis_name: AxisName = None,
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     warn_of_parameters(flat.leaves)
@@ -107,7 +108,7 @@ def measured_at_once(
     return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 
 
-def backend_and_holders(flat: FlatTree, axis_name: Any, *scalars: Any) -> tuple[Backend, Holders]:
+def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -> tuple[Backend, Holders]:
     """Return the backend of a tree and its thresholds, over mesh axes where such are named, and who holds the tree."""
     backend = find(flat.leaves, flat.paths, *scalars)
     return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
@@ -122,7 +123,7 @@ def _clip_together(
     backend: Backend,
     holders: Holders,
     leaves: Sequence[Any],
-    given: Any,
+    given: Array | None,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
@@ -132,7 +133,7 @@ def _clip_together(
     clipping = clipping if known else replace(clipping, max_norm=None)
     patterns = backend.patterns(leaves)
 
-    def primal(prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], Any, list[Any]]:
+    def primal(prepared: Sequence[Any], max_norm: Array | None, _: None) -> tuple[list[Any], Any, list[Any]]:
         with backend.precision():
             arrays = backend.enter(prepared)
             asked = clipping if known else replace(clipping, max_norm=max_norm)

@@ -14,6 +14,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import product_format
+from gradclip.backends.protocols import Array
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide_each
 from gradclip.core.derivative import ClipRule, LayersRule
@@ -107,7 +108,7 @@ class _Layers:
         patterns = backend.patterns([leaves[i] for i in indices])
         return cls(backend, holders, indices, list(map(len, groups)), patterns, clipping)
 
-    def run(self, leaves: Sequence[Any], given: Any, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
+    def run(self, leaves: Sequence[Any], given: Array | None, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
         """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
         asked = self.clipping
         rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, LAYER), self.sizes)
@@ -115,7 +116,9 @@ class _Layers:
         results, norms, _ = call([self.backend.prepare(leaves[i]) for i in self.indices], given, None)
         return results, norms
 
-    def _clipped(self, prepared: Sequence[Any], max_norm: Any, _: None) -> tuple[list[Any], list[Any], list[Any]]:
+    def _clipped(
+        self, prepared: Sequence[Any], max_norm: Array | None, _: None
+    ) -> tuple[list[Any], list[Any], list[Any]]:
         with self.backend.precision():
             groups = self._groups(prepared)
             asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)

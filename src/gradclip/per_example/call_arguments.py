@@ -142,7 +142,7 @@ def has_mappings(tree: object) -> bool:
     return any(isinstance(leaf, Mapping) for leaf in flatten(tree).leaves)
 
 
-def opened(tree: Any) -> Any:
+def opened(tree: object) -> Any:
     """Return a tree with dicts in place of such mappings."""
     return optree.tree_map(lambda leaf: _as_dict(leaf) if isinstance(leaf, Mapping) else leaf, tree)
 
@@ -151,7 +151,7 @@ def _as_dict(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
     return {key: opened(value) for key, value in mapping.items()}
 
 
-def closed(like: Any, tree: Any) -> Any:
+def closed(like: object, tree: object) -> Any:
     """Return an opened tree with the mappings that `like` has, their values those of the tree."""
     return optree.tree_map(lambda old, new: _refilled(old, new) if isinstance(old, Mapping) else new, like, tree)
 

@@ -75,7 +75,7 @@ def check_alike(first: FlatTree, second: FlatTree, counts: tuple[int, int]) -> N
     )
 
 
-def _dtype(x: Any) -> str:
+def _dtype(x: object) -> str:
     return bare_name(x.dtype if hasattr(x, "dtype") else np.asarray(x).dtype)
 
 

@@ -9,6 +9,7 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.protocols import Array
 from gradclip.backends.registry import find, ways_to_examples
 from gradclip.core.coefficient import Target
 from gradclip.core.decide import Clipping
@@ -182,7 +183,7 @@ class _Batch:
             return total, PerExampleInfo(counts[0], norms[0])
         return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
 
-    def clip(self, indices: Sequence[int], threshold: Any, share: float) -> tuple[list[Any], Any, Any]:
+    def clip(self, indices: Sequence[int], threshold: object, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
         known = check_threshold(threshold, backend=self.backend)
         own = known if isinstance(known, float) else None
@@ -211,7 +212,7 @@ class _Group:
     sum_dtype: str | None
     grid: int | None
 
-    def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Any) -> tuple[list[Any], Any, list[Any]]:
+    def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Array | None) -> tuple[list[Any], Any, list[Any]]:
         """Return the sums that have derivatives, the norms, and the number clipped with the other sums."""
         with self.backend.precision():
             arrays = self.backend.enter(prepared)
@@ -220,7 +221,7 @@ class _Group:
             sums, norms, count = self._summed(arrays, self._shared(threshold), mask)
             return ([], norms, [count, *sums]) if self.grid else (sums, norms, [count])
 
-    def _summed(self, arrays: Arrays, threshold: Any, mask: Any) -> tuple[list[Any], Any, Any]:
+    def _summed(self, arrays: Arrays, threshold: Array, mask: Array | None) -> tuple[list[Any], Any, Any]:
         clipping = replace(self.clipping, max_norm=threshold)
         if self.grid is not None:
             check_real(arrays, self._names)
@@ -237,7 +238,7 @@ class _Group:
         paths = self.outline.paths()
         return [paths[i] for i in self.indices]
 
-    def _shared(self, threshold: Any) -> Any:
+    def _shared(self, threshold: Array) -> Array:
         """Return the share of a threshold, 0 where numbers are too coarse for it to be one."""
         shared = threshold * self.share
         return shared if self.share == 1 else self.backend.xp.where(shared < self.backend.wide.tiny, 0.0, shared)

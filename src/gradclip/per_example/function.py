@@ -8,6 +8,7 @@ from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
+from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (
@@ -180,7 +181,7 @@ class ClippedFunction:
             keys = verbs.split_key(args[self.prng_argnum], count)
             args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
             axes[self.prng_argnum] = 0
-        mask = None if mask is None else verbs.flags(mask)
+        flags = None if mask is None else verbs.flags(mask)
         of_example = self._of_example(verbs, kinds)
         of_batch = self._over_batch(verbs, of_example, axes)
         dtypes: list[Any] = []
@@ -188,18 +189,18 @@ class ClippedFunction:
         if self.microbatch_size is not None:
             size = self.microbatch_size
 
-            def in_microbatches(mask: Any, *args: Any) -> Any:
+            def in_microbatches(mask: Array | None, *args: Any) -> Any:
                 return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
             setting, carriers = (self.max_norm, kinds, tuple(axes), count), (0, *axes)
-            made, known = verbs.kept(self.programs, setting, in_microbatches, carriers, (mask, *args))
+            made, known = verbs.kept(self.programs, setting, in_microbatches, carriers, (flags, *args))
             summed, outputs = made
         else:
             given, rows, known = args, count, dtypes
             if self.pad_to is not None:
                 rows = whole_program(self.pad_to)
-                given, mask = verbs.padded(args, axes, mask, count, rows)
-            summed, outputs = verbs.at_once(step, given, axes, mask, rows)
+                given, flags = verbs.padded(args, axes, flags, count, rows)
+            summed, outputs = verbs.at_once(step, given, axes, flags, rows)
         if self.argnums is not None and count:
             self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
         result = self._finished(verbs, summed, known)
@@ -241,7 +242,7 @@ class ClippedFunction:
     def _step(self, verbs: Batching, of_batch: Callable[..., Any], dtypes: list[Any]) -> Step:
         """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
 
-        def step(args: Sequence[Any], mask: Any) -> tuple[Any, ExampleOutputs]:
+        def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
             tree, (values, aux) = of_batch(*args)
             leaves = flatten(tree).leaves
             dtypes[:] = [leaf.dtype for leaf in leaves]
@@ -253,7 +254,7 @@ class ClippedFunction:
 
         return step
 
-    def _finished(self, verbs: Batching, summed: Any, dtypes: Sequence[Any]) -> Any:
+    def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
         """Return what a call returns of the sum; `dtypes` are those of what has been clipped."""
         return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
 

@@ -12,7 +12,7 @@ same argument. As the squares of the shares add up to at most 1, exactly, all la
 import math
 import numbers
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _LARGEST = 2**52
 
@@ -24,7 +24,7 @@ class Grid(NamedTuple):
     share: float
 
 
-def check_grid(grid: Any) -> int | None:
+def check_grid(grid: object) -> int | None:
     """Return the number of steps in a threshold, or None for no grid."""
     if grid is None:
         return None
@@ -62,7 +62,7 @@ def grid_for(grid: int, elements: int, examples: int, share: float = 1.0) -> Gri
     return Grid(steps, steps / most)
 
 
-def check_threshold_of_grid(max_norm: Any) -> None:
+def check_threshold_of_grid(max_norm: object) -> None:
     """Raise a ValueError for a threshold that has no steps."""
     if isinstance(max_norm, float) and not 0 < max_norm < math.inf:
         raise ValueError(f"with a grid max_norm must be positive and finite, got {max_norm}: it is divided into steps.")

@@ -57,7 +57,7 @@ class Seen:
                 stacklevel=2,
             )
 
-    def elements(self, given: Any) -> int | None:
+    def elements(self, given: object) -> int | None:
         """Return how many elements a promise is for: a number, those of a tree, those seen; None, for 2**26, before."""
         if isinstance(given, numbers.Integral):
             return as_count("elements", given)

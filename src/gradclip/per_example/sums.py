@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
+from gradclip.backends.protocols import Array
 from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.coefficient import exceeds, rule_for_sums, settled
 from gradclip.core.decide import Clipping, decide
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class Summed:
     """What became of a batch: the wide sums over its examples, their norms, which of them count as clipped."""
 
-    sums: list[Any]
+    sums: Sequence[Any]
     norm: Norm
     clipped: Any
 
@@ -32,7 +33,7 @@ def clip_and_sum(
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
-    mask: Any,
+    mask: Array | None,
     holders: "Holders",
 ) -> Summed:
     """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
@@ -45,7 +46,7 @@ def _in_two_readings(
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
-    mask: Any,
+    mask: Array | None,
     holders: "Holders",
 ) -> Summed:
     made = decide(backend, arrays, clipping, names, scope=EXAMPLE, mask=mask, holders=holders)
@@ -65,7 +66,7 @@ def _in_one_reading(
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
-    mask: Any,
+    mask: Array | None,
     holders: "Holders",
 ) -> Summed | None:
     """Do it with one reading, where the backend can; those whose sums of squares cannot be trusted apart from others.
