@@ -1,4 +1,4 @@
-"""The parameters that an in-place call is about, one after the other, and the process groups named beside them."""
+"""The parameters of an in-place call, as a list, and the process groups that their parameter groups name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,8 +16,8 @@ UNNAMED = object()
 
 
 @dataclass(frozen=True)
-class Members:
-    """Parameters, and the groups that they came in: how many each has, and which process groups stand beside it.
+class ParameterList:
+    """Parameters, the sizes of the parameter groups that they came in, and the process groups beside each of these.
 
     Or a `tree` of NumPy arrays, the gradients themselves.
     """
@@ -29,8 +29,8 @@ class Members:
     names: Sequence[str | None] = ()
 
     @classmethod
-    def of(cls, parameters: Parameters) -> "Members":
-        """Return those of an iterable of parameters, of one, of a list of groups such as an optimizer's; or a tree.
+    def of(cls, parameters: Parameters) -> "ParameterList":
+        """List what a user passes: one parameter, an iterable of them, parameter groups as of an optimizer, or a tree.
 
         Parameters may come with names, as pairs or in a dict. A group is a dict with its parameters under "params". Of
         the rest, "param_names", "process_group" and "mesh" matter. Raises TypeError and ValueError as `as_list` does.
@@ -43,17 +43,17 @@ class Members:
         if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
             return cls(listed, names=names)
         groups = [_with_names(group["params"]) for group in listed]
-        sizes = [len(members) for members, _ in groups]
+        sizes = [len(params) for params, _ in groups]
         named = [
             names or group.get("param_names") or [None] * size
             for (_, names), group, size in zip(groups, listed, sizes, strict=True)
         ]
-        members = list(chain.from_iterable(members for members, _ in groups))
-        return cls(members, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
+        params = list(chain.from_iterable(params for params, _ in groups))
+        return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
 
     @property
     def gradients(self) -> list[Any]:
-        """What stands in the `.grad` of each; None where there is no `.grad`, too."""
+        """The `.grad` of each parameter; None where it has no such attribute."""
         return self._read[0]
 
     @cached_property
@@ -69,7 +69,7 @@ class Members:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
             return [parameter.grad for parameter in listed]
-        # A property may hand out another object each time, so that a holder listed twice would count twice.
+        # A property may hand out another object each time, so that a parameter listed twice would count twice.
         each = {id(parameter): parameter for parameter in listed}
         grads = {key: parameter.grad for key, parameter in each.items()}
         return [grads[id(parameter)] for parameter in listed]
@@ -95,7 +95,7 @@ class Members:
         return f"parameters[{index}]"
 
     def beside_each(self) -> list[Any]:
-        """Return for each parameter what stands beside its group."""
+        """Return for each parameter the process groups that its parameter group names."""
         if not self.sizes:
             return [UNNAMED] * len(self.parameters)
         return [named for named, size in zip(self.beside, self.sizes, strict=True) for _ in range(size)]
@@ -106,7 +106,7 @@ def _is_group(entry: object) -> bool:
 
 
 def _beside(group: dict[str, Any]) -> Any:
-    """Return the process groups and meshes in a group of parameters, `UNNAMED` where it has no word on them."""
+    """Return the process groups and meshes that a parameter group names, `UNNAMED` where it has neither key."""
     if "process_group" not in group and "mesh" not in group:
         return UNNAMED
     return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
@@ -166,7 +166,7 @@ def as_list(parameters: Parameters) -> Sequence[Any]:
 def checked_list(parameters: Parameters) -> Sequence[Any]:
     """Return the parameters as a list. Raises where one has no `.grad`, or there are none."""
     listed = as_list(parameters)
-    Members(listed).check_all_hold()
+    ParameterList(listed).check_all_hold()
     return listed
 
 

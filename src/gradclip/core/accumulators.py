@@ -87,7 +87,7 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any
         return Norm(_extreme_of(xp, reduced[:2], order), None, reduced[2], 0.0)
     width, most = _magnitudes(order)
     count = 2 * most + 1
-    decay = 2.0 ** (-width * order.p / 2)  # of which the square, from one magnitude to the next, may be no float64
+    decay = 2.0 ** (-width * order.p / 2)  # its square, the step to the next magnitude, may be no float64
     whole, error = reduced[0], reduced[count]
     divisor = xp.full_like(whole, 2.0 ** (-most * width))
     for k in range(1 - most, most + 1):

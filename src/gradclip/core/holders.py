@@ -1,9 +1,9 @@
 """Who holds the parts of one gradient, and what clipping has to ask of them.
 
-Usually one process holds all of it. But processes may hold shards, so may devices of a mesh, and parts may be read one
-after the other. All that differs then is how the norm of the whole is found, whether it can be compared with a
-threshold in exact arithmetic, in which dtype it is handed out, and who knows where a NaN is. Each kind of holder is a
-class that answers these questions; it inherits the answers that are as usual.
+Usually one process holds all of it. But processes or devices of a mesh may hold shards, and parts may be read one
+after the other. Four things differ then: how the norm of the whole is found, whether exact arithmetic can compare it
+with a threshold, the dtype it is handed out in, and who knows where a NaN is. Each kind of holder is a class that
+answers these four questions; where it says nothing, the usual answer holds.
 """
 
 from collections.abc import Callable, Sequence

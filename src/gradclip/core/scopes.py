@@ -1,7 +1,7 @@
 """Scopes: which elements share a norm. A tree or a layer as a whole, each example of a batch, or each row of a matrix.
 
-What one scope has as many of as norms (the norms themselves, coefficients, divisors) comes in arrays of one shape: the
-lengths of the axes that are the norms' own. A new scope is one more value here; backends and rules ask it for the axes.
+Norms, coefficients and divisors of one scope are arrays of one shape: the lengths of the scope's own axes. A new scope
+is one more value here; backends and rules ask it for the axes.
 """
 
 import math

@@ -38,7 +38,7 @@ _MOST_ERROR = 0.01
 
 @dataclass(frozen=True)
 class PartialNorm:
-    """What is known of the norm of one gradient from some of its parts: a few numbers, however many arrays there are.
+    """What some parts of one gradient tell about its norm: a few numbers, however many arrays there are.
 
     Add up those of all parts, in any order, also with `sum`; then `norm` is that of everything, and `clip` clips each
     part by it. Between processes send `to_json()`, which `from_json` reads and checks. A partial norm can be pickled,

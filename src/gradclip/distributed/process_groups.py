@@ -37,7 +37,7 @@ from gradclip.distributed import replicas
 from gradclip.distributed.agreement import Asked, asked, differences, marks
 from gradclip.distributed.replicas import Replicas
 from gradclip.distributed.shardings import Shardings
-from gradclip.parameters import UNNAMED, Members
+from gradclip.parameters import UNNAMED, ParameterList
 from gradclip.typing import Threshold
 from gradclip.wording import listed
 
@@ -50,11 +50,11 @@ class ProcessGroups(Holders):
 
     unseen_dtypes = True
 
-    def __init__(self, members: Members, named: Sequence[Any]) -> None:
+    def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
         torch_distributed.check_known(named)
-        self._named = [*named, *(one for beside in members.beside if beside is not UNNAMED for one in beside)]
-        self._shardings = Shardings(members, named)
-        self._device = torch_distributed.device_for(self._shardings.groups, members.parameters)
+        self._named = [*named, *(one for beside in params.beside if beside is not UNNAMED for one in beside)]
+        self._shardings = Shardings(params, named)
+        self._device = torch_distributed.device_for(self._shardings.groups, params.parameters)
         self._holds_float64 = False
         self._asked: Asked = ()
         self._problem = ""
@@ -83,7 +83,7 @@ class ProcessGroups(Holders):
         return [torch_distributed.nothing(self._device)]
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Forget the gradients of this process of which the index is none of these."""
+        """Keep the gradients of this process at these indices, and forget the others."""
         self._shardings.keep(indices)
 
     def holders(self, backend: Backend) -> Holders:
@@ -126,8 +126,8 @@ class ProcessGroups(Holders):
     def exact_check(self, backend: Backend) -> Check | None:
         """Return what checks the norm exactly, which takes all processes, where the norm tells all of them alike.
 
-        It does where every gradient is sharded over the same groups. A gradient that is replicated may lack on one
-        process, which then finds another norm.
+        It does where every gradient is sharded over the same groups. Where a replicated gradient is missing on one
+        process, that process finds another norm.
         """
         return partial(self._at_most, backend) if self.on_host and len(self._shardings) == 1 else None
 
@@ -203,12 +203,12 @@ class ProcessGroups(Holders):
         raise FloatingPointError(explained(f"in {len(found)} leaves", found))
 
 
-def check_unsaid(members: Members) -> None:
-    """Look for parameters that are parts of others, or lack, though nothing says who holds the rest.
+def check_unsaid(params: ParameterList) -> None:
+    """Look for parameters that are shards, or missing, where nothing says which processes hold the rest.
 
     Raises ValueError for shards of FSDP1; warns of an empty list in one of several processes.
     """
-    if not members.parameters and members.tree is None:
+    if not params.parameters and params.tree is None:
         warnings.warn(
             f"this process, rank {torch_distributed.rank()}, passes no parameters: its norm is 0, and processes that "
             "hold distributed tensors wait for it. Pass parameters without gradients, too, or process_group=; [] says "
@@ -216,7 +216,7 @@ def check_unsaid(members: Members) -> None:
             RuntimeWarning,
             stacklevel=4,
         )
-    unsaid = [p for p, beside in zip(members.parameters, members.beside_each(), strict=True) if beside is UNNAMED]
+    unsaid = [p for p, beside in zip(params.parameters, params.beside_each(), strict=True) if beside is UNNAMED]
     at = torch_distributed.fsdp1_shard(unsaid)
     if at is not None:
         raise ValueError(
@@ -228,7 +228,7 @@ def check_unsaid(members: Members) -> None:
 
 def filled(xp: ModuleType, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
     """Return the accumulators that one process sends, from its norm, which is that of `arrays`."""
-    if norm.floor:  # of which the others are told nothing else
+    if norm.floor:  # the others learn of it only so
         added = norm.floor if norm.divisor is None else norm.floor / norm.divisor
         norm = replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value))
     return accumulators.filled(xp, norm, order, empty=not arrays.elements())

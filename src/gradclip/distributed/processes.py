@@ -9,7 +9,7 @@ from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.mesh_axes import holders_of
-from gradclip.parameters import UNNAMED, Members, as_tuple
+from gradclip.parameters import UNNAMED, ParameterList, as_tuple
 from gradclip.typing import Meshes, ProcessGroups, Threshold
 
 
@@ -26,7 +26,7 @@ class Processes(Protocol):
         """Return the arrays that stand for those of a process without gradients."""
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Forget the gradients of this process of which the index is none of these."""
+        """Keep the gradients of this process at these indices, and forget the others."""
 
     def holders(self, backend: Backend) -> Holders:
         """Return who holds the gradients, of which this process has arrays of the backend."""
@@ -57,15 +57,15 @@ class OneProcess:
 ONE_PROCESS = OneProcess()
 
 
-def processes_of(members: Members, process_group: ProcessGroups, mesh: Meshes) -> Processes:
+def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Meshes) -> Processes:
     """Return the processes that hold the gradients of parameters, given the groups that are named.
 
     Raises ValueError where the parameters are shards, and nothing says of what.
     """
     said = process_group is not None or mesh is not None
     named = (*as_tuple(process_group), *as_tuple(mesh)) if said else ()
-    alone = not named and (not members.beside or all(beside is UNNAMED for beside in members.beside))
-    alone = alone and not any_distributed(members.parameters) and not any_distributed(members.gradients)
+    alone = not named and (not params.beside or all(beside is UNNAMED for beside in params.beside))
+    alone = alone and not any_distributed(params.parameters) and not any_distributed(params.gradients)
     unsure = not said and among_several()
     if alone and not unsure:
         return ONE_PROCESS
@@ -73,5 +73,5 @@ def processes_of(members: Members, process_group: ProcessGroups, mesh: Meshes) -
     from gradclip.distributed import process_groups
 
     if unsure:
-        process_groups.check_unsaid(members)
-    return ONE_PROCESS if alone else process_groups.ProcessGroups(members, named)
+        process_groups.check_unsaid(params)
+    return ONE_PROCESS if alone else process_groups.ProcessGroups(params, named)

@@ -14,7 +14,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.torch import distributed as torch_distributed
 from gradclip.backends.torch.distributed import Group
-from gradclip.parameters import UNNAMED, Members
+from gradclip.parameters import UNNAMED, ParameterList
 
 Sharding = tuple[Group, ...]
 """The groups over which a gradient is sharded, in the order in which its norm is reduced."""
@@ -23,8 +23,8 @@ Sharding = tuple[Group, ...]
 class Shardings:
     """Every sharding that there is, on every process the same, and the number of that of each gradient here."""
 
-    def __init__(self, members: Members, named: Sequence[Any]) -> None:
-        self._all, self._of_gradients = _all_shardings(members, torch_distributed.groups(named))
+    def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
+        self._all, self._of_gradients = _all_shardings(params, torch_distributed.groups(named))
         self.groups = _sequence(self._all)
         self._place = {group: place for place, group in enumerate(self.groups)}
 
@@ -32,7 +32,7 @@ class Shardings:
         return len(self._all)
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Forget the gradients here of which the index is none of these."""
+        """Keep the gradients at these indices, and forget the others."""
         if self._of_gradients:
             self._of_gradients = [self._of_gradients[index] for index in indices]
 
@@ -85,10 +85,10 @@ class Shardings:
         return [self._place[group] for group in sharding]
 
 
-def _all_shardings(members: Members, default: Sharding) -> tuple[list[Sharding], list[int]]:
-    parameters, gradients, layouts_of = members.parameters, members.gradients, torch_distributed.layouts
-    beside = {id(one): default if one is UNNAMED else torch_distributed.groups(one) for one in members.beside}
-    named = [beside.get(id(one), default) for one in members.beside_each()]
+def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Sharding], list[int]]:
+    parameters, gradients, layouts_of = params.parameters, params.gradients, torch_distributed.layouts
+    beside = {id(one): default if one is UNNAMED else torch_distributed.groups(one) for one in params.beside}
+    named = [beside.get(id(one), default) for one in params.beside_each()]
     layouts = list(zip(layouts_of(parameters), layouts_of(gradients), map(id, named), strict=True))
     found = dict.fromkeys(sharding for sharding in (default, *beside.values()) if sharding)
     of_layout: dict[Any, Sharding] = {}

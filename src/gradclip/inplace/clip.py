@@ -14,7 +14,7 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import entered
-from gradclip.parameters import Members
+from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 
@@ -45,12 +45,12 @@ def grad_norm(
     5.0
 
     """
-    members = _members(parameters, process_group, mesh)
-    processes = processes_of(members, process_group, mesh)
+    params = _parameters(parameters, process_group, mesh)
+    processes = processes_of(params, process_group, mesh)
     with processes.preparing():
         order = Order.parse(ord)
         processes.ask(order, PROPAGATE)
-        gradients, backend, arrays = entered(members, processes)
+        gradients, backend, arrays = entered(params, processes)
     holders = processes.holders(backend)
     with backend.precision():
         norm = holders.measure(backend, arrays, order)
@@ -106,12 +106,12 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    members = _members(parameters, process_group, mesh)
-    processes = processes_of(members, process_group, mesh)
+    params = _parameters(parameters, process_group, mesh)
+    processes = processes_of(params, process_group, mesh)
     with processes.preparing():
         order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
         processes.ask(order, policy, max_norm)
-        gradients, backend, arrays = entered(members, processes, max_norm, to_write=True)
+        gradients, backend, arrays = entered(params, processes, max_norm, to_write=True)
         clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
     with backend.precision():
@@ -139,7 +139,7 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    gradients, backend, arrays = entered(Members.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
+    gradients, backend, arrays = entered(ParameterList.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
     threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
@@ -168,19 +168,19 @@ def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
 
     """
     clip_value = whole_scalar(clip_value)
-    gradients, backend, arrays = entered(Members.of(parameters), ONE_PROCESS, clip_value, to_write=True)
+    gradients, backend, arrays = entered(ParameterList.of(parameters), ONE_PROCESS, clip_value, to_write=True)
     bound = check_threshold(clip_value, "clip_value", backend=backend)
     with backend.precision():
         check_real(arrays, gradients.names)
         gradients.clamp(backend, arrays, bound)
 
 
-def _members(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Members:
-    """Return the parameters; where they cannot be told, an error, of which the processes that are named hear."""
+def _parameters(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
+    """Return the parameters as a list. An error about them reaches the processes that are named, too."""
     try:
-        return Members.of(parameters)
+        return ParameterList.of(parameters)
     except Exception:
         if process_group is None and mesh is None:
             raise
-        with processes_of(Members(()), process_group, mesh).preparing():
+        with processes_of(ParameterList(()), process_group, mesh).preparing():
             raise

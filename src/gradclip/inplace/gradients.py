@@ -1,4 +1,4 @@
-"""The gradients that an in-place call is about: those of parameters, or a tree of arrays itself."""
+"""The gradients of an in-place call: those of parameters, or a tree of arrays itself."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_known, entry_of, find, known, load
 from gradclip.core.coefficient import Coefficient
 from gradclip.core.scopes import TREE
-from gradclip.parameters import Members
+from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 
 if TYPE_CHECKING:
@@ -22,36 +22,36 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients, each once, and what holds them: parameters with a `.grad`, or nothing.
+    """Gradients, each once, and the parameters that carry them in `.grad`, if there are any.
 
-    `grads` is what this process has of them, `held` what stands in `.grad`: the same but for distributed tensors.
-    `again` are views of the same elements as others of them, which have been counted, where none can be written.
+    `held` are the objects in `.grad`, `grads` the same, but of distributed tensors the local shards. `again` are views
+    of elements that `grads` counts already; they are listed where such an array cannot be written, but only replaced.
     """
 
     grads: Sequence[Any]
-    members: Members
+    params: ParameterList
     held: Sequence[Any]
     paths: Sequence[str] = ()
     shards: Shards | None = None
     again: "Gradients | None" = None
 
     @classmethod
-    def of(cls, members: Members) -> "Gradients":
+    def of(cls, params: ParameterList) -> "Gradients":
         """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
-        if members.tree is not None:
-            return cls._of_tree(members.tree)
-        members.check_all_hold()
-        held = _once([grad for grad in members.gradients if grad is not None])
+        if params.tree is not None:
+            return cls._of_tree(params.tree)
+        params.check_all_hold()
+        held = _once([grad for grad in params.gradients if grad is not None])
         if not held:
-            _refuse_bare_gradients(members.parameters)
+            _refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
-            return cls(held, members, held)
-        parameters = members.parameters
+            return cls(held, params, held)
+        parameters = params.parameters
         if len(held) < len(parameters):
-            first = {id(grad): p for p, grad in reversed(list(zip(parameters, members.gradients, strict=True)))}
+            first = {id(grad): p for p, grad in reversed(list(zip(parameters, params.gradients, strict=True)))}
             parameters = [first[id(grad)] for grad in held]
         shards = shards_of(held, parameters)
-        return cls(shards.locals, members, held, (), shards)
+        return cls(shards.locals, params, held, (), shards)
 
     @classmethod
     def _of_tree(cls, tree: object) -> "Gradients":
@@ -66,18 +66,18 @@ class Gradients:
                 )
         named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
         grads = _once(flat.leaves)
-        return cls(grads, Members(()), grads, [named[id(grad)] for grad in grads])
+        return cls(grads, ParameterList(()), grads, [named[id(grad)] for grad in grads])
 
     def names(self) -> list[str]:
         """Return what each gradient is called in an error."""
         if self.paths:
             return list(self.paths)
-        places = {id(grad): index for index, grad in reversed(list(enumerate(self.members.gradients)))}
-        return [f"{self.members.name(places[id(grad)])}.grad" for grad in self.held]
+        places = {id(grad): index for index, grad in reversed(list(enumerate(self.params.gradients)))}
+        return [f"{self.params.name(places[id(grad)])}.grad" for grad in self.held]
 
     def backend(self, *scalars: object, otherwise: Callable[[], Sequence[Any]]) -> Backend:
         """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
-        leaves = self.grads or otherwise() or [p for p in self.members.parameters[:1] if known(p)]
+        leaves = self.grads or otherwise() or [p for p in self.params.parameters[:1] if known(p)]
         return find(leaves, self.names, *scalars)
 
     def check_writable(self) -> None:
@@ -94,17 +94,17 @@ class Gradients:
 
         The parameters of a framework take any.
         """
-        parameters = self.members.parameters
+        parameters = self.params.parameters
         if backend.can_write(self.grads, arrays) or all_known(parameters):
             return
-        for index, (parameter, grad) in enumerate(zip(parameters, self.members.gradients, strict=True)):
+        for index, (parameter, grad) in enumerate(zip(parameters, self.params.gradients, strict=True)):
             if grad is None or known(parameter) or backend.writable(grad):
                 continue
             try:
                 parameter.grad = grad
             except (AttributeError, TypeError) as error:
                 raise TypeError(
-                    f"{self.members.name(index)}.grad cannot be written where it lies, and its holder, a "
+                    f"{self.params.name(index)}.grad cannot be written where it lies, and its holder, a "
                     f"{type(parameter).__name__}, takes no other gradient. Pass holders whose .grad can be set, or use "
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 ) from error
@@ -163,7 +163,7 @@ class Gradients:
         changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
         if changed:
             # As read at the start: a property may hand out another object each time.
-            for parameter, old in zip(self.members.parameters, self.members.gradients, strict=True):
+            for parameter, old in zip(self.params.parameters, self.params.gradients, strict=True):
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
 
@@ -187,10 +187,10 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 
 def entered(
-    members: Members, processes: "Processes", *scalars: object, to_write: bool = False
+    params: ParameterList, processes: "Processes", *scalars: object, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
-    gradients = Gradients.of(members)
+    gradients = Gradients.of(params)
     if to_write and gradients.paths:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)

@@ -14,7 +14,7 @@ from gradclip.core.norms import Order
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
-from gradclip.parameters import Members
+from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Thresholds
 
@@ -48,15 +48,15 @@ def clip_grad_layer_norm_(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    members = Members.of(parameters)
-    if any_distributed(members.parameters) or any_distributed(members.gradients):
+    params = ParameterList.of(parameters)
+    if any_distributed(params.parameters) or any_distributed(params.gradients):
         raise ValueError(
             "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
             "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
         )
-    gradients, backend, arrays = entered(members, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
+    gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
     holders = holders_of(backend)
-    layers = Layerwise.of(members, max_norm, backend)
+    layers = Layerwise.of(params, max_norm, backend)
     made, norms = [], []
     with backend.precision():
         for group, threshold in zip(layers.among(gradients), layers.thresholds, strict=True):
@@ -78,11 +78,11 @@ class Layerwise:
     arranged: Callable[[Sequence[Any]], Any]
 
     @classmethod
-    def of(cls, members: Members, max_norm: Thresholds, backend: Backend) -> "Layerwise":
+    def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend) -> "Layerwise":
         """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
-        if members.tree is not None:
-            return cls._of_tree(members.tree, max_norm, backend)
-        grads = members.gradients
+        if params.tree is not None:
+            return cls._of_tree(params.tree, max_norm, backend)
+        grads = params.gradients
         max_norms: Sequence[object]
         if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
             max_norms = [max_norm] * len(grads)

@@ -1,4 +1,4 @@
-"""Groups of leaves that share a norm: measured and clipped together, as one call where that can be done."""
+"""Groups of leaves, each with one norm: measured and clipped, many groups by one call where a backend can."""
 
 import math
 from collections.abc import Callable, Sequence

@@ -69,9 +69,10 @@ def _in_one_reading(
     mask: Array | None,
     holders: "Holders",
 ) -> Summed | None:
-    """Do it with one reading, where the backend can; those whose sums of squares cannot be trusted apart from others.
+    """Clip and add up in one reading, where the backend can; None where it cannot.
 
-    So what an example adds does not depend on the others.
+    Examples whose sums of squares cannot be trusted are read again, apart from the others: so what an example adds does
+    not depend on the others.
     """
     count = arrays.sharing(EXAMPLE)
     if clipping.target.integers or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
