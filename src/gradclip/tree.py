@@ -19,7 +19,7 @@ from gradclip.wording import listed
 class _Optree:
     """The functions of `Trees`, by `optree`, whose leaves are dense."""
 
-    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+    def flatten(self, tree: object) -> tuple[list[Any], Any]:
         leaves, structure = optree.tree_flatten(tree)
         return leaves, structure
 
@@ -35,13 +35,13 @@ class _Optree:
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         return {}
 
-    def described(self, place: int, array: Any) -> Sparse:
+    def described(self, place: int, array: object) -> Sparse:
         raise NotImplementedError
 
-    def elements(self, array: Any) -> Any:
+    def elements(self, array: object) -> Any:
         raise NotImplementedError
 
-    def with_elements(self, array: Any, elements: Any) -> Any:
+    def with_elements(self, array: object, elements: object) -> Any:
         raise NotImplementedError
 
 

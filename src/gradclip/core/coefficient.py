@@ -33,7 +33,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
@@ -52,8 +52,8 @@ _NARROW_SECOND = 2.0**-126
 class Factors:
     """What elements are multiplied by, one after the other; a `second` of None is 1."""
 
-    first: Array
-    second: Array | None = None
+    first: Any
+    second: Any = None
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Coefficient:
     `narrow`, in float32, all others, and sums over examples, by `wide`.
     """
 
-    keep: Array
-    blank: Array
+    keep: Any
+    blank: Any
     wide: Factors
     narrow: Factors
 
@@ -97,11 +97,11 @@ class Rule(NamedTuple):
     There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
     """
 
-    inflate: float | Array
-    offset: float | Array
-    keep_up_to: float | Array
-    kept: float | Array
-    numerator: Array
+    inflate: Any
+    offset: Any
+    keep_up_to: Any
+    kept: Any
+    numerator: Any
 
     def weights(self, xp: ModuleType, norms: Array) -> Array:
         """Return the coefficients, finite where the norms are; of a norm of zero, any."""
@@ -139,7 +139,7 @@ class Target:
         """Whether the numerator is the threshold."""
         return self.length is None
 
-    def rule(self, xp: ModuleType, max_norm: float | Array) -> Rule:
+    def rule(self, xp: ModuleType, max_norm: Any) -> Rule:
         """Return the rule of a threshold, for norms without an error."""
         threshold = xp.where(max_norm < 0, 0.0, max_norm)
         if self.length is None and self.gamma is None:
@@ -272,7 +272,7 @@ def settled(backend: Backend, norm: Norm) -> Norm:
     return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)
 
 
-def _in_units_of(norm: Norm, threshold: float | Array) -> float | Array:
+def _in_units_of(norm: Norm, threshold: float | Array) -> Any:
     """Return a threshold in units of the divisor of a settled norm."""
     return threshold if norm.divisor is None else threshold / norm.divisor
 

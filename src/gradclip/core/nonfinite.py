@@ -60,7 +60,7 @@ class Nonfinite:
                 "vmap, or pass nonfinite='skip' and look at the returned norm."
             )
 
-    def settled(self, backend: Backend, finite: Array, coefficient: Coefficient) -> Coefficient:
+    def settled(self, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
         """Return the coefficient, changed where `finite` (of the norm) is False."""
         if backend.concrete and finite.all():
             return coefficient
