@@ -7,8 +7,6 @@ from typing import Any, Protocol
 from gradclip.backends.protocols import Axes as Axes
 from gradclip.backends.protocols import Backend as Backend
 
-Array = Any
-
 
 class Shards(Protocol):
     """What this process has of gradients that may be distributed tensors."""

@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
 
 if TYPE_CHECKING:
-    from gradclip.backends.protocols import Scope
+    from gradclip.backends.protocols import Array, Scope
+
+
+A = TypeVar("A", bound="Array")
 
 
 class Arrays(Sequence[Any]):
@@ -65,7 +68,7 @@ def _follows_from(dtypes: frozenset[str]) -> tuple[frozenset[Format], bool, bool
     return formats, any(map(is_complex_name, dtypes)), halves
 
 
-def checked_dtype(array: Any) -> Any:
+def checked_dtype(array: A) -> A:
     """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
     if bare_name(array.dtype) not in SUPPORTED:
         check_dtypes([array], lambda: ["a gradient"])

@@ -1,8 +1,9 @@
 """What turns a function of one example into one of a batch: the verbs that a framework with derivatives supplies."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+from gradclip.backends.protocols import Array
 from gradclip.tree import flatten
 
 Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
@@ -18,44 +19,46 @@ class Programs(dict[Any, Any]):
 class Batching(Protocol):
     """The verbs."""
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
 
     def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
         """Return `fun` over axis 0 of those arguments that `axes` has a 0 for."""
 
     def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
     ) -> list[str]:
         """Return the names of the parameters that a function with gradient does not use, as far as one can tell.
 
         `summed` is what came out: what is not all zeros is used.
         """
 
-    def split_key(self, key: Any, count: int) -> Any:
+    def split_key(self, key: object, count: int) -> Any:
         """Return `count` keys for random numbers, made of one."""
 
-    def flags(self, mask: Any) -> Any:
+    def flags(self, mask: object) -> Any:
         """Return a mask as booleans of the framework."""
 
-    def blanked(self, tree: Any, mask: Any) -> Any:
+    def blanked(self, tree: object, mask: Array) -> Any:
         """Return `tree`, zero in the rows that are not in the mask."""
 
-    def cast(self, x: Any, dtype: Any) -> Any:
+    def cast(self, x: Array, dtype: Any) -> Any:
         """Return an array in another dtype."""
 
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], Any]:
         """Return the arguments with `size` examples, those beyond `count` zeros, and a mask that leaves these out."""
 
-    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+    def at_once(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int
+    ) -> Any:
         """Return `step(args, mask)`; of no examples, zeros and no rows."""
 
     def in_microbatches(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
         """Call `step(args, mask)` with `size` of the `count` examples at a time, the last ones padded to as many.
 
@@ -64,7 +67,12 @@ class Batching(Protocol):
         """
 
     def kept(
-        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
     ) -> tuple[Any, list[Any]]:
         """Return `run(*args)`, a tree and a list of dtypes, compiled once where the framework compiles.
 
@@ -72,7 +80,7 @@ class Batching(Protocol):
         """
 
 
-def mapped(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
+def mapped(function: Callable[..., Any], tree: object, *others: object) -> Any:
     """Return the tree of what `function` makes of each leaf, and of those of `others` at its place."""
     flat = flatten(tree)
     rest = [flatten(other).leaves for other in others]

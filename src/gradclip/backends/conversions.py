@@ -14,7 +14,7 @@ from gradclip.backends.registry import entry_of, load, named
 _WHOLE = ("int", "uint", "qint", "quint")
 
 
-def framework_of(leaf: Any) -> Framework:
+def framework_of(leaf: object) -> Framework:
     """Return the framework of an array; NumPy, which makes arrays of much else, where none knows it."""
     return load(entry_of(leaf) or named("numpy"))
 
@@ -38,7 +38,7 @@ def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> li
     return arrays
 
 
-def numbers_of(leaf: Any) -> list[np.ndarray]:
+def numbers_of(leaf: object) -> list[np.ndarray]:
     """Return the real and imaginary parts of an array, or the array, flat: in float64, or integers.
 
     Raises TypeError for a sparse array.

@@ -23,7 +23,7 @@ class Sparse(NamedTuple):
 class Trees(Protocol):
     """Functions on trees. A structure is what is left of a tree without its leaves."""
 
-    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+    def flatten(self, tree: object) -> tuple[list[Any], Any]:
         """Return the leaves in order, and the structure."""
 
     def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
@@ -44,7 +44,7 @@ class Trees(Protocol):
     def elements(self, array: Any) -> Any:
         """Return an array of a sparse one's elements."""
 
-    def with_elements(self, array: Any, elements: Any) -> Any:
+    def with_elements(self, array: Any, elements: object) -> Any:
         """Return a sparse array as this one, with other elements."""
 
 
@@ -65,7 +65,7 @@ class Framework(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def on_host(self, leaf: Any) -> "HostArray":
+    def on_host(self, leaf: object) -> "HostArray":
         """Return a view of an array's values in host memory, copied there if they lie elsewhere."""
 
     @abstractmethod
@@ -84,10 +84,10 @@ class Framework(ABC):
         """Return the first of the leaves that is a sparse array; None where all are dense."""
         return None
 
-    def without_values(self, array: Any) -> str | None:
+    def without_values(self, array: object) -> str | None:
         """Return what an array that holds no values is called; None for one that does."""
         return None
 
-    def is_bare(self, parameter: Any) -> bool:
+    def is_bare(self, parameter: object) -> bool:
         """Say whether an array without a `.grad` stands where one that can have one belongs."""
         return False

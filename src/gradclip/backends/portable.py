@@ -5,19 +5,23 @@ bits of a number) or what its devices do differently. Sums run in `wide`, float6
 in a format that holds the elements exactly. Nothing here looks at a value: the same code traces.
 """
 
+from __future__ import annotations
+
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.memory import Region, any_overlap
-from gradclip.backends.protocols import Scope
+from gradclip.backends.protocols import Array, Scope
 from gradclip.backends.sums import filled, halving_sum, over_examples, raised, times
 
-Array = Any
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient, Rule
 
 
 class Portable(ABC):
@@ -29,7 +33,7 @@ class Portable(ABC):
     divisors_up_to = math.inf
     splits_by_range = True
 
-    def __init__(self, xp: Any, wide: Format = FLOAT64) -> None:
+    def __init__(self, xp: ModuleType, wide: Format = FLOAT64) -> None:
         self.xp = xp
         self.wide = wide
 
@@ -47,7 +51,7 @@ class Portable(ABC):
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
         return None
 
-    def over(self, axis_name: Any) -> Any:
+    def over(self, axis_name: Hashable) -> Any:
         raise TypeError(
             f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
             "For arrays of another framework leave it out."
@@ -67,11 +71,11 @@ class Portable(ABC):
         check_dtypes(arrays, names)
         return self.enter(arrays)
 
-    def prepare_in_place(self, leaf: Any) -> Any:
+    def prepare_in_place(self, leaf: object) -> Any:
         """Return a gradient as an array that shares its memory."""
         return leaf
 
-    def region(self, leaf: Any) -> Region | None:
+    def region(self, leaf: object) -> Region | None:
         return None
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
@@ -103,7 +107,7 @@ class Portable(ABC):
         """Return the floating-point array that has these bits."""
         raise NotImplementedError
 
-    def scalar(self, value: Any, near: Sequence[Array]) -> Array:
+    def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         return self.xp.asarray(value, dtype=self.wide_dtype)
 
     def single(self, value: Array) -> Array:
@@ -127,14 +131,14 @@ class Portable(ABC):
     def quartered(self, arrays: Arrays) -> Arrays:
         return Arrays([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
 
-    def chosen_where(self, flags: Array, compute: Callable[[], Any], found: Any) -> Any:
+    def chosen_where(self, flags: Array, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
 
-    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array = None) -> Array:
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array | None = None) -> Array:
         return self.total([self.power_sum_of(x, p, scope, divisor) for x in arrays])
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
@@ -152,7 +156,7 @@ class Portable(ABC):
         found = [self.smallest_of(x, scope) for x in filled(arrays, scope)]
         return self.xp.min(self.xp.stack(self.gather(found)), axis=0)
 
-    def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array) -> Array:
+    def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array | None) -> Array:
         """Return the sum for one array."""
         wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
         if divisor is not None:
@@ -186,7 +190,7 @@ class Portable(ABC):
             return self.xp.sum(wide, axis=axes)
         return halving_sum(self.xp, wide, axes)
 
-    def count_nonfinite(self, x: Array) -> tuple[int, int]:
+    def count_nonfinite(self, x: Any) -> tuple[int, int]:
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
 
@@ -245,20 +249,20 @@ class Portable(ABC):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[Any]:
         return [self.shrunk(x, coefficient, scope) for x in arrays]
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[Array]:
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
         return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
 
-    def shrunk(self, x: Array, coefficient: Any, scope: Scope) -> Array:
+    def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array scaled."""
         results = [self.narrow(self.product(part, coefficient, scope), part) for part in self.parts(x)]
         blank = scope.over(coefficient.blank, x)
         result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
         return self.xp.where(scope.over(coefficient.keep, x), x, result)
 
-    def product(self, x: Array, coefficient: Any, scope: Scope) -> Array:
+    def product(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return the real array `x` times the coefficient, in a format that holds each element exactly."""
         if product_format(x, self.wide) is self.wide:
             product = times(self.widen(x), coefficient.wide, scope.over)
@@ -267,15 +271,15 @@ class Portable(ABC):
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
-    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[Array], Array] | None:
+    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
         return None
 
-    def rounded_sum(self, x: Array, coefficient: Any) -> Array:
+    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         blank = over_examples(coefficient.blank, x)
         product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
 
-    def weighted_sum(self, x: Array, coefficient: Any) -> Array:
+    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
         weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):
@@ -284,15 +288,15 @@ class Portable(ABC):
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
         return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]
 
-    def limit(self, bound: Any, x: Array) -> Array:
+    def limit(self, bound: float | Array, x: Array) -> Array:
         """Return a bound on magnitudes as a wide scalar, 0 for a negative one."""
         wide = self.scalar(bound, [x])
         return self.xp.where(wide < 0, self.xp.zeros_like(wide), wide)
 
-    def clamp(self, x: Array, bound: float) -> Array:
+    def clamp(self, x: Array, bound: float | Array) -> Array:
         """Return `x` with each element in [-bound, bound], the bound rounded toward zero; NaN stays."""
         with self.precision():
             limit = self.narrow(self.limit(bound, x), x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:  # these import this module
@@ -15,8 +16,29 @@ if TYPE_CHECKING:  # these import this module
     from gradclip.backends.formats import Format
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
+    from gradclip.core.coefficient import Coefficient, Rule
 
-Array = Any
+
+class Array(Protocol):
+    """What portable code computes with: an array, or a scalar, of any framework; `other` is one too, or a number."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def ndim(self) -> int: ...
+    @property
+    def dtype(self) -> Any: ...
+    def __getitem__(self, key: Any, /) -> Any: ...
+    def __add__(self, other: Any, /) -> Array: ...
+    def __mul__(self, other: Any, /) -> Array: ...
+    def __truediv__(self, other: Any, /) -> Array: ...
+    def __pow__(self, other: Any, /) -> Array: ...
+    def __and__(self, other: Any, /) -> Array: ...
+    def __lt__(self, other: Any, /) -> Array: ...
+    def __gt__(self, other: Any, /) -> Array: ...
+    def __invert__(self) -> Array: ...
+    def __neg__(self) -> Array: ...
+    def __float__(self) -> float: ...
 
 
 class Scope(Protocol):
@@ -38,14 +60,14 @@ class Scope(Protocol):
     def elements(self, shape: Sequence[int]) -> int:
         """Return how many elements of an array of this shape share a norm."""
 
-    def over(self, value: Any, like: Any) -> Any:
+    def over(self, value: Array, like: Array) -> Array:
         """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
 
 
 class Arithmetic(Protocol):
     """What numbers a backend computes with, and scalars of them: norms, thresholds, coefficients."""
 
-    xp: Any
+    xp: ModuleType
     """The operations of the array API standard."""
     wide: Format
     """The format that sums run in: float64 where the device has it."""
@@ -59,13 +81,13 @@ class Arithmetic(Protocol):
     def precision(self) -> AbstractContextManager[Any]:
         """Return the context in which `wide` may be used."""
 
-    def scalar(self, value: Any, near: Sequence[Array]) -> Array:
+    def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
         """Return a number as a wide scalar on the device of the arrays."""
 
     def single(self, value: Array) -> Array:
         """Return a wide scalar, or a vector, in float32, the format of narrow leaves' products."""
 
-    def booleans(self, mask: Any) -> Array:
+    def booleans(self, mask: object) -> Array:
         """Return a mask as a boolean array."""
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array:
@@ -83,7 +105,7 @@ class Arithmetic(Protocol):
     def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
         """Return the entries of each vector as scalars."""
 
-    def chosen_where(self, flags: Array, compute: Callable[[], Any], found: Any) -> Any:
+    def chosen_where(self, flags: Array, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
         """Return a pair of wide scalars, or vectors: what `compute` returns where it is flagged, elsewhere `found`."""
 
 
@@ -93,7 +115,7 @@ class Enter(Protocol):
     def plain(self, leaves: Sequence[Any]) -> bool:
         """Say whether the kernels can read these: plain numbers in host memory, of which no derivative is asked for."""
 
-    def prepare(self, leaf: Any) -> Any:
+    def prepare(self, leaf: object) -> Any:
         """Return a leaf as an array that can be clipped, integers promoted to the default float."""
 
     def enter(self, prepared: Sequence[Any]) -> Arrays:
@@ -118,7 +140,7 @@ class Reduce(Protocol):
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         """Return a bound on the relative error that additions make in a sum of `count` powers of the elements."""
 
-    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array = None) -> Array:
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array | None = None) -> Array:
         """Return the sum of (|x| / divisor)**p over all arrays, for each norm of the scope."""
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
@@ -133,7 +155,7 @@ class Reduce(Protocol):
     def quartered(self, arrays: Arrays) -> Arrays:
         """Return a quarter of each of the arrays, in the wide format."""
 
-    def count_nonfinite(self, x: Array) -> tuple[int, int]:
+    def count_nonfinite(self, x: Any) -> tuple[int, int]:
         """Return how many elements are NaN and how many infinite: this waits for the values."""
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
@@ -143,13 +165,13 @@ class Reduce(Protocol):
 class Scale(Protocol):
     """From arrays to smaller ones. No element exceeds the exact product."""
 
-    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[Any]:
         """Return the arrays scaled by the coefficient, which has an entry for each norm."""
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[Array]:
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
         """Return the arrays, each scaled by a coefficient of its own."""
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
         """Return the leaves, prepared, with each element in [-bound, bound], the bound rounded toward zero."""
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
@@ -159,20 +181,20 @@ class Scale(Protocol):
 class Batch(Protocol):
     """Sums over a batch of examples, which lie along the first axis."""
 
-    def add_examples(self, arrays: Arrays, rule: Any, mask: Any) -> tuple[list[Array], Array] | None:
+    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
         """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
 
-    def weighted_sum(self, x: Array, coefficient: Any) -> Array:
+    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, wide."""
 
-    def rounded_sum(self, x: Array, coefficient: Any) -> Array:
+    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""
 
 
 class Leave(Protocol):
     """From results to what users get: the framework's own."""
 
-    def leave(self, array: Array, leaf: Any) -> Any:
+    def leave(self, array: Any, leaf: Any) -> Any:
         """Return one result as what the user passed: a new array like the leaf, a number for a number."""
 
     def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]:
@@ -197,24 +219,24 @@ class InPlace(Protocol):
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
         """Return gradients as arrays that share their memory. Raises TypeError for those that cannot be clipped."""
 
-    def region(self, leaf: Any) -> Region | None:
+    def region(self, leaf: object) -> Region | None:
         """Return where a gradient lies, None where it shares its memory with no other that can be written."""
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         """Say whether two gradients may share memory, quickly, True where in doubt; `arrays` are these gradients."""
 
-    def writable(self, leaf: Any) -> bool:
+    def writable(self, leaf: object) -> bool:
         """Say whether a gradient can be written where it lies."""
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         """Say whether all gradients can surely be written where they lie; `arrays` are these gradients."""
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[Any]:
         """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | Array) -> Sequence[Any]:
         """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
 
 
@@ -240,7 +262,7 @@ class Held(Protocol):
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
         """Return what layers have in common whose norms can be one vector; None where each is better taken alone."""
 
-    def over(self, axis_name: Any) -> tuple[Backend, Axes]:
+    def over(self, axis_name: Hashable) -> tuple[Backend, Axes]:
         """Return the backend for shards over axes of a mesh, and the axes. Raises TypeError where there are none."""
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:

@@ -44,7 +44,7 @@ def named(module: str) -> Entry:
     return _ENTRIES[module]
 
 
-def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: Any) -> "Backend":
+def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: object) -> "Backend":
     """Return the backend for these leaves, and for the thresholds and masks that come with them.
 
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
@@ -68,7 +68,7 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: An
     return load(_ENTRIES["numpy" if key is None or key == _NUMBER else key]).backend(leaves, scalars)
 
 
-def known(value: Any) -> bool:
+def known(value: object) -> bool:
     """Say whether a value is an array of a framework, or a Python number."""
     return _key_of(value) is not None
 
@@ -83,7 +83,7 @@ def all_numbers(values: Sequence[Any]) -> bool:
     return _keys_of(values) == {_NUMBER}
 
 
-def entry_of(value: Any) -> Entry | None:
+def entry_of(value: object) -> Entry | None:
     """Return the framework of an array; None for anything else, numbers too."""
     key = _key_of(value)
     return None if key is None else _ENTRIES.get(key)
@@ -135,18 +135,18 @@ def being_compiled() -> bool:
     return False
 
 
-def without_values(array: Any) -> str | None:
+def without_values(array: object) -> str | None:
     """Return what an array that holds no values is called; None for all others."""
     entry = entry_of(array)
     return None if entry is None else load(entry).without_values(array)
 
 
-def is_masked(value: Any) -> bool:
+def is_masked(value: object) -> bool:
     """Say whether a value is one of NumPy's masked arrays."""
     return isinstance(value, np.ndarray) and hasattr(value, "mask")
 
 
-def models_of(value: Any) -> Models | None:
+def models_of(value: object) -> Models | None:
     """Return what to pass in place of a model; None for anything else."""
     return next((models for models in _all_models() if hasattr(value, models.attribute)), None)
 
@@ -176,7 +176,7 @@ def _all_models() -> list[Models]:
     return [entry.models for entry in _ENTRIES.values() if entry.models is not None]
 
 
-def _key_of(value: Any) -> str | None:
+def _key_of(value: object) -> str | None:
     """Return the key of the framework of an array, `_NUMBER` for a Python number, None for anything else."""
     kind = type(value)
     if kind not in _KEY_BY_TYPE:
@@ -191,7 +191,7 @@ def _keys_of(values: Sequence[Any]) -> set[str | None]:
     return {_KEY_BY_TYPE[kind] for kind in kinds}
 
 
-def _classify(value: Any) -> str | None:
+def _classify(value: object) -> str | None:
     if is_masked(value):
         return None
     # NumPy first: some of its scalars are Python numbers, too.
@@ -206,11 +206,11 @@ def _classify(value: Any) -> str | None:
     return None
 
 
-def _may_be_node(leaf: Any) -> bool:
+def _may_be_node(leaf: object) -> bool:
     return _key_of(leaf) is None and not isinstance(leaf, (bool, np.ndarray, Iterator))
 
 
-def _no_array(leaf: Any, path: str) -> str:
+def _no_array(leaf: object, path: str) -> str:
     """Return the error about a leaf that is no array."""
     if is_masked(leaf):
         return (
@@ -224,7 +224,7 @@ def _no_array(leaf: Any, path: str) -> str:
     )
 
 
-def _instead_of(leaf: Any) -> str:
+def _instead_of(leaf: object) -> str:
     """Return the advice in the error about a leaf that is no array."""
     models = models_of(leaf)
     if models is not None:

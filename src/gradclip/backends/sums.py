@@ -1,15 +1,27 @@
 """Sums over arrays: their terms, the order of their additions, and how large their errors can be."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Scope
+from gradclip.backends.protocols import Array, Scope
 
-Array = Any
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Factors
+
+
+class _Shaped(Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
+S = TypeVar("S", bound=_Shaped)
 
 # A finite sum of float64 terms above this lost nothing that matters to underflow: of 2**40 terms that is at most
 # 2**40 * 2**-1022, below half a unit of it.
@@ -29,7 +41,7 @@ def examples_sum_error(count: int) -> float:
     return min(count, native.ADDITIONS) * _ROUNDOFF
 
 
-def filled(arrays: Sequence[Array], scope: Scope) -> list[Array]:
+def filled(arrays: Sequence[S], scope: Scope) -> list[S]:
     """Return the arrays of which elements share a norm."""
     return [x for x in arrays if 0 not in map(x.shape.__getitem__, scope.shared_axes(len(x.shape)))]
 
@@ -39,7 +51,7 @@ def over_examples(value: Array, like: Array) -> Array:
     return value[(slice(None), *[None] * (like.ndim - 1))]
 
 
-def raised(xp: Any, wide: Array, p: float) -> Array:
+def raised(xp: ModuleType, wide: Array, p: float) -> Array:
     """Return |wide|**p."""
     if p == 2:
         return wide * wide
@@ -47,13 +59,13 @@ def raised(xp: Any, wide: Array, p: float) -> Array:
     return magnitude if p == 1 else magnitude**p
 
 
-def times(x: Array, factors: Any, over: Callable[[Array, Array], Array]) -> Array:
+def times(x: Array, factors: Factors, over: Callable[[Array, Array], Array]) -> Array:
     """Return an array times two factors, which `over` shapes so that they broadcast to it."""
     product = x * over(factors.first, x)
     return product if factors.second is None else product * over(factors.second, x)
 
 
-def halving_sum(xp: Any, terms: Array, axes: tuple[int, ...]) -> Array:
+def halving_sum(xp: ModuleType, terms: Array, axes: tuple[int, ...]) -> Array:
     """Return the sum over `axes`, adding the second half to the first until one term is left.
 
     Each term takes part in ceil(log2(n)) additions, which is what the error bound counts on.

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
@@ -34,7 +34,7 @@ class _Watch:
             self._watch(spec.loader)
         return spec
 
-    def _watch(self, loader: Any) -> None:
+    def _watch(self, loader: Loader) -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
@@ -43,4 +43,4 @@ class _Watch:
                 sys.meta_path.remove(self)
                 self.then()
 
-        loader.exec_module = exec_module
+        loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -200,7 +200,9 @@ def widened(data: np.ndarray, dtype: str) -> np.ndarray:
     return as_float(data, dtype).astype(np.float64)
 
 
-def multiplied(data: np.ndarray, dtype: str, product_format: Format, first: Any, second: Any) -> np.ndarray:
+def multiplied(
+    data: np.ndarray, dtype: str, product_format: Format, first: np.ndarray | float, second: np.ndarray | float | None
+) -> np.ndarray:
     """Return real elements times two factors, one step nearer zero where that is below the format's normal range."""
     product = as_float(data, dtype).astype(product_format.name, copy=False) * first
     if second is not None:

@@ -4,12 +4,14 @@ Here values are known, so nothing is computed that a look at them makes needless
 know in one call; the others, and all where there are no kernels, go chunk by chunk.
 """
 
+from __future__ import annotations
+
 import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,8 +24,11 @@ from gradclip.backends.host.in_place import clamp_, scale_, scale_known
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import HostBackend, Scope
+from gradclip.backends.protocols import Array, HostBackend, Scope
 from gradclip.backends.sums import ENOUGH, filled, kernels_sum_error
+
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient, Rule
 
 _is_writeable = attrgetter("flags.writeable")
 
@@ -37,7 +42,7 @@ class Host(Portable):
     known_writable = False  # whether all that the kernels know can be written
 
     def __init__(self) -> None:
-        super().__init__(Namespace())
+        super().__init__(Namespace("gradclip.backends.host.namespace"))
 
     def precision(self) -> AbstractContextManager[Any]:
         return np.errstate(all="ignore")
@@ -47,13 +52,13 @@ class Host(Portable):
     def threads(self) -> int:
         return native.default_threads()
 
-    def prepare(self, leaf: Any) -> np.ndarray:
+    def prepare(self, leaf: object) -> np.ndarray:
         if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
             return leaf
         array = np.asarray(leaf)
         return checked_dtype(array.astype(np.float64) if array.dtype.kind in "iu" else array)
 
-    def prepare_in_place(self, leaf: Any) -> Any:
+    def prepare_in_place(self, leaf: object) -> Any:
         return np.asarray(leaf)
 
     def plain(self, leaves: Sequence[Any]) -> bool:
@@ -65,7 +70,7 @@ class Host(Portable):
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
         return viewed_arrays([arrays[index] for index in indices])
 
-    def region(self, leaf: Any) -> Region | None:
+    def region(self, leaf: object) -> Region | None:
         return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
@@ -74,7 +79,7 @@ class Host(Portable):
         others = [self.region(leaves[index]) for index in arrays.left_out]
         return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
 
-    def writable(self, leaf: Any) -> bool:
+    def writable(self, leaf: object) -> bool:
         return isinstance(leaf, np.ndarray) and leaf.flags.writeable
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
@@ -92,7 +97,7 @@ class Host(Portable):
         """Return an array for a result, in the same memory order."""
         return HostArray(np.empty_like(x.data), x.dtype)
 
-    def leave(self, array: Any, leaf: Any) -> Any:
+    def leave(self, array: HostArray | np.ndarray, leaf: Any) -> Any:
         data = array.data if isinstance(array, HostArray) else array
         data = data if data.dtype != np.uint16 else data.view(leaf.dtype)  # the bits of bfloat16
         return data if isinstance(leaf, np.ndarray) else data[()]
@@ -101,7 +106,7 @@ class Host(Portable):
         """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
         return wide.astype(sum_dtype(x, wide, dtype))
 
-    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> Any:
+    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> Any:
         return np.sum(flags)
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
@@ -110,10 +115,10 @@ class Host(Portable):
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         return list(self.leave_scalar(values, dtype, leaves))
 
-    def scalar(self, value: Any, near: Any) -> Any:
+    def scalar(self, value: float | Array, near: Sequence[Array]) -> Any:
         return np.float64(value)
 
-    def booleans(self, mask: Any) -> np.ndarray:
+    def booleans(self, mask: object) -> np.ndarray:
         return np.asarray(mask, dtype=bool)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Any]) -> Any:
@@ -151,8 +156,8 @@ class Host(Portable):
             if np.all(enough):
                 return total, None
             # Of a batch only those that need it: no example may change the last bits of another.
-            scaled, divisor = super().scaled_power_sum(arrays, p, scope)
-            return np.where(enough, total, scaled)[()], np.where(enough, 1.0, divisor)[()]
+            again: tuple[Any, Any] = super().scaled_power_sum(arrays, p, scope)
+            return np.where(enough, total, again[0])[()], np.where(enough, 1.0, again[1])[()]
         return super().scaled_power_sum(arrays, p, scope)
 
     def largest(self, arrays: Arrays, scope: Scope) -> Any:
@@ -173,19 +178,19 @@ class Host(Portable):
     def quartered(self, arrays: Arrays) -> Arrays:
         return viewed_arrays([x.quartered() for x in arrays])
 
-    def chosen_where(self, flags: Any, compute: Callable[[], Any], found: Any) -> Any:
+    def chosen_where(self, flags: Any, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
         return super().chosen_where(flags, compute, found) if np.any(flags) else found
 
     def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
         return chunkwise.count_nonfinite(x)
 
-    def weighted_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+    def weighted_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
         return chunkwise.weighted_sum(x, coefficient)
 
-    def rounded_sum(self, x: HostArray, coefficient: Any) -> np.ndarray:
+    def rounded_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
         return chunkwise.rounded_sum(x, coefficient)
 
-    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
+    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
 
@@ -194,7 +199,7 @@ class Host(Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
-    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
         if isinstance(arrays, OnlyFinite):
             return self._shrunk_finite(arrays, coefficient, scope)
         if not scope.whole:
@@ -208,7 +213,7 @@ class Host(Portable):
             return results
         return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
 
-    def _shrunk_copies(self, copies: list[HostArray], coefficient: Any, scope: Scope) -> list[HostArray]:
+    def _shrunk_copies(self, copies: list[HostArray], coefficient: Coefficient, scope: Scope) -> list[HostArray]:
         scale_(viewed_arrays(copies), coefficient, scope, self.threads())
         return copies
 
@@ -231,14 +236,14 @@ class Host(Portable):
         same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
         return results, known.kernels if same_order and not known.left_out else None
 
-    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Any, scope: Scope) -> list[HostArray]:
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
         results = self._filled_copies(arrays)
         for y in results:
             y.put_zeros()
         return self._shrunk_copies(results, coefficient, scope)
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[Any]:
         if new is arrays and scope.whole and coefficient.keep:
             return leaves
@@ -252,7 +257,7 @@ class Host(Portable):
         results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> Sequence[Any]:
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
         if self.can_write(leaves, arrays):
             clamp_(arrays, bound, self.threads())
             self.wrote(leaves)
@@ -266,7 +271,7 @@ class Host(Portable):
         known, others = split(arrays)
         return self.known_writable and known is not None and not others
 
-    def _put(self, leaf: Any, x: HostArray, result: Any) -> Any:
+    def _put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         """Write a result where the gradient lies, or return another that replaces it."""
         if not self.writable(leaf):
             return self.leave(result, leaf)
@@ -274,7 +279,7 @@ class Host(Portable):
         self.wrote([leaf])
         return leaf
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float) -> list[Any]:
+    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
         with self.precision():
             copies = self.copies(self.enter(prepared))
             if copies:

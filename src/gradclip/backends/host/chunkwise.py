@@ -1,8 +1,10 @@
 """Arrays in host memory without the kernels: chunk by chunk, so that what is computed of one stays in cache."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -21,13 +23,17 @@ from gradclip.backends.host.arrays import (
 from gradclip.backends.protocols import Scope
 from gradclip.backends.sums import raised
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient, Factors
 
-def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: Any) -> Any:
+
+def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: np.ndarray | np.generic | float | None) -> Any:
     """Return the sum of (|x| / divisor)**p, for each norm of the scope."""
 
-    def of_wide(wide: np.ndarray, divisor: Any) -> Any:
+    def of_wide(wide: np.ndarray, divisor: np.ndarray | np.generic | float | None) -> Any:
         scaled = wide if divisor is None else wide / divisor
-        return raised(np, scaled, p).sum(axis=-1)
+        powers: Any = raised(np, scaled, p)
+        return powers.sum(axis=-1)
 
     return _reduced(x, of_wide, np.add, scope, divisor, separate=p == 2)
 
@@ -40,7 +46,7 @@ def largest_of(x: HostArray, scope: Scope) -> Any:
 def smallest_of(x: HostArray, scope: Scope) -> Any:
     """Return the smallest magnitude, for each norm of the scope, NaN where one is not finite."""
 
-    def of_wide(wide: np.ndarray, _: Any) -> Any:
+    def of_wide(wide: np.ndarray, _: object) -> Any:
         magnitude = np.abs(wide)
         finite = np.isfinite(magnitude.max(axis=-1))
         return np.where(finite, magnitude.min(axis=-1), np.nan)
@@ -53,7 +59,7 @@ def _reduced(
     of_wide: Callable[[np.ndarray, Any], Any],
     merge: np.ufunc,
     scope: Scope,
-    divisor: Any = None,
+    divisor: np.ndarray | np.generic | float | None = None,
     *,
     separate: bool = False,
 ) -> Any:
@@ -82,7 +88,7 @@ def count_nonfinite(x: HostArray) -> tuple[int, int]:
     return nans, infinities
 
 
-def scale_chunks(x: HostArray, coefficient: Any) -> None:
+def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
     """Scale an array where it is."""
     if coefficient.blank:
         x.data[...] = 0
@@ -95,7 +101,7 @@ def scale_chunks(x: HostArray, coefficient: Any) -> None:
             chunk[...] = narrowed(product, target)
 
 
-def scale_rows(x: HostArray, coefficient: Any, scope: Scope) -> None:
+def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
     """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
     own = scope.own_axes(len(x.shape))
     for part in x.parts():
@@ -112,7 +118,7 @@ def scale_rows(x: HostArray, coefficient: Any, scope: Scope) -> None:
             np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
 
 
-def weighted_sum(x: HostArray, coefficient: Any) -> np.ndarray:
+def weighted_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
     """Return the sum over examples, each times its own coefficient, in float64."""
     weights = coefficient.weights(np)
     sums = []
@@ -124,7 +130,7 @@ def weighted_sum(x: HostArray, coefficient: Any) -> np.ndarray:
     return sums[0] if len(sums) == 1 else sums[0] + 1j * sums[1]
 
 
-def rounded_sum(x: HostArray, coefficient: Any) -> np.ndarray:
+def rounded_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
     """Return the sum over examples, each times its own coefficient, rounded to integers."""
     total = np.zeros(math.prod(x.shape[1:]), np.int64)
     for product in _products(x, coefficient.wide, coefficient.blank):
@@ -140,13 +146,13 @@ def clamp_chunks(x: HostArray, bound: float) -> None:
             chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
 
 
-def _over_rows(value: Any, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
+def _over_rows(value: np.ndarray | np.generic | float, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
     """Shape what there is one of for each row, or for all, so that it broadcasts to the rows."""
     lengths = data.shape[: max(1, len(own))]
     return np.broadcast_to(value, lengths).reshape(*lengths, *[1] * (data.ndim - len(lengths)))
 
 
-def _products(x: HostArray, factors: Any, blank: Any) -> Iterator[np.ndarray]:
+def _products(x: HostArray, factors: Factors, blank: np.ndarray) -> Iterator[np.ndarray]:
     """Yield blocks of whole examples, each in float64 times its factors, zeros where it is blank."""
     for block, rows in x.rows():
         wide = widened(rows, x.dtype) * factors.first[block, None]

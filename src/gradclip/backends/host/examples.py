@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ _COPIED = 1 << 18  # numbers at a time
 
 
 def add_examples(
-    arrays: HostArrays, weighing: Sequence[Any], mask: Any, threads: int
+    arrays: HostArrays, weighing: Sequence[float], mask: np.ndarray | None, threads: int
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
     """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
 

@@ -15,7 +15,7 @@ class NumPy(Framework):
 
     backend = staticmethod(numpy.backend)
 
-    def on_host(self, leaf: Any) -> HostArray:
+    def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))
 
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> np.ndarray:

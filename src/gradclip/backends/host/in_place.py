@@ -1,14 +1,20 @@
 """Arrays in host memory that are changed where they are: by the kernels, those that they do not know chunk by chunk."""
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import split
 from gradclip.backends.protocols import Scope
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient, Factors
+    from gradclip.native._kernels import Arrays as KernelArrays
 
-def scale_(arrays: Arrays, coefficient: Any, scope: Scope, threads: int) -> None:
+
+def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int) -> None:
     """Scale arrays by a coefficient, which has an entry for each norm; write nothing where it keeps them."""
     if not scope.whole:
         for x in arrays:
@@ -23,13 +29,16 @@ def scale_(arrays: Arrays, coefficient: Any, scope: Scope, threads: int) -> None
         chunkwise.scale_chunks(x, coefficient)
 
 
-def scale_known(known: Any, to: Any, coefficient: Any, threads: int) -> None:
+def scale_known(known: KernelArrays, to: KernelArrays, coefficient: Coefficient, threads: int) -> None:
     """Put what the kernels know, scaled, in the places `to`."""
     if coefficient.blank:
         to.fill_zero(threads)
         return
-    pairs = [(f.first, 1.0 if f.second is None else f.second) for f in (coefficient.wide, coefficient.narrow)]
-    known.scale(to, *pairs, threads)
+    known.scale(to, _pair(coefficient.wide), _pair(coefficient.narrow), threads)
+
+
+def _pair(factors: Factors) -> tuple[float, float]:
+    return factors.first, 1.0 if factors.second is None else factors.second
 
 
 def clamp_(arrays: Arrays, bound: float, threads: int) -> None:

@@ -25,7 +25,7 @@ class NamedAxes:
     names: tuple[Hashable, ...]
 
     @classmethod
-    def named(cls, axis_name: Any) -> "NamedAxes":
+    def named(cls, axis_name: Hashable) -> "NamedAxes":
         """Return the axes of a name, or of a tuple of names."""
         return cls(axis_name if isinstance(axis_name, tuple) else (axis_name,))
 
@@ -97,7 +97,7 @@ def in_one_piece() -> bool:
     return jax.device_count() == 1 or kinds == {AxisType.Manual}
 
 
-def varying_alike(*trees: Any) -> Any:
+def varying_alike(*trees: object) -> Any:
     """Return the trees with each array counted as varying over all axes that one of them varies over.
 
     The gradient for an array that does not vary is the sum of those of all devices, and not that of one example.
@@ -105,14 +105,14 @@ def varying_alike(*trees: Any) -> Any:
     arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
     everywhere = frozenset().union(*map(_varying, arrays))
 
-    def vary(x: Any) -> Any:
+    def vary(x: object) -> Any:
         missing = tuple(everywhere - _varying(x)) if hasattr(x, "dtype") else ()
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(vary, trees)
 
 
-def _names(entry: Any) -> tuple[Hashable, ...]:
+def _names(entry: Hashable) -> tuple[Hashable, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 

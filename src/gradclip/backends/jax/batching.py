@@ -4,7 +4,7 @@ A microbatch is a slice of the batch. The last one is filled up with rows that a
 stays outside of the program for a microbatch: that is the same one for all, and a long batch is not copied.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,56 +20,58 @@ from gradclip.backends.jax.programs import by_program
 class JaxBatching:
     """The verbs of `Batching`."""
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         call = jax.value_and_grad(fun, argnums, has_aux=True)
 
-        def gradient(*args: Any, **kwargs: Any) -> Any:
+        def gradient(*args: object, **kwargs: object) -> Any:
             kept, grads = call(*args, **kwargs)
             return grads, kept
 
         return gradient
 
     def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
         call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
         return lambda *args: call(*varying_alike(*args))
 
     def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
     ) -> list[str]:
         return []
 
-    def split_key(self, key: Any, count: int) -> Any:
+    def split_key(self, key: object, count: int) -> Any:
         return jax.tree.map(lambda one: jax.random.split(one, count), key)
 
-    def flags(self, mask: Any) -> jax.Array:
+    def flags(self, mask: object) -> jax.Array:
         return jnp.asarray(mask, bool)
 
-    def blanked(self, tree: Any, mask: jax.Array) -> Any:
+    def blanked(self, tree: object, mask: jax.Array) -> Any:
         def rows(x: jax.Array) -> jax.Array:
             return jnp.where(mask.reshape(-1, *[1] * (x.ndim - 1)), x, jnp.zeros_like(x))
 
         return jax.tree.map(rows, tree)
 
-    def cast(self, x: jax.Array, dtype: Any) -> jax.Array:
+    def cast(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
         return x.astype(dtype)
 
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], jax.Array]:
-        def longer(x: Any) -> jax.Array:
+        def longer(x: jax.Array) -> jax.Array:
             x = jnp.asarray(x)
             return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
 
         many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
         return tuple(_apart(many, axes)), longer(jnp.ones(count, bool) if mask is None else mask)
 
-    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+    def at_once(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int
+    ) -> Any:
         return step(args, mask)
 
     def in_microbatches(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
         number = -(-count // size)
         if mask is not None:
@@ -78,13 +80,13 @@ class JaxBatching:
             args, mask = self.padded(args, axes, mask, count, size)
         rows = max(count, size)
 
-        def microbatch(i: Any) -> tuple[Any, Any]:
+        def microbatch(i: jax.Array | int) -> tuple[Any, Any]:
             here = [arg if axis is None else _rows(arg, i, size, rows) for arg, axis in zip(args, axes, strict=True)]
             fresh = i * size + jnp.arange(size) < rows
             counted = fresh if mask is None else fresh & _rows(mask, i, size, rows)
             return lax.optimization_barrier(step(_apart(here, axes), counted))
 
-        def body(i: Any, carry: Any) -> Any:
+        def body(i: jax.Array | int, carry: tuple[Any, Any]) -> Any:
             summed, outputs = microbatch(i)
             put = partial(lax.dynamic_update_slice_in_dim, start_index=i * size, axis=0)
             return jax.tree.map(jnp.add, carry[0], summed), jax.tree.map(put, carry[1], outputs)
@@ -97,7 +99,12 @@ class JaxBatching:
         return lax.fori_loop(0, number, body, (empty, blank))
 
     def kept(
-        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
     ) -> Any:
         return by_program(programs, setting, run, axes, args)
 
@@ -106,9 +113,9 @@ class JaxLoop(JaxBatching):
     """The verbs with `jax.lax.map` for `jax.vmap`: one example after the other, in a loop that is compiled once."""
 
     def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             args = tuple(varying_alike(*args))
 
             def of_one(rows: Sequence[Any]) -> Any:
@@ -120,7 +127,7 @@ class JaxLoop(JaxBatching):
         return call
 
 
-def _rows(tree: Any, i: Any, size: int, rows: int) -> Any:
+def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
     """Return the microbatch of number `i`; beyond the last row it repeats that."""
     if rows % size == 0:
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size), tree)

@@ -6,9 +6,11 @@ XLA would write all products out, in float64, before it adds them. Seeing exampl
 calls, lets XLA lay them out once for both.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import jax.numpy as jnp
@@ -17,28 +19,31 @@ from jax import lax
 from gradclip.backends.formats import FLOAT32, format_of
 from gradclip.backends.jax.axes import varying_alike
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
+
 _AT_A_TIME = 4  # of 1, 4, 8 and 16, the fastest
 
 
-def sum_by_rows(x: jax.Array, coefficient: Any, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def sum_by_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
     """Return the sum over the first axis of a real array, each example times its own coefficient, in float64."""
     total = _sum_of_rows(as_rows(x, 1), coefficient, widen)
     return total.reshape(x.shape[1:])
 
 
-def _sum_of_rows(x: jax.Array, coefficient: Any, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
+def _sum_of_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
     weights = coefficient.weights(jnp)
     # As integers: slices of a half type XLA would take from a copy of the batch in float32.
     bits = lax.bitcast_convert_type(x, jnp.uint16) if format_of(x).precision < FLOAT32.precision else x
 
-    def plus(total: jax.Array, i: Any) -> jax.Array:
+    def plus(total: jax.Array, i: jax.Array | int) -> jax.Array:
         row = lax.dynamic_index_in_dim(bits, i, keepdims=False)
         row = row if bits is x else lax.bitcast_convert_type(row, x.dtype)
         product = widen(row) * weights.first[i]
         product = product if weights.second is None else product * weights.second[i]
         return total + jnp.where(coefficient.blank[i], 0.0, product)
 
-    def body(block: Any, total: jax.Array) -> jax.Array:
+    def body(block: jax.Array, total: jax.Array) -> jax.Array:
         for j in range(_AT_A_TIME):
             total = plus(total, block * _AT_A_TIME + j)
         return total

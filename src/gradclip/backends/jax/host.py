@@ -1,8 +1,10 @@
 """JAX: concrete arrays on the CPU as host memory; tracers there with the kernels; others through XLA's operations."""
 
-from collections.abc import Sequence
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -21,22 +23,25 @@ from gradclip.backends.jax.places import copied, of_numpy, placed_first, put, ty
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.backends.protocols import HostBackend, Scope
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
+
 _ALIGNMENT = 64  # bytes
 
 
 class JaxHost(Host):
     """Concrete arrays, each on one CPU device, viewed as NumPy arrays; NumPy's own among them stay what they are."""
 
-    def over(self, axis_name: Any) -> tuple[Jax, NamedAxes]:
+    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
-    def prepare(self, leaf: Any) -> Any:
+    def prepare(self, leaf: object) -> Any:
         return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)
 
-    def prepare_in_place(self, leaf: Any) -> Any:
+    def prepare_in_place(self, leaf: object) -> Any:
         return np.asarray(leaf) if of_numpy(leaf) else jnp.asarray(leaf)
 
-    def writable(self, leaf: Any) -> bool:
+    def writable(self, leaf: object) -> bool:
         return of_numpy(leaf) and super().writable(leaf)
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
@@ -51,21 +56,21 @@ class JaxHost(Host):
         aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
         return HostArray(aligned.reshape(x.shape), x.dtype)
 
-    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[HostArray]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
         if not (scope.whole and coefficient.keep) or isinstance(arrays, OnlyFinite):
             return super().shrink(arrays, coefficient, scope)
         # Of JAX's arrays `leave` makes the copies.
         return [x.copy() if x.origin is None else x for x in arrays]
 
-    def leave(self, array: HostArray, leaf: Any) -> Any:
+    def leave(self, array: Any, leaf: object) -> Any:
         return self.leave_all([array], [leaf])[0]
 
-    def leave_all(self, arrays: Sequence[HostArray], leaves: Sequence[Any]) -> list[Any]:
+    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         kept = iter(copied([x.origin for x in arrays if x.origin is not None]))
         new = [(x, leaf) for x, leaf in zip(arrays, leaves, strict=True) if x.origin is None and not of_numpy(leaf)]
         made = iter(put([_as_jax_knows(x) for x, _ in new], [leaf for _, leaf in new]))
 
-        def result(x: HostArray, leaf: Any) -> Any:
+        def result(x: HostArray, leaf: object) -> Any:
             if x.origin is None and of_numpy(leaf):
                 return super(JaxHost, self).leave(x, leaf)
             return typed_like(next(made if x.origin is None else kept), leaf)
@@ -78,7 +83,7 @@ class JaxHost(Host):
     def check_sum_dtype(self, dtype: str | None) -> None:
         check_64_bit_mode(dtype)
 
-    def leave_sums(self, wides: Sequence[np.ndarray], arrays: Sequence[HostArray], dtype: str | None) -> list[Any]:
+    def leave_sums(self, wides: Sequence[Any], arrays: Sequence[Any], dtype: str | None) -> list[Any]:
         sums = super().leave_sums(wides, arrays, dtype)
         ours = [i for i, x in enumerate(arrays) if x.origin is not None]
         made = put([sums[i] for i in ours], [arrays[i].origin for i in ours])
@@ -86,7 +91,7 @@ class JaxHost(Host):
             sums[i] = array
         return sums
 
-    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> jax.Array:
+    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> jax.Array:
         return put([super().leave_count(flags, leaves).astype(np.int32)], [placed_first(leaves)])[0]
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:
@@ -105,7 +110,7 @@ def _as_jax_knows(array: HostArray) -> np.ndarray:
     return array.data.view(jnp.bfloat16) if array.dtype == BFLOAT16.name else array.data
 
 
-def in_host_memory(array: Any) -> bool:
+def in_host_memory(array: jax.Array) -> bool:
     """Say whether the values of an array lie in host memory and may be looked at."""
     if isinstance(array, jax.core.Tracer):
         return False

@@ -1,9 +1,11 @@
 """Traced JAX arrays on the CPU, reduced by the kernels, which XLA's compiled code calls."""
 
+from __future__ import annotations
+
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +19,9 @@ from gradclip.backends.jax.traced import Jax
 from gradclip.backends.protocols import Backend, Scope
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Rule
+
 
 class JaxKernels(Jax):
     """Traced arrays on the CPU, read by the kernels, which know subnormal numbers."""
@@ -29,7 +34,7 @@ class JaxKernels(Jax):
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         return compute()
 
-    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> jax.Array:
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: jax.Array | None = None) -> jax.Array:
         return self._power_sums(arrays, p, -1.0, scope)[0]
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +71,7 @@ class JaxKernels(Jax):
     def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
         return entries(vectors)
 
-    def add_examples(self, arrays: Arrays, weighing: Any, mask: Any) -> tuple[list[jax.Array], jax.Array]:
+    def add_examples(self, arrays: Arrays, weighing: Rule, mask: jax.Array | None) -> tuple[list[jax.Array], jax.Array]:
         # Without a derivative: it is called inside of rules that have one.
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
         numbers = jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing])
@@ -81,7 +86,7 @@ class JaxKernels(Jax):
         read = jax.custom_jvp(reduce)
 
         @read.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
+        def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
             result = read(*primals)
             with self.precision():
                 return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]

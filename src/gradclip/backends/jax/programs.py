@@ -18,7 +18,7 @@ Made = tuple[Any, list[Any]]
 
 
 def by_program(
-    programs: Programs, setting: Any, run: Callable[..., Made], axes: Sequence[int | None], args: Sequence[Any]
+    programs: Programs, setting: object, run: Callable[..., Made], axes: Sequence[int | None], args: Sequence[Any]
 ) -> Made:
     """Return `run(*args)`, a tree of arrays and a list of dtypes, by a program that is kept where that can be.
 
@@ -58,7 +58,7 @@ def _eager() -> bool:
 
 
 def _parted(
-    setting: Any, axes: Sequence[int | None], args: Sequence[Any]
+    setting: object, axes: Sequence[int | None], args: Sequence[Any]
 ) -> tuple[Hashable, list[Any], Callable[[Sequence[Any]], Any] | None]:
     """Return a key of all that is no array, the arrays, and what puts them together; None where one cannot be kept."""
     leaves, structure = jax.tree.flatten((list(args), setting), is_leaf=lambda x: x is None)
@@ -80,11 +80,11 @@ def _parted(
     return (structure, tuple(dynamic), named), arrays, rebuild
 
 
-def _leaves(tree: Any) -> list[Any]:
+def _leaves(tree: object) -> list[Any]:
     return jax.tree.leaves(tree, is_leaf=lambda x: x is None)
 
 
-def _is_array(x: Any, carries_rows: bool = False) -> bool:
+def _is_array(x: object, carries_rows: bool = False) -> bool:
     """Say whether a program may take a leaf as an array, without another dtype than in the function itself."""
     if isinstance(x, jax.core.Tracer):
         return False
@@ -95,7 +95,7 @@ def _is_array(x: Any, carries_rows: bool = False) -> bool:
     return carries_rows or jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype
 
 
-def _is_function(x: Any) -> bool:
+def _is_function(x: object) -> bool:
     with contextlib.suppress(TypeError):
         hash(x)
         return callable(x)

@@ -6,11 +6,13 @@ reduction whose result that could change is done again with the numbers read as 
 range become zero.
 """
 
-from collections.abc import Callable, Sequence
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +37,9 @@ from gradclip.backends.jax.examples import sum_by_rows
 from gradclip.backends.jax.places import like, of_numpy, typed_like
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend, Scope
+
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
 
 # XLA's CPU code reads subnormals of these as zero, although float64 holds them.
 _FLUSHED = frozenset({FLOAT32, BFLOAT16})
@@ -61,7 +66,7 @@ class Jax(Portable):
             return self.wide.tiny
         return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
 
-    def over(self, axis_name: Any) -> tuple["Jax", NamedAxes]:
+    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
@@ -83,7 +88,7 @@ class Jax(Portable):
 
         return run
 
-    def prepare(self, leaf: Any) -> jax.Array:
+    def prepare(self, leaf: object) -> jax.Array:
         if self.visible and of_numpy(leaf):
             with self.precision():
                 return prepared(leaf)
@@ -92,16 +97,18 @@ class Jax(Portable):
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
         return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
-    def prepare_in_place(self, leaf: Any) -> jax.Array:
+    def prepare_in_place(self, leaf: object) -> jax.Array:
         return jnp.asarray(leaf)
 
     def writable(self, leaf: Any) -> bool:
         return of_numpy(leaf) and bool(leaf.flags.writeable)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope) -> list[Any]:
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+    ) -> list[Any]:
         return list(map(self._put, leaves, self.shrink(new, coefficient, scope)))
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float) -> list[Any]:
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | jax.Array) -> list[Any]:
         return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
     def _put(self, leaf: Any, result: jax.Array) -> Any:
@@ -112,7 +119,7 @@ class Jax(Portable):
         leaf[...] = result
         return leaf
 
-    def leave(self, array: jax.Array, leaf: Any) -> Any:
+    def leave(self, array: jax.Array, leaf: object) -> Any:
         return like(array, leaf) if self.visible else typed_like(array, leaf)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -124,13 +131,13 @@ class Jax(Portable):
     def leave_count(self, flags: jax.Array, leaves: Sequence[Any]) -> jax.Array:
         return jnp.sum(flags, dtype=jnp.int32)
 
-    def booleans(self, mask: Any) -> jax.Array:
+    def booleans(self, mask: object) -> jax.Array:
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
         return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
-    def scalar(self, value: Any, near: Sequence[jax.Array]) -> jax.Array:
+    def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
@@ -166,7 +173,9 @@ class Jax(Portable):
         size = value if divisor is None else value * divisor
         return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
 
-    def chosen_where(self, flags: jax.Array, compute: Callable[[], Any], found: Any) -> Any:
+    def chosen_where(
+        self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
+    ) -> Any:
         again = partial(super().chosen_where, flags, compute, found)
         return lax.cond(jnp.any(flags), again, lambda: found)
 
@@ -182,20 +191,20 @@ class Jax(Portable):
         """Return the product, zero where it lies below the normal range: there the compiler flushes as it likes."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
-    def shrink(self, arrays: Arrays, coefficient: Any, scope: Scope) -> list[jax.Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[jax.Array]:
         if self.visible:
             return super().shrink(arrays, coefficient, scope)
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
         return super().shrink(Arrays(self._apart(list(arrays))), coefficient, scope)
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Any], scope: Scope) -> list[jax.Array]:
+    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[jax.Array]:
         return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # One barrier for all would make each of them vary over the axes of all.
         return lax.optimization_barrier(arrays) if self.axes is None else list(map(lax.optimization_barrier, arrays))
 
-    def weighted_sum(self, x: jax.Array, coefficient: Any) -> jax.Array:
+    def weighted_sum(self, x: jax.Array, coefficient: Coefficient) -> jax.Array:
         if not (self.on_cpu and x.size and in_one_piece()):
             return super().weighted_sum(x, coefficient)
         return self.join([sum_by_rows(part, coefficient, self.widen) for part in self.parts(x)], x)
@@ -207,7 +216,7 @@ class Jax(Portable):
         call = jax.custom_jvp(function)
 
         @call.defjvp
-        def _(primals: Any, tangents: Any) -> Any:
+        def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
             mine = rule if self.axes is None else replace(rule, total=self.axes.total)
@@ -224,7 +233,7 @@ class Jax(Portable):
 _checked: type[Backend] = Jax
 
 
-def over_named(axis_name: Any) -> tuple[Jax, NamedAxes]:
+def over_named(axis_name: Hashable) -> tuple[Jax, NamedAxes]:
     """Return the backend of shards over one axis or several, given their names, and the axes."""
     axes = NamedAxes.named(axis_name)
     return sharded_over(axes), axes
@@ -240,7 +249,7 @@ def sharded_over(axes: NamedAxes) -> Jax:
     return backend
 
 
-def prepared(leaf: Any) -> jax.Array:
+def prepared(leaf: object) -> jax.Array:
     """Return the array of a leaf, integers promoted to the default float."""
     array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     if dtype_name(array) not in SUPPORTED and jnp.issubdtype(array.dtype, jnp.integer):

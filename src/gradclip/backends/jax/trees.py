@@ -4,9 +4,11 @@ A sparse array stands in for its elements, in one array. An element may be writt
 their sum, and pieces outside of the shape as nothing.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,43 +16,46 @@ from jax import tree_util
 
 from gradclip.backends.framework import Sparse
 
+if TYPE_CHECKING:
+    from jax.experimental.sparse import JAXSparse
+
 
 class JaxTrees:
     """The functions of `Trees`, by JAX's own."""
 
-    def flatten(self, tree: Any) -> tuple[list[Any], Any]:
+    def flatten(self, tree: object) -> tuple[list[Any], Any]:
         return tree_util.tree_flatten(tree, is_leaf=recognizer())
 
-    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
+    def unflatten(self, structure: tree_util.PyTreeDef, leaves: Iterable[Any]) -> Any:
         return structure.unflatten(leaves)
 
-    def paths(self, structure: Any) -> list[str]:
+    def paths(self, structure: tree_util.PyTreeDef) -> list[str]:
         return [tree_util.keystr(path) for path in _key_paths(structure)]
 
-    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
+    def keys(self, structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
         return [tuple(map(_key, path)) for path in _key_paths(structure)]
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         is_sparse = recognizer()
         return {i: leaf for i, leaf in enumerate(leaves) if is_sparse(leaf)} if is_sparse else {}
 
-    def described(self, place: int, array: Any) -> Sparse:
+    def described(self, place: int, array: JAXSparse) -> Sparse:
         return Sparse(place, type(array).__name__, ".todense()")
 
-    def elements(self, array: Any) -> Any:
+    def elements(self, array: JAXSparse) -> Any:
         return elements(array)
 
-    def with_elements(self, array: Any, elements: Any) -> Any:
+    def with_elements(self, array: JAXSparse, elements: jax.Array) -> Any:
         children, structure = array.tree_flatten()
         return type(array).tree_unflatten(structure, (elements, *children[1:]))
 
 
-def _key_paths(structure: Any) -> list[tuple[Any, ...]]:
+def _key_paths(structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
     numbered = structure.unflatten(range(structure.num_leaves))
     return [path for path, _ in tree_util.tree_flatten_with_path(numbered)[0]]
 
 
-def _key(entry: Any) -> Any:
+def _key(entry: object) -> Any:
     return next((getattr(entry, name) for name in ("key", "name", "idx") if hasattr(entry, name)), str(entry))
 
 
@@ -60,7 +65,7 @@ def recognizer() -> Callable[[Any], bool] | None:
     return None if module is None else lambda node: isinstance(node, module.JAXSparse)
 
 
-def elements(array: Any) -> Any:
+def elements(array: JAXSparse) -> Any:
     """Return an array shaped as `array.data`, each element where its first piece is, and zeros for its other pieces.
 
     Raises TypeError for formats other than BCOO and BCSR.
@@ -78,7 +83,7 @@ def elements(array: Any) -> Any:
         data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
         indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
 
-        def merge(data: Any, indices: Any) -> Any:
+        def merge(data: jax.Array, indices: jax.Array) -> Any:
             return _merged(data, indices, bounds, array.unique_indices)
 
         for _ in range(array.n_batch):
@@ -86,12 +91,12 @@ def elements(array: Any) -> Any:
         return merge(data, indices)
 
 
-def _merged(data: Any, indices: Any, bounds: tuple[int, ...], unique: bool) -> Any:
+def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique: bool) -> Any:
     count = data.shape[0]
     if not count:
         return data
 
-    def each(flags: Any) -> Any:
+    def each(flags: jax.Array) -> Any:
         return flags.reshape(count, *[1] * (data.ndim - 1))
 
     inside = (indices < jnp.asarray(bounds, indices.dtype)).all(axis=-1)

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 from torch.autograd import forward_ad
+from torch.autograd.function import FunctionCtx
 
 
 class _Reverse(torch.autograd.Function):
@@ -18,19 +19,25 @@ class _Reverse(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(function: Callable[..., Any], rule: Any, max_norm: Any, mask: Any, *leaves: torch.Tensor) -> Any:
+    def forward(
+        function: Callable[..., Any],
+        rule: Any,
+        max_norm: torch.Tensor | None,
+        mask: torch.Tensor | None,
+        *leaves: torch.Tensor,
+    ) -> Any:
         results, norm, counts = function(leaves, max_norm, mask)
         return (*([norm] if rule.measures else []), *results, *counts)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.rule = inputs[1]
         norm, results, counts = _taken_apart(ctx.rule, output)
         ctx.dtypes, ctx.counts = [result.dtype for result in results], len(counts)
         ctx.save_for_backward(norm, *inputs[2:])
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
+    def backward(ctx: FunctionCtx, *grads: torch.Tensor) -> Any:
         gnorm, *gys = _with_norm(ctx.rule, grads)
         gxs, gmax = ctx.rule.vjp(namespace, _place(ctx), gys[: len(ctx.dtypes)], gnorm)
         max_norm = ctx.saved_tensors[1]
@@ -41,12 +48,14 @@ class _Both(_Reverse):
     """The same with the rule of forward mode, which `torch.compile` does not know."""
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         _Reverse.setup_context(ctx, inputs, output)
         ctx.save_for_forward(_with_norm(inputs[1], output)[0], *inputs[2:])
 
     @staticmethod
-    def jvp(ctx: Any, _function: None, _rule: None, change: Any, _mask: Any, *changes: torch.Tensor) -> Any:
+    def jvp(
+        ctx: FunctionCtx, _function: None, _rule: None, change: torch.Tensor | None, _mask: None, *changes: torch.Tensor
+    ) -> Any:
         change = 0.0 if change is None else change
         # PyTorch switches forward mode off here, without which a second one on top of this would be zero.
         with forward_ad._set_fwd_grad_enabled(True):
@@ -55,12 +64,12 @@ class _Both(_Reverse):
         return (*([dnorm] if ctx.rule.measures else []), *dys, *[None] * ctx.counts)
 
 
-def _place(ctx: Any, of: Callable[[Any], Any] = lambda x: x) -> Any:
+def _place(ctx: FunctionCtx, of: Callable[[Any], Any] = lambda x: x) -> Any:
     norm, max_norm, mask, *leaves = map(of, ctx.saved_tensors)
     return ctx.rule.at(leaves, norm, max_norm, mask)
 
 
-def _primal(x: Any) -> Any:
+def _primal(x: torch.Tensor | None) -> Any:
     """Return a tensor without its change in the innermost forward mode; `vmap` has no rule for that."""
     if x is None:
         return None
@@ -84,7 +93,11 @@ def _taken_apart(rule: Any, outputs: Sequence[Any]) -> tuple[Any, list[torch.Ten
 
 
 def call_differentiably(
-    function: Callable[..., Any], rule: Any, leaves: Sequence[torch.Tensor], max_norm: Any, mask: Any = None
+    function: Callable[..., Any],
+    rule: Any,
+    leaves: Sequence[torch.Tensor],
+    max_norm: torch.Tensor | None,
+    mask: np.ndarray | torch.Tensor | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
     """Call `function`, with the derivative of `rule` where one is asked for."""
     given = leaves if max_norm is None else [*leaves, max_norm]

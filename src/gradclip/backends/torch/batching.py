@@ -4,7 +4,7 @@ What is random in a function, as dropout is, is drawn for each example on its ow
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -21,15 +21,15 @@ from gradclip.tree import flatten
 class TorchBatching:
     """The verbs of `Batching`."""
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: Any) -> Callable[..., Any]:
+    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return torch.func.grad_and_value(fun, argnums, has_aux=True)
         return Gradient(fun, argnums)
 
     def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             # As one list: `vmap` takes no None for an argument that carries the batch, nor in it.
             flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
 
@@ -43,7 +43,7 @@ class TorchBatching:
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
                 return torch.func.vmap(of_leaves, randomness="different")(leaves)
 
-        def watched(*args: Any) -> Any:
+        def watched(*args: object) -> Any:
             if torch.compiler.is_compiling():
                 return call(*args)
             with batch_norm_named():
@@ -58,7 +58,7 @@ class TorchBatching:
         return watched
 
     def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: Any
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
     ) -> list[str]:
         leaves = flatten(summed).leaves
         if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
@@ -72,32 +72,34 @@ class TorchBatching:
         except Exception:  # what autograd cannot do says nothing about what is used
             return []
 
-    def split_key(self, key: Any, count: int) -> Any:
+    def split_key(self, key: object, count: int) -> Any:
         raise ValueError(
             "prng_argnum is for JAX, whose random numbers come from keys. In PyTorch leave it out: each example draws "
             "its own, from the global generator, which torch.manual_seed sets."
         )
 
-    def flags(self, mask: Any) -> torch.Tensor:
+    def flags(self, mask: object) -> torch.Tensor:
         return tensor_of(mask).to(torch.bool)
 
-    def blanked(self, tree: Any, mask: torch.Tensor) -> Any:
+    def blanked(self, tree: object, mask: torch.Tensor) -> Any:
         def rows(x: torch.Tensor) -> torch.Tensor:
             here = mask.to(x.device).reshape(-1, *[1] * (x.ndim - 1))
             return torch.where(here, x, torch.zeros_like(x))
 
         return mapped(rows, tree)
 
-    def cast(self, x: torch.Tensor, dtype: Any) -> torch.Tensor:
+    def cast(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         return x.to(dtype)
 
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], torch.Tensor]:
         mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
         return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
 
-    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int) -> Any:
+    def at_once(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int
+    ) -> Any:
         if count:
             return step(args, mask)
         # `vmap` over no examples loses the shape of one where a reshape has a -1.
@@ -107,7 +109,13 @@ class TorchBatching:
         return summed, mapped(lambda x: x[:0], outputs)
 
     def in_microbatches(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Any, count: int, size: int
+        self,
+        step: Step,
+        args: Sequence[Any],
+        axes: Sequence[int | None],
+        mask: torch.Tensor | None,
+        count: int,
+        size: int,
     ) -> tuple[Any, Any]:
         end = _end_of(mask, count)
         sums, pieces = None, []
@@ -121,7 +129,12 @@ class TorchBatching:
         return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
 
     def kept(
-        self, programs: Programs, setting: Any, run: Callable[..., Any], axes: Sequence[int | None], args: Sequence[Any]
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
     ) -> Any:
         return run(*args)
 
@@ -130,11 +143,11 @@ def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequen
     return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
 
 
-def _rows(x: Any, rows: slice) -> torch.Tensor:
+def _rows(x: object, rows: slice) -> torch.Tensor:
     return tensor_of(x)[rows]
 
 
-def _filled_up(x: Any, size: int) -> torch.Tensor:
+def _filled_up(x: object, size: int) -> torch.Tensor:
     """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
     given = tensor_of(x)
     full = given.new_zeros((size, *given.shape[1:]))
@@ -142,7 +155,7 @@ def _filled_up(x: Any, size: int) -> torch.Tensor:
     return full
 
 
-def _end_of(mask: Any, count: int) -> int:
+def _end_of(mask: torch.Tensor | None, count: int) -> int:
     """Return the number of examples up to the last that counts, where a look at the mask waits for nothing."""
     if mask is None or not mask.is_cpu or torch.compiler.is_compiling():
         return count

@@ -1,11 +1,13 @@
 """PyTorch tensors anywhere, through the portable operations: on an accelerator, and where operations are traced."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from array_api_compat import torch as namespace
@@ -29,6 +31,9 @@ from gradclip.backends.torch.tensors import (
     writable,
 )
 
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
+
 _BLOCK = 1 << 22
 _WITHOUT_FLOAT64 = ("mps", "xla")
 
@@ -48,39 +53,40 @@ class Torch(Portable):
     def flushed_below(self, element: Format) -> float:
         return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
-    def prepare(self, leaf: Any) -> torch.Tensor:
+    def prepare(self, leaf: object) -> torch.Tensor:
         return _summed(promoted(dense(leaf)))
 
-    def prepare_in_place(self, leaf: Any) -> torch.Tensor:
+    def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
         return stored(leaf)
 
-    def leave(self, array: torch.Tensor, leaf: Any) -> torch.Tensor:
+    def leave(self, array: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         return restored(array, leaf)
 
     def leave_count(self, flags: torch.Tensor, leaves: Sequence[Any]) -> torch.Tensor:
         return _summed(flags.sum())
 
-    def booleans(self, mask: Any) -> torch.Tensor:
+    def booleans(self, mask: object) -> torch.Tensor:
         return torch.as_tensor(mask, dtype=torch.bool, device=self.device)
 
     def leave_sum(self, wide: torch.Tensor, x: torch.Tensor, dtype: str | None) -> torch.Tensor:
         return wide.to(getattr(torch, sum_dtype(x, wide, dtype)))
 
-    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
+    def leave_scalar(self, value: torch.Tensor, dtype: str, leaves: Sequence[Any]) -> torch.Tensor:
         return _summed(value.to(getattr(torch, dtype)))
 
     def precision(self) -> AbstractContextManager[Any]:
         return torch.no_grad()
 
-    def scalar(self, value: Any, near: Sequence[torch.Tensor]) -> torch.Tensor:
+    def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value.to(self.device, self.wide_dtype)
         # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
-    def clamp(self, x: torch.Tensor, bound: Any) -> torch.Tensor:
+    def clamp(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
         with self.precision():
-            limit = self.narrow(self.limit(bound, x), x).to(x.device)
+            limit: torch.Tensor = self.narrow(self.limit(bound, x), x)
+        limit = limit.to(x.device)
         return torch.clamp(x, -limit, limit)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -101,10 +107,10 @@ class Torch(Portable):
     def complex(self, real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
         return torch.complex(real, imag)
 
-    def shrunk(self, x: torch.Tensor, coefficient: Any, scope: Scope) -> torch.Tensor:
+    def shrunk(self, x: torch.Tensor, coefficient: Coefficient, scope: Scope) -> torch.Tensor:
         return super().shrunk(x, moved(coefficient, x.device), scope)
 
-    def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: Any) -> torch.Tensor:
+    def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: torch.Tensor | None) -> torch.Tensor:
         own = scope.own_axes(x.ndim)
         if not own:
             divisor = divisor.to(x.device) if divisor is not None else None
@@ -121,17 +127,17 @@ class Torch(Portable):
             return super().sum_shared(wide, scope)
         return halving_sum(self.xp, wide, scope.shared_axes(wide.ndim))
 
-    def weighted_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
+    def weighted_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
         blocks = _blocks(x)
         total = super().weighted_sum(x[blocks[0]], _rows(coefficient, blocks[0]))
         for b in blocks[1:]:
             total += super().weighted_sum(x[b], _rows(coefficient, b))
         return total
 
-    def rounded_sum(self, x: torch.Tensor, coefficient: Any) -> torch.Tensor:
+    def rounded_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
         return sum(super(Torch, self).rounded_sum(x[b], _rows(coefficient, b)) for b in _blocks(x))
 
-    def region(self, leaf: Any) -> Region | None:
+    def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf) if type(leaf) in PLAIN else None
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
@@ -144,12 +150,12 @@ class Torch(Portable):
         return writable(leaf)
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Any, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> list[torch.Tensor]:
         results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> list[torch.Tensor]:
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | torch.Tensor) -> list[torch.Tensor]:
         return [self._put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
     def _put(self, leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -175,7 +181,7 @@ def _summed(value: torch.Tensor) -> torch.Tensor:
     return summed(value)
 
 
-def moved(coefficient: Any, device: torch.device) -> Any:
+def moved(coefficient: Coefficient, device: torch.device) -> Any:
     """Return the coefficient with its scalars on `device`."""
     return mapped(coefficient, lambda value: value.to(device))
 
@@ -193,7 +199,7 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return mapped(value, change) if is_dataclass(value) else value
 
 
-def _rows(coefficient: Any, block: slice) -> Any:
+def _rows(coefficient: Coefficient, block: slice) -> Any:
     return mapped(coefficient, lambda value: value[block])
 
 

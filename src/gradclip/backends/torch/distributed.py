@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
 from gradclip.backends.torch.groups import Group as Group
@@ -72,15 +73,18 @@ def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> TorchShard
     return TorchShards(found, tensors)
 
 
-def summed(tensor: Any, parameter: Any = None) -> Any:
+def summed(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Any:
     """Return a tensor, with the sum in it where it holds the terms of one (or candidates for the largest)."""
     return tensor.redistribute(placements=_settled(tensor, parameter)) if _any_partial([tensor]) else tensor
 
 
-def _settled(gradient: DTensor, parameter: Any) -> Sequence[Any]:
+def _settled(gradient: DTensor, parameter: torch.Tensor | None) -> Sequence[Any]:
     """Return how the sum lies of which a gradient holds terms: as its parameter, where that can be."""
-    beside = isinstance(parameter, DTensor) and parameter.device_mesh == gradient.device_mesh
-    if beside and not _any_partial([parameter]):
+    if (
+        isinstance(parameter, DTensor)
+        and parameter.device_mesh == gradient.device_mesh
+        and not _any_partial([parameter])
+    ):
         return parameter.placements
     return [Replicate() if placement.is_partial() else placement for placement in gradient.placements]
 
@@ -116,7 +120,9 @@ def _kinds(placements: Sequence[Sequence[Any]]) -> Iterable[tuple[type, ...]]:
     return zip(*[every] * dimensions.pop(), strict=True)  # the same, without a call for each tensor
 
 
-def sharded_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> list[tuple[Group, ...]]:
+def sharded_over(
+    parameter: torch.Tensor, gradient: torch.Tensor | None, named: tuple[Group, ...]
+) -> list[tuple[Group, ...]]:
     """Return the groups over which a parameter is sharded, and those of its gradient, which may be others.
 
     The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
@@ -130,7 +136,7 @@ def sharded_over(parameter: Any, gradient: Any, named: tuple[Group, ...]) -> lis
     return found or [named]
 
 
-def _sharded_over(mesh: Any, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
+def _sharded_over(mesh: DeviceMesh, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
     sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
     handles = [mesh.get_group(dim) for dim in sharded] if takes_part(mesh) else []
     covered = set(mesh.mesh.flatten().tolist()) if named else set()
@@ -149,7 +155,7 @@ def fsdp1_shard(parameters: Sequence[Any]) -> int | None:
     return marked[0] if marked and flat else None
 
 
-def _is_whole(flat: Any) -> bool:
+def _is_whole(flat: torch.Tensor) -> bool:
     """Say whether one of FSDP1's flat parameters, that stands for several, is all of it."""
     whole = getattr(flat, "_unpadded_unsharded_size", None)
     return whole is not None and bool(flat.shape == whole)

@@ -23,17 +23,17 @@ from gradclip.tree import FlatTree, flatten
 class Gradient:
     """A function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`: for `vmap`, or alone."""
 
-    def __init__(self, fun: Callable[..., Any], argnums: Any) -> None:
+    def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
         self.fun = fun
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.single = not isinstance(argnums, tuple)
         self.traced = torch.func.grad_and_value(fun, argnums, has_aux=True)
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         """Return the gradient as `torch.func` takes it."""
         return self.traced(*args)
 
-    def alone(self, *args: Any) -> Any:
+    def alone(self, *args: object) -> Any:
         """Return the gradient as autograd takes it, zeros where the value does not depend on a parameter."""
         flats, grads, kept = self._by_autograd(args)
         dense = [
@@ -67,7 +67,7 @@ class Gradient:
         return flats, grads, mapped(_detached, (value, aux))
 
 
-def _gradients(value: Any, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
     """Return the gradients of a loss, None for what it does not depend on."""
     shape = getattr(value, "shape", None)
     if shape != ():
@@ -87,7 +87,7 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
     used: dict[torch.nn.Module, list[int]] = {}
     backward = False
 
-    def look(module: torch.nn.Module, inputs: Any) -> None:
+    def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
         memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
         if backward and used.get(module, memory) != memory:
             raise RuntimeError(
@@ -107,7 +107,7 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
         handle.remove()
 
 
-def alone(fun: Callable[..., Any], *args: Any) -> Any:
+def alone(fun: Callable[..., Any], *args: object) -> Any:
     """Return what a function makes of one example, outside of `vmap`."""
     return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
 
@@ -120,7 +120,7 @@ def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list
     ]
 
 
-def _detached(x: Any) -> torch.Tensor:
+def _detached(x: object) -> torch.Tensor:
     return tensor_of(x).detach()
 
 

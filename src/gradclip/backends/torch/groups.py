@@ -33,7 +33,7 @@ def groups(named: Sequence[Any]) -> tuple[Group, ...]:
     return tuple(group for group in listed if len(group.ranks) > 1)
 
 
-def _handles(one: Any) -> Sequence[Any]:
+def _handles(one: object) -> Sequence[Any]:
     return one.get_all_groups() if isinstance(one, dist.DeviceMesh) else [one]
 
 
@@ -49,7 +49,7 @@ def check_named(named: Sequence[Any]) -> None:
         raise mistake
 
 
-def _mistake(one: Any) -> Exception | None:
+def _mistake(one: object) -> Exception | None:
     """Return what is wrong with a process group or mesh that is named."""
     if isinstance(one, dist.DeviceMesh):
         return None if takes_part(one) else _not_a_member(f"a mesh of the ranks {listed(one.mesh.flatten().tolist())}")
@@ -75,6 +75,6 @@ def _not_a_member(named: str) -> ValueError:
     )
 
 
-def takes_part(mesh: Any) -> bool:
+def takes_part(mesh: dist.DeviceMesh) -> bool:
     """Say whether this process is in a mesh."""
     return mesh.get_coordinate() is not None

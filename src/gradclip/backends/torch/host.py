@@ -44,7 +44,7 @@ class TorchHost(Host):
             return with_memory(stored(leaf))
         return promoted(with_memory(dense(leaf)))
 
-    def prepare_in_place(self, leaf: Any) -> torch.Tensor:
+    def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
         return stored(leaf)
 
     def plain(self, leaves: Sequence[Any]) -> bool:
@@ -65,7 +65,7 @@ class TorchHost(Host):
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
 
-    def region(self, leaf: Any) -> Region | None:
+    def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf)
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
@@ -99,16 +99,16 @@ class TorchHost(Host):
                 return results, targets.kernels
         return super().places_for(arrays)
 
-    def leave(self, array: HostArray | torch.Tensor, leaf: Any) -> torch.Tensor:
+    def leave(self, array: HostArray | torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
 
-    def scalar(self, value: Any, near: Any) -> Any:
+    def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> Any:
         return super().scalar(value.detach() if isinstance(value, torch.Tensor) else value, near)
 
-    def leave_count(self, flags: np.ndarray, leaves: Sequence[Any]) -> torch.Tensor:
+    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> torch.Tensor:
         return torch.from_numpy(np.asarray(super().leave_count(flags, leaves)))
 
-    def booleans(self, mask: Any) -> np.ndarray:
+    def booleans(self, mask: object) -> np.ndarray:
         return tensor_of(mask).to(torch.bool).numpy()
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> torch.Tensor:

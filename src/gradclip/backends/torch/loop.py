@@ -1,6 +1,6 @@
 """Functions of one example over a batch, for PyTorch, one example after the other: what `torch.func.vmap` cannot do."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,9 @@ class TorchLoop(TorchBatching):
     """The verbs of `Batching`; only the way over a batch is another."""
 
     def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Any
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
-        def call(*args: Any) -> Any:
+        def call(*args: object) -> Any:
             batches = [flatten(arg).leaves for axis, arg in zip(axes, args, strict=True) if axis is not None]
             count = len(next(leaf for leaves in batches for leaf in leaves))
             with batch_norm_named():

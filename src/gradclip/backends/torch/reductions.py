@@ -57,10 +57,10 @@ def _marks_on(device: torch.device, taken: int, marks: Sequence[float]) -> torch
     return sent
 
 
-def _total(vector: Any, group: Group, device: torch.device, largest: bool) -> Any:
+def _total(vector: np.ndarray | torch.Tensor, group: Group, device: torch.device, largest: bool) -> Any:
     """Return the sum, or the largest, of the vectors of all members, where and as this one lies."""
     on_host = isinstance(vector, np.ndarray)
-    reduced = (torch.from_numpy(vector) if on_host else vector).to(device)
+    reduced = (torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector).to(device)
     try:
         dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
     except RuntimeError as error:
@@ -77,7 +77,7 @@ def rank() -> int:
     return dist.get_rank()
 
 
-def add_up(values: Sequence[Any], group: Group, *_: Any) -> list[Any]:
+def add_up(values: Sequence[Any], group: Group, *_: object) -> list[Any]:
     """Return the sums of what all members of a group pass: as many numbers of any kind each."""
     return [sum(of_all) for of_all in zip(*gathered(values, group), strict=True)]
 
@@ -90,7 +90,7 @@ def exchange(messages: Sequence[Any], groups: Sequence[Group]) -> list[Any]:
     return known
 
 
-def gathered(sent: Any, group: Group) -> list[Any]:
+def gathered(sent: object, group: Group) -> list[Any]:
     """Return what all members of a group send."""
     received: list[Any] = [None] * len(group.ranks)
     dist.all_gather_object(received, sent, group=group.handle)

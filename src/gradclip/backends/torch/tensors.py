@@ -83,12 +83,12 @@ def writable(tensor: torch.Tensor) -> bool:
     return not (expanded or tensor.is_conj() or tensor.is_neg())
 
 
-def tensor_of(values: Any) -> torch.Tensor:
+def tensor_of(values: object) -> torch.Tensor:
     """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
 
 
-def dense(leaf: Any) -> torch.Tensor:
+def dense(leaf: object) -> torch.Tensor:
     """Return the dense tensor that holds a leaf's values. That of a number is on the CPU."""
     if not isinstance(leaf, torch.Tensor):
         wide = default_float()
@@ -122,7 +122,7 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
     raise _unknown(str(tensor.layout).removeprefix("torch.").lstrip("_"), "a dense one, x.to_dense()")
 
 
-def restored(values: torch.Tensor, leaf: Any) -> torch.Tensor:
+def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
     """Return `values` in the sparse layout of `leaf`, or as they are where that is dense."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided:
         return values
@@ -153,7 +153,7 @@ def viewed(tensor: torch.Tensor) -> HostArray:
     return HostArray(tensor.numpy(), name)
 
 
-def on_host(leaf: Any) -> HostArray:
+def on_host(leaf: object) -> HostArray:
     """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
     tensor = stored(whole_scalar(leaf).detach())
     if tensor.is_quantized:
