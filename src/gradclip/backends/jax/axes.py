@@ -63,6 +63,7 @@ class NamedAxes:
 def _counted_once(term: jax.Array, names: Sequence[Hashable]) -> jax.Array:
     for name in names:
         if _tracked(name) and name not in _varying(term):
+            # All devices have the same term: the first one counts, the others add zero.
             term = jnp.where(lax.axis_index(name) == 0, term, jnp.zeros_like(term))
     return term
 
@@ -79,6 +80,7 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], NamedAxes
     if len(meshes) != 1:
         return None
     (mesh,) = meshes
+    # On other axes XLA chooses the layout while it compiles, so nobody knows it yet.
     if set(mesh.axis_types) != {AxisType.Explicit}:
         return None
     specs = [sharding.spec for sharding in shardings]
@@ -119,4 +121,5 @@ def _names(entry: Hashable) -> tuple[Hashable, ...]:
 def _varying(x: jax.Array) -> frozenset[Hashable]:
     """Return the axes over which a value differs from device to device, as far as JAX keeps track of them."""
     kind = jax.typeof(x)
+    # Versions of JAX differ in where they keep it.
     return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma

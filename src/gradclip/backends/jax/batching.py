@@ -1,7 +1,7 @@
 """Functions of one example over a batch, for JAX: `jax.vmap`, and microbatches in a loop that is compiled once.
 
-A microbatch is a slice of the batch. The last one is filled up with rows that are masked, and what puts it together
-stays outside of the program for a microbatch: that is the same one for all, and a long batch is not copied.
+A microbatch is a slice of the batch. The last one is filled up with rows that the mask leaves out. One compiled program
+serves all microbatches: it does not contain the code that cuts them out, so a long batch is not copied.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -32,6 +32,7 @@ class JaxBatching:
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
+        # Else `jax.grad` would add up the gradients of all devices for an argument that each of them has a copy of.
         call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
         return lambda *args: call(*varying_alike(*args))
 
@@ -73,7 +74,8 @@ class JaxBatching:
     def in_microbatches(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
-        number = -(-count // size)
+        number = -(-count // size)  # rounded up
+        # Trailing microbatches without an example are skipped: padding to one shape then costs no time.
         if mask is not None:
             number = -(-jnp.max(jnp.where(mask, jnp.arange(1, count + 1), 0), initial=0) // size)
         if count < size:
@@ -82,6 +84,7 @@ class JaxBatching:
 
         def microbatch(i: jax.Array | int) -> tuple[Any, Any]:
             here = [arg if axis is None else _rows(arg, i, size, rows) for arg, axis in zip(args, axes, strict=True)]
+            # The last microbatch may repeat the last row, which must count once.
             fresh = i * size + jnp.arange(size) < rows
             counted = fresh if mask is None else fresh & _rows(mask, i, size, rows)
             return lax.optimization_barrier(step(_apart(here, axes), counted))
@@ -93,8 +96,10 @@ class JaxBatching:
 
         sums, outputs = jax.eval_shape(microbatch, 0)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+        # Room for whole microbatches: an update that would not fit is moved back by XLA, over rows already written.
         places = -(-rows // size) * size
         blank = jax.tree.map(lambda x: jnp.zeros((places, *x.shape[1:]), x.dtype), outputs)
+        # A loop in `shard_map` wants its carry to vary over the same axes before and after each turn.
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
 
@@ -136,5 +141,5 @@ def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
 
 
 def _apart(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Return the arguments, compiled apart from how their rows were put together, whatever their number."""
+    """Return the arguments behind a barrier, so that XLA compiles what follows the same for every number of rows."""
     return [arg if axis is None else lax.optimization_barrier(arg) for arg, axis in zip(args, axes, strict=True)]

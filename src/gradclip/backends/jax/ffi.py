@@ -64,6 +64,7 @@ def add_examples(
 ) -> tuple[jax.Array, jax.Array]:
     """Return each example's sum of squares, and the `columns` sums of all examples, each times its weight."""
     wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
+    # One call after the other under `vmap`: the kernel knows no second batch axis.
     call = jax.ffi.ffi_call("gradclip_add_examples", wide, vmap_method="sequential")
     return call(weighing, included, *arrays, threads=np.int64(native.default_threads()))
 
@@ -80,5 +81,6 @@ def _call(
     target: str, arrays: Sequence[jax.Array], rows: tuple[int, ...], **attributes: Any
 ) -> tuple[jax.Array, jax.Array]:
     wide = jax.ShapeDtypeStruct(rows, jnp.float64)
+    # `vmap` gives arrays that it does not map an axis of length 1, so rows of all arrays agree or broadcast.
     call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
     return call(*arrays, threads=np.int64(native.default_threads()), **attributes)

@@ -51,6 +51,7 @@ class JaxHost(Host):
 
     def empty_like(self, x: HostArray) -> HostArray:
         """Return an array aligned so that JAX takes its memory over instead of copying it."""
+        # NumPy aligns to 16 bytes; some more of them leave room to begin at a multiple of 64.
         memory = np.empty(x.data.nbytes + _ALIGNMENT, np.uint8)
         start = -memory.ctypes.data % _ALIGNMENT
         aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
@@ -59,7 +60,7 @@ class JaxHost(Host):
     def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
         if not (scope.whole and coefficient.keep) or isinstance(arrays, OnlyFinite):
             return super().shrink(arrays, coefficient, scope)
-        # Of JAX's arrays `leave` makes the copies.
+        # A copy of a JAX array is made by JAX, in `leave`, in one call for all of them.
         return [x.copy() if x.origin is None else x for x in arrays]
 
     def leave(self, array: Any, leaf: object) -> Any:
@@ -78,6 +79,7 @@ class JaxHost(Host):
         return list(map(result, arrays, leaves))
 
     def copies(self, arrays: Arrays) -> list[HostArray]:
+        # In memory from `empty_like`, which JAX takes over without another copy.
         return self._filled_copies(arrays)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -92,6 +94,7 @@ class JaxHost(Host):
         return sums
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> jax.Array:
+        # JAX counts in int32 unless 64-bit mode is on; so that both modes agree, here too.
         return put([super().leave_count(flags, leaves).astype(np.int32)], [placed_first(leaves)])[0]
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:

@@ -31,13 +31,16 @@ class JaxKernels(Jax):
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         return kernels_sum_error(count, arrays, p)
 
+    # No second look, as XLA's own sums need: these read subnormals as they are.
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         return compute()
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: jax.Array | None = None) -> jax.Array:
+        # Every finite sum is more than -1, so none is done again with a divisor.
         return self._power_sums(arrays, p, -1.0, scope)[0]
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
+        # No sum is more than infinity: of other orders the kernels always divide by the largest magnitude first.
         return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, scope)
 
     def _power_sums(self, arrays: Arrays, p: float, enough: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
@@ -73,6 +76,7 @@ class JaxKernels(Jax):
 
     def add_examples(self, arrays: Arrays, weighing: Rule, mask: jax.Array | None) -> tuple[list[jax.Array], jax.Array]:
         # Without a derivative: it is called inside of rules that have one.
+        # NaN marks an example as left out: the kernels take its place in this vector for its sum of squares.
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
         numbers = jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing])
         widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
@@ -82,11 +86,13 @@ class JaxKernels(Jax):
         return sums, jnp.where(jnp.isnan(included), 0.0, squares)
 
     def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
-        """Return what the kernels make of the arrays; it changes with them as what XLA's own operations would."""
+        """Return what the kernels make of the arrays. Its derivative is that of the portable operations."""
+        # JAX cannot look into a kernel, so it is told what to differentiate in its place.
         read = jax.custom_jvp(reduce)
 
         @read.defjvp
         def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+            # The rule calls `read` again, and not `reduce`, so that a second derivative finds the rule too.
             result = read(*primals)
             with self.precision():
                 return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
@@ -98,7 +104,7 @@ _checked: type[Backend] = JaxKernels
 
 
 def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:
-    """Return the sum over examples of `like`, whose numbers, of complex ones the parts in turn, these are."""
+    """Return a flat sum in the shape of one example; complex sums come as real and imaginary parts in turn."""
     wide = lax.complex(numbers[::2], numbers[1::2]) if is_complex(like) else numbers
     return wide.reshape(like.shape[1:])
 

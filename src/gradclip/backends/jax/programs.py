@@ -29,6 +29,7 @@ def by_program(
     if key is None or rebuild is None:
         return run(*args)
     if key not in programs:
+        # The oldest goes first: a caller whose shapes always change must not fill the memory.
         while len(programs) >= _MOST:
             programs.pop(next(iter(programs)), None)
         programs[key] = jax.jit(lambda arrays: _with_arrays(run(*rebuild(arrays))))
@@ -37,13 +38,14 @@ def by_program(
         try:
             made, of_dtypes = program(arrays)
         except (TypeError, IndexError):  # JAX's errors for values that are looked at, or the function's own
-            programs[key] = None
+            programs[key] = None  # so that the next call does not trace in vain again
         else:
             return made, [x.dtype for x in of_dtypes]
     return run(*args)
 
 
 def _with_arrays(made: Made) -> tuple[Any, list[jax.Array]]:
+    # A program returns arrays alone, so an empty array stands for each dtype.
     return made[0], [jnp.zeros(0, dtype) for dtype in made[1]]
 
 
@@ -92,6 +94,7 @@ def _is_array(x: object, carries_rows: bool = False) -> bool:
         return len(x.devices()) == 1
     if not isinstance(x, np.ndarray | np.generic) or x.dtype.kind not in "biufcV":
         return False
+    # JAX would turn a float64 array of NumPy into float32, where the function itself might compute in float64.
     return carries_rows or jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype
 
 

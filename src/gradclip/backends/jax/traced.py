@@ -55,7 +55,7 @@ class Jax(Portable):
         self.visible = visible
         self.axes = axes
         self.on_cpu = jax.default_backend() == "cpu"
-        self.precise = False
+        self.precise = False  # whether subnormals are read by their bits, as `with_care` asks
 
     def precision(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)
@@ -120,6 +120,7 @@ class Jax(Portable):
         return leaf
 
     def leave(self, array: jax.Array, leaf: object) -> Any:
+        # A traced result has its place from the computation itself.
         return like(array, leaf) if self.visible else typed_like(array, leaf)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -129,6 +130,7 @@ class Jax(Portable):
         return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: jax.Array, leaves: Sequence[Any]) -> jax.Array:
+        # With no dtype it would be int64 inside of `enable_x64`.
         return jnp.sum(flags, dtype=jnp.int32)
 
     def booleans(self, mask: object) -> jax.Array:
@@ -157,8 +159,8 @@ class Jax(Portable):
         return as_integers(x) if self.precise and format_of(x) in _FLUSHED else super().widen(x)
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        # With subnormals read as zero, and again as integers if they could matter: elements below 2**-126 add at most
-        # count * 2**-126 to the norm, which 60 binary digits above that is nothing.
+        # First with subnormals read as zero. Elements below 2**-126 add at most count * 2**-126 to the norm, which is
+        # nothing where the norm is 2**60 times that. Else the sum is done again, with the bits read as integers.
         value, divisor = compute()
         if not (self.on_cpu and arrays.formats & _FLUSHED):
             return value, divisor
@@ -176,6 +178,7 @@ class Jax(Portable):
     def chosen_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
     ) -> Any:
+        # `lax.cond` computes the second way only where it is needed; `where` alone would always compute both.
         again = partial(super().chosen_where, flags, compute, found)
         return lax.cond(jnp.any(flags), again, lambda: found)
 

@@ -51,6 +51,7 @@ class JaxTrees:
 
 
 def _key_paths(structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
+    # JAX lists paths of trees only, so numbers stand in for the leaves.
     numbered = structure.unflatten(range(structure.num_leaves))
     return [path for path, _ in tree_util.tree_flatten_with_path(numbered)[0]]
 
@@ -107,6 +108,7 @@ def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique
     if bounds:
         _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
         first = places[which]
+    # What has one piece is taken as it is: a sum with zero would turn -0.0 into 0.0, and flush subnormals.
     alone = jnp.zeros(count, int).at[first].add(1)[first] == 1
     return jnp.where(each(alone), data, jnp.zeros_like(data).at[first].add(data))
 
