@@ -23,7 +23,7 @@ from gradclip.backends.formats import (
 from gradclip.backends.protocols import Scope
 from gradclip.native import Described, describe_buffers
 
-_CHUNK = 1 << 15
+_CHUNK = 1 << 15  # elements: 256 KiB in float64, little enough to stay in cache
 _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 
 
@@ -97,21 +97,22 @@ class HostArray:
             flags=["external_loop", "buffered", "zerosize_ok"],
             op_flags=[[access]] * len(operands),
             buffersize=_CHUNK,
-            order="K",
+            order="K",  # the order in memory, the fastest to read
         ) as pieces:
             yield from pieces if self.counted is None else (self._zeroed(*pair) for pair in pieces)
 
     def rows(self, own: tuple[int, ...] = (0,)) -> Iterator[tuple[slice, np.ndarray]]:
-        """Yield blocks of whole rows, as slices of all rows and 2-D arrays, each row in one piece.
+        """Yield blocks of whole rows: a slice that says which rows these are, and a 2-D array of them.
 
-        A row is what lies at one place along the `own` axes: an example, of the first axis. NumPy adds the elements of
-        a row that lies in one piece in the same order, however many there are.
+        A row holds the elements that share a norm: those at one place along the `own` axes. With the first axis for
+        `own`, a row is an example.
         """
         data = rows_first(self.data, own)
         counted = None if self.counted is None else rows_first(self.counted, own)
         beside = math.prod(data.shape[1 : len(own)])  # rows at each place along the first axis
         length = math.prod(data.shape[max(1, len(own)) :])
         for block in blocks_of(data):
+            # NumPy adds in an order that depends on strides: so that a row's sum does not, each row lies in one piece.
             rows = np.ascontiguousarray(data[block])
             rows = rows.reshape(len(rows) * beside, length)
             some = slice(block.start * beside, block.stop * beside)
@@ -190,12 +191,14 @@ def known_to_buffers(array: np.ndarray) -> np.ndarray:
 
 def is_finite(data: np.ndarray, dtype: str) -> np.ndarray:
     """Say which elements, of complex numbers both parts, are finite."""
+    # All bits of bfloat16's exponent are set in NaN and the infinities, and in nothing else.
     return (data & 0x7F80) != 0x7F80 if dtype == BFLOAT16.name else np.isfinite(data)
 
 
 def widened(data: np.ndarray, dtype: str) -> np.ndarray:
     """Return a float64 copy of the elements, of complex ones their magnitudes."""
     if data.dtype.kind == "c":
+        # Unlike the root of a sum of squares, `hypot` neither overflows nor underflows on the way.
         return np.hypot(data.real.astype(np.float64), data.imag.astype(np.float64))
     return as_float(data, dtype).astype(np.float64)
 
@@ -207,6 +210,7 @@ def multiplied(
     product = as_float(data, dtype).astype(product_format.name, copy=False) * first
     if second is not None:
         product *= second
+    # Rounded to nearest there, a product may be up to half a step larger than the exact one.
     small = np.abs(product) < product_format.tiny
     if small.any():
         product[small] = np.nextafter(product[small], product.dtype.type(0))
@@ -218,9 +222,11 @@ def narrowed(x: np.ndarray, target: Format) -> np.ndarray:
     source = format_of(x)
     if source is target:
         return x
+    # NumPy rounds to nearest, which may be up. Without the low bits the conversion below is exact.
     cut = (x.view(_BITS[source]) & low_bits_mask(source, target)).view(x.dtype)
     small = np.abs(x) < target.tiny
     if target.min_exponent > source.min_exponent and small.any():
+        # Below the normal range the target has fewer bits than the mask has left.
         cut[small] = np.trunc(x[small] / target.step) * target.step
     if target is BFLOAT16:
         return (cut.astype(np.float32, copy=False).view(np.uint32) >> 16).astype(np.uint16)

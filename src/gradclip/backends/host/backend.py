@@ -45,9 +45,8 @@ class Host(Portable):
         super().__init__(Namespace("gradclip.backends.host.namespace"))
 
     def precision(self) -> AbstractContextManager[Any]:
+        # Overflow to infinity is an answer here, and no mistake to warn of.
         return np.errstate(all="ignore")
-
-    # Frameworks whose arrays can be viewed as NumPy's change these.
 
     def threads(self) -> int:
         return native.default_threads()
@@ -103,7 +102,6 @@ class Host(Portable):
         return data if isinstance(leaf, np.ndarray) else data[()]
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
-        """Return a sum over examples of `x` in a dtype; None is float32 unless `x` has float64 precision."""
         return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> Any:
@@ -128,10 +126,8 @@ class Host(Portable):
         # Values known to the host carry no derivative.
         return function
 
-    # Reductions
-
     def total(self, terms: Sequence[Any]) -> Any:
-        # One after the other, so that an example's sum does not depend on how many examples there are.
+        # One array after the other: `np.sum` of them may add in an order that depends on the number of examples.
         return functools.reduce(np.add, terms)
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
@@ -194,8 +190,6 @@ class Host(Portable):
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
 
-    # Results
-
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
@@ -245,11 +239,12 @@ class Host(Portable):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[Any]:
+        # Nothing is clipped, so nothing is written.
         if new is arrays and scope.whole and coefficient.keep:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
             if new is not arrays:
-                for x in arrays:
+                for x in arrays:  # `new` is a view of these without what is not finite
                     x.put_zeros()
             scale_(arrays, coefficient, scope, self.threads())
             self.wrote(leaves)

@@ -63,7 +63,8 @@ def _reduced(
     *,
     separate: bool = False,
 ) -> Any:
-    """Reduce chunk by chunk; parts of complex numbers `separate`ly, or else as magnitudes."""
+    """Reduce chunk by chunk. Complex numbers count as magnitudes, or as real and imaginary parts if `separate`."""
+    # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
     if separate and is_complex(x):
         reduced = [_reduced(p, of_wide, merge, scope, divisor) for p in x.parts()]
         return merge(*reduced)
@@ -91,9 +92,11 @@ def count_nonfinite(x: HostArray) -> tuple[int, int]:
 def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
     """Scale an array where it is."""
     if coefficient.blank:
+        # Not a product with zero: 0 * NaN is NaN.
         x.data[...] = 0
         return
     for part in x.parts():
+        # The coefficient is lowered by as much as products in float32, or in float64, may be rounded up.
         target, source = format_of(part), product_format(part, FLOAT64)
         factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
         for chunk in part.chunks("readwrite"):
@@ -115,6 +118,7 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
         for block in blocks_of(data):
             here, (first, second, keep, blank) = data[block], [value[block] for value in of_rows]
             scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
+            # Rows that are kept are not written at all, so that they stay bit for bit.
             np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
 
 
@@ -134,6 +138,7 @@ def rounded_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
     """Return the sum over examples, each times its own coefficient, rounded to integers."""
     total = np.zeros(math.prod(x.shape[1:]), np.int64)
     for product in _products(x, coefficient.wide, coefficient.blank):
+        # Integers add up exactly: the sum does not depend on the order.
         total += np.rint(product).astype(np.int64).sum(axis=0)
     return total.reshape(x.shape[1:])
 
@@ -142,6 +147,7 @@ def clamp_chunks(x: HostArray, bound: float) -> None:
     """Clamp an array where it is; write only the chunks in which something changes."""
     for chunk in x.chunks("readwrite"):
         wide = widened(chunk, x.dtype)
+        # NaN is not above the bound, and stays.
         if (np.abs(wide) > bound).any():
             chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
 
@@ -158,5 +164,5 @@ def _products(x: HostArray, factors: Factors, blank: np.ndarray) -> Iterator[np.
         wide = widened(rows, x.dtype) * factors.first[block, None]
         if factors.second is not None:
             wide *= factors.second[block, None]
-        wide[blank[block]] = 0.0
+        wide[blank[block]] = 0.0  # after the product, which is NaN for an example that is not finite
         yield wide

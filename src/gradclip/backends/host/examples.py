@@ -22,12 +22,14 @@ def add_examples(
     all of the arrays.
     """
     examples = arrays[0].shape[0]
+    # The kernels read this vector first: an example that has NaN in it is left out.
     squares = np.zeros(examples) if mask is None else np.where(mask, 0.0, np.nan)
     widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
     totals = np.zeros(max(1, sum(widths)))
     for rows in _blocks(arrays, sum(widths)):
         known, left_out = arrays.kernels, arrays.left_out
         if not all(x.data.flags.c_contiguous for x in arrays):
+            # The kernels want each example in one piece; copied a few at a time, the copies stay in cache.
             known, left_out = describe_buffers([np.ascontiguousarray(x.data[rows]) for x in arrays])
         if not known or left_out:
             return None

@@ -20,6 +20,7 @@ def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int)
         for x in arrays:
             chunkwise.scale_rows(x, coefficient, scope)
         return
+    # A gradient that is not clipped is not even written: memory is what takes the time.
     if coefficient.keep:
         return
     known, others = split(arrays)

@@ -13,5 +13,5 @@ class Namespace(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module("array_api_compat.numpy"), name)
-        setattr(self, name, value)
+        setattr(self, name, value)  # so that Python finds it without calling this again
         return value
