@@ -41,6 +41,7 @@ class _Reverse(torch.autograd.Function):
         gnorm, *gys = _with_norm(ctx.rule, grads)
         gxs, gmax = ctx.rule.vjp(namespace, _place(ctx), gys[: len(ctx.dtypes)], gnorm)
         max_norm = ctx.saved_tensors[1]
+        # One gradient for each argument of `forward`: the function, the rule and the mask have none.
         return None, None, None if max_norm is None else gmax.to(max_norm), None, *gxs
 
 
@@ -101,11 +102,14 @@ def call_differentiably(
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
     """Call `function`, with the derivative of `rule` where one is asked for."""
     given = leaves if max_norm is None else [*leaves, max_norm]
+    # A Function takes longer to call than small gradients take to clip, so it is used only where it must be.
     if not (given and _asked(given)):
         return function(leaves, max_norm, mask)
+    # `torch.compile` knows no forward mode.
     rules = _Reverse if torch.compiler.is_compiling() else _Both
     call = function
     if isinstance(mask, np.ndarray):
+        # A Function keeps tensors alone, but the host's code wants the mask as NumPy's array.
         known, mask = mask, torch.from_numpy(mask)
         call = lambda leaves, max_norm, _: function(leaves, max_norm, known)  # noqa: E731
     norm, results, counts = _taken_apart(rule, rules.apply(call, rule, max_norm, mask, *leaves))

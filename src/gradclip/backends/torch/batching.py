@@ -39,6 +39,7 @@ class TorchBatching:
                 given = zip(flats, trees, args, strict=True)
                 return fun(*[arg if flat is None else tree for flat, tree, arg in given])
 
+            # Gradients are taken within the function: a graph around `vmap` would only keep memory.
             with torch.no_grad():
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
                 return torch.func.vmap(of_leaves, randomness="different")(leaves)
@@ -63,9 +64,11 @@ class TorchBatching:
         leaves = flatten(summed).leaves
         if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
             return []
+        # The usual case, and the cheap one: no gradient is all zeros, so every parameter is used.
         if all(leaf.any() for leaf in leaves):
             return []
         try:
+            # To look must not change what the caller draws next, nor warn of what the call itself has warned of.
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return fun.unused(example(args, axes, 0))
@@ -117,6 +120,7 @@ class TorchBatching:
         count: int,
         size: int,
     ) -> tuple[Any, Any]:
+        # What lies behind the last example is padding: its microbatches are skipped.
         end = _end_of(mask, count)
         sums, pieces = None, []
         for start in range(0, max(1, end), size):
@@ -149,6 +153,7 @@ def _rows(x: object, rows: slice) -> torch.Tensor:
 
 def _filled_up(x: object, size: int) -> torch.Tensor:
     """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
+    # BLAS chooses its order of additions by shape, strides and alignment: those of `x` must not decide it.
     given = tensor_of(x)
     full = given.new_zeros((size, *given.shape[1:]))
     full[: given.shape[0]] = given

@@ -24,6 +24,7 @@ def visible(tensors: Sequence[torch.Tensor]) -> bool:
     """Say whether values can be looked at: nothing that records operations or transforms them stands between."""
     if torch.compiler.is_compiling() or _records_operations():
         return False
+    # There is no public way to ask for the transforms of `torch.func` that are at work.
     functorch = torch._C._functorch
     return functorch.peek_interpreter_stack() is None or not any(map(functorch.is_functorch_wrapped_tensor, tensors))
 
@@ -46,6 +47,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
             "Use torch.compile or torch.export, or leave clipping out of what is traced."
         )
     given = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+    # The usual call has only leaves on the CPU: it is recognised without a list of its tensors.
     here = not (given or torch.compiler.is_compiling()) and in_host_memory(leaves)
     tensors = leaves if here else [leaf for leaf in (*leaves, *given) if isinstance(leaf, torch.Tensor)]
     seen = visible(tensors)

@@ -34,7 +34,7 @@ from gradclip.backends.torch.tensors import (
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
-_BLOCK = 1 << 22
+_BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
 _WITHOUT_FLOAT64 = ("mps", "xla")
 
 
@@ -93,6 +93,7 @@ class Torch(Portable):
         return torch.zeros(shape, dtype=self.wide_dtype, device=self.device)
 
     def gather(self, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        # Waiting for one device after the other would let all of them stand still in turn.
         return [term.to(self.device, non_blocking=True) for term in terms]
 
     def single(self, value: torch.Tensor) -> torch.Tensor:
@@ -115,6 +116,7 @@ class Torch(Portable):
         if not own:
             divisor = divisor.to(x.device) if divisor is not None else None
             return super().power_sum_of(x, p, scope, divisor)
+        # A block of rows after the other: a float64 copy of a whole batch would be as large as several batches.
         sums = []
         for b in _blocks(x, own[0]):
             some = x[(*[slice(None)] * own[0], b)]
@@ -143,6 +145,7 @@ class Torch(Portable):
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         if not self.visible or not set(map(type, leaves)) <= PLAIN:
             return False
+        # By storages, which cost no look at the device. Views of one storage may be apart: `True` is where in doubt.
         dense = [leaf for leaf in leaves if leaf.layout is torch.strided]
         return len({leaf.untyped_storage()._cdata for leaf in dense}) < len(leaves)
 
@@ -173,9 +176,10 @@ _checked: type[Backend] = Torch
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:
-    """Return a distributed tensor of which the processes hold terms so that they hold the sum, another as it is."""
+    """Return a distributed tensor that holds the sum where processes hold terms of one; any other tensor as it is."""
     if not any_distributed([value]):
         return value
+    # Imported late: most programs have no distributed tensors, and the import takes long.
     from gradclip.backends.torch.distributed import summed
 
     return summed(value)

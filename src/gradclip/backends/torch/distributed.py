@@ -68,6 +68,7 @@ def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> TorchShard
         if _any_partial(gradients):
             tensors = [summed(gradient, parameter) for gradient, parameter in zip(gradients, parameters, strict=True)]
         found = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
+    # A result of a collective that may still be under way; its values are there only after `wait`.
     if AsyncCollectiveTensor in set(map(type, found)):
         found = [x.wait() if isinstance(x, AsyncCollectiveTensor) else x for x in found]
     return TorchShards(found, tensors)
@@ -79,7 +80,7 @@ def summed(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Any:
 
 
 def _settled(gradient: DTensor, parameter: torch.Tensor | None) -> Sequence[Any]:
-    """Return how the sum lies of which a gradient holds terms: as its parameter, where that can be."""
+    """Return the placements for the sum of a gradient's terms: those of its parameter, where that can be."""
     if (
         isinstance(parameter, DTensor)
         and parameter.device_mesh == gradient.device_mesh
@@ -106,6 +107,7 @@ def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
     """Return a number for each mesh. FSDP2 beside tensor parallelism has one for each parameter, all of them equal."""
+    # To hash a mesh takes long: each object is hashed once, and found by its id from then on.
     different = dict(zip(map(id, meshes), meshes, strict=True))
     first: dict[Any, int] = {}
     number_of = {key: first.setdefault(mesh, key) for key, mesh in different.items()}
@@ -123,7 +125,7 @@ def _kinds(placements: Sequence[Sequence[Any]]) -> Iterable[tuple[type, ...]]:
 def sharded_over(
     parameter: torch.Tensor, gradient: torch.Tensor | None, named: tuple[Group, ...]
 ) -> list[tuple[Group, ...]]:
-    """Return the groups over which a parameter is sharded, and those of its gradient, which may be others.
+    """Return the groups over which a parameter is sharded, and those over which its gradient is.
 
     The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
     """

@@ -37,6 +37,7 @@ class Gradient:
         """Return the gradient as autograd takes it, zeros where the value does not depend on a parameter."""
         flats, grads, kept = self._by_autograd(args)
         dense = [
+            # Sparse gradients of different examples could not be stacked.
             torch.zeros_like(x) if grad is None else grad.to_dense() if grad.is_sparse else grad
             for x, grad in zip((x for flat in flats for x in flat.leaves), grads, strict=True)
         ]
@@ -57,6 +58,7 @@ class Gradient:
 
     def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         given, flats = list(args), [flatten(args[i]) for i in self.positions]
+        # New leaves, which share memory with the parameters: the graph of one example ends at them.
         leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
         for i, flat, own in zip(self.positions, flats, leaves, strict=True):
             given[i] = flat.rebuild(own)
@@ -148,6 +150,7 @@ def batch_norm_named() -> Iterator[None]:
     thread = threading.get_ident()
 
     def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
+        # Hooks are global: another thread may run another model meanwhile.
         if not isinstance(module, _BatchNorm) or threading.get_ident() != thread:
             return
         name = type(module).__name__

@@ -48,6 +48,7 @@ class TorchHost(Host):
         return stored(leaf)
 
     def plain(self, leaves: Sequence[Any]) -> bool:
+        # Asked of the levels, which cost nothing: whether a tensor has a tangent takes a call for each.
         forward = torch.autograd.forward_ad._current_level >= 0
         asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
         return super().plain(leaves) and not (forward or asked)
@@ -78,6 +79,7 @@ class TorchHost(Host):
         return writable(leaf)
 
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
+        # The kernels write behind autograd's back: so a backward pass that needs the old values raises an error.
         torch.autograd.graph.increment_version(leaves)
 
     def copies(self, arrays: Arrays) -> list[Any]:
@@ -118,6 +120,7 @@ class TorchHost(Host):
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        # Each in memory of its own: the entries of a vector would all keep the whole of it alive.
         return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:

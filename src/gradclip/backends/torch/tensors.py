@@ -19,6 +19,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 def described(tensors: Sequence[Any]) -> native.Described:
     """Describe CPU tensors to the kernels; those of conjugates and the like as they lie in memory."""
+    # Only newer versions of PyTorch have this table, by which C++ reads tensors without a Python call for each.
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange_api is not None:
         return native.describe_tensors(tensors, exchange_api)
@@ -128,6 +129,7 @@ def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
         return values
     if leaf.layout is torch.sparse_coo:
         indices = leaf.coalesce().indices()
+        # Of indices from a tensor that has been checked; checking them again would wait for a device.
         return torch.sparse_coo_tensor(
             indices, values, leaf.shape, device=values.device, is_coalesced=True, check_invariants=False
         )
@@ -149,6 +151,7 @@ def viewed(tensor: torch.Tensor) -> HostArray:
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if name == BFLOAT16.name:
+        # NumPy has no bfloat16, so it sees the bits as integers.
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)
 
