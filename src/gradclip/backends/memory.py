@@ -41,6 +41,7 @@ class Region:
         address += sum(step * (count - 1) for step, count in used if step < 0)
         axes: list[tuple[int, int]] = []
         for step, count in sorted((abs(step), count) for step, count in used):
+            # Axes that follow each other without a gap are one, so that views of other shapes are equal.
             if axes and step == axes[-1][0] * axes[-1][1]:
                 axes[-1] = (axes[-1][0], axes[-1][1] * count)
             else:
@@ -87,6 +88,7 @@ def any_overlap(stretches: Iterable[tuple[int, int]]) -> bool:
 
 def first_meeting(regions: Sequence[Region]) -> tuple[Region, Region] | None:
     """Return two of these different regions that share memory, None where no two do."""
+    # To compare each with each would take minutes for thousands of gradients; most are told apart by sorting.
     for suspects in _suspects([(region.address, region.axes, region) for region in regions]):
         in_order = sorted(suspects, key=lambda region: region.address)
         for index, region in enumerate(in_order):

@@ -1,8 +1,7 @@
 """Every operation that clipping needs, once, in the terms of the array API standard.
 
-A framework's file beside this one derives from `Portable` and supplies what the standard lacks (reading the
-bits of a number) or what its devices do differently. Sums run in `wide`, float64 where the device has it, and products
-in a format that holds the elements exactly. Nothing here looks at a value: the same code traces.
+A framework's folder derives its backends from `Portable`. They add what the standard lacks, such as the bits of a
+number, and what their devices do differently. No method here looks at a value, so the same code can be traced.
 """
 
 from __future__ import annotations
@@ -92,7 +91,7 @@ class Portable(ABC):
         return 0.0
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        # Here any norm can be trusted.
+        # Most devices read all numbers as they are: any norm can be trusted.
         return compute()
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -126,8 +125,6 @@ class Portable(ABC):
     def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
         return [[vector[i] for i in range(vector.shape[0])] for vector in vectors]
 
-    # Reductions
-
     def quartered(self, arrays: Arrays) -> Arrays:
         return Arrays([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
 
@@ -158,6 +155,7 @@ class Portable(ABC):
 
     def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array | None) -> Array:
         """Return the sum for one array."""
+        # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
         wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
         if divisor is not None:
             wides = [wide / scope.over(divisor, wide) for wide in wides]
@@ -174,6 +172,7 @@ class Portable(ABC):
         magnitude = self.magnitude(x)
         axes = scope.shared_axes(x.ndim)
         finite = self.xp.isfinite(self.xp.max(magnitude, axis=axes))
+        # The minimum would pass over an infinity.
         return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
 
     def magnitude(self, x: Array) -> Array:
@@ -186,15 +185,11 @@ class Portable(ABC):
         return self._sum(wide, scope.shared_axes(wide.ndim))
 
     def _sum(self, wide: Array, axes: tuple[int, ...]) -> Array:
-        if self.wide is FLOAT64:
-            return self.xp.sum(wide, axis=axes)
-        return halving_sum(self.xp, wide, axes)
+        return self.xp.sum(wide, axis=axes) if self.wide is FLOAT64 else halving_sum(self.xp, wide, axes)
 
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
-
-    # Conversions
 
     def parts(self, x: Array) -> list[Array]:
         """Return the real and imaginary part, or the real array alone."""
@@ -217,6 +212,7 @@ class Portable(ABC):
         source, target = format_of(x), format_of(like)
         if source is target:
             return x
+        # A conversion rounds to nearest, which may be up. Without the low bits it has nothing to round.
         cut = self.from_bits(self.bits(x) & low_bits_mask(source, target))
         if target.min_exponent > source.min_exponent:
             below_normal = self.xp.trunc(x / target.step) * target.step
@@ -230,8 +226,6 @@ class Portable(ABC):
         """
         nearer = self.xp.nextafter(product, self.xp.zeros_like(product))
         return self.xp.where(self.xp.abs(product) < format_of(product).tiny, nearer, product)
-
-    # Results
 
     def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         return list(map(self.leave, arrays, leaves))
@@ -258,6 +252,7 @@ class Portable(ABC):
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array scaled."""
         results = [self.narrow(self.product(part, coefficient, scope), part) for part in self.parts(x)]
+        # Chosen, not multiplied: 0 * NaN is NaN, and what is kept stays bit for bit.
         blank = scope.over(coefficient.blank, x)
         result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
         return self.xp.where(scope.over(coefficient.keep, x), x, result)
@@ -268,6 +263,7 @@ class Portable(ABC):
             product = times(self.widen(x), coefficient.wide, scope.over)
         else:
             product = times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
+        # Narrowing to fewer exponents truncates what is too small; else that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _NUMBER = "number"
 _ALONE = {"numpy", _NUMBER}
 _ENTRIES: dict[str, Entry] = {}
+# `isinstance` for each leaf would take longer than clipping it: types are looked at once.
 _KEY_BY_TYPE: dict[type, str | None] = {}
 _LOADED: "dict[str, Framework]" = {}
 

@@ -74,6 +74,7 @@ def halving_sum(xp: ModuleType, terms: Array, axes: tuple[int, ...]) -> Array:
     order = (*axes, *(axis for axis in range(terms.ndim) if axis not in axes))
     count = math.prod([terms.shape[axis] for axis in axes])
     rest = xp.reshape(xp.permute_dims(terms, order), (count, *kept))
+    # A framework's own sum promises no order, so nobody could prove how large its error is.
     while rest.shape[0] > 1:
         half = rest.shape[0] // 2
         paired = rest[:half] + rest[half : 2 * half]

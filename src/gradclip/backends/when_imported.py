@@ -2,9 +2,12 @@
 
 import sys
 from collections.abc import Callable, Sequence
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
@@ -12,6 +15,7 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
     if sys.modules.get(name) is not None:
         then()
     else:
+        # First in the list, before those that find the module.
         sys.meta_path.insert(0, _Watch(name, then))
 
 
@@ -34,7 +38,7 @@ class _Watch:
             self._watch(spec.loader)
         return spec
 
-    def _watch(self, loader: Loader) -> None:
+    def _watch(self, loader: "Loader") -> None:
         execute = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
