@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from gradclip.backends.protocols import Array
 from gradclip.tree import flatten
+from gradclip.typing import Mask
 
 Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
 
@@ -52,9 +53,7 @@ class Batching(Protocol):
     ) -> tuple[tuple[Any, ...], Any]:
         """Return the arguments with `size` examples, those beyond `count` zeros, and a mask that leaves these out."""
 
-    def at_once(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int
-    ) -> Any:
+    def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Mask, count: int) -> Any:
         """Return `step(args, mask)`; of no examples, zeros and no rows."""
 
     def in_microbatches(
