@@ -105,7 +105,7 @@ def test_few_parameters_are_any():
     untyped, parameters = any_parameters([path for path in files if path not in frameworks])
     assert untyped <= 0.03 * parameters, (untyped, parameters)
     untyped, parameters = any_parameters(files)
-    assert untyped <= 0.15 * parameters, (untyped, parameters)
+    assert untyped <= 0.05 * parameters, (untyped, parameters)
 
 
 def test_parameters_that_are_any_are_counted(tmp_path):
