@@ -34,6 +34,9 @@ from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
 
 LARGEST_ORDER = 8.0
 
+_MOST_ERROR = 0.01
+"""Above which relative error, times the order, the argument of this module does not hold."""
+
 
 def check_order(order: Order) -> Order:
     """Return the order. Raises ValueError for one whose powers would need too many accumulators."""
@@ -78,6 +81,28 @@ def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> 
 def length(order: Order) -> int:
     """Return how many accumulators one holder has."""
     return 3 if order.extreme else 2 * (2 * _magnitudes(order)[1] + 1)
+
+
+def check(known: tuple[float, ...], order: Order) -> None:
+    """Raise a ValueError where numbers are neither the accumulators of a norm nor sums of such."""
+    wanted = length(order)
+    if len(known) != wanted:
+        raise ValueError(f"numbers must be {wanted} for ord={order.p:g}, got {len(known)}.")
+    if order.extreme:
+        magnitude, unknown, error = known
+        right = magnitude >= 0 if order.p > 0 else magnitude <= 0
+        right = right and unknown in (0.0, 1.0) and 0 <= error <= _MOST_ERROR
+    else:
+        totals, errors = known[: wanted // 2], known[wanted // 2 :]
+        # The last total is NaN or infinite where an element is.
+        pairs = list(zip(totals, errors, strict=True))[: None if math.isfinite(totals[-1]) else -1]
+        right = all(0 <= total < math.inf and 0 <= error <= total * _MOST_ERROR / order.p for total, error in pairs)
+        right = right and not totals[-1] < 0 and 0 <= errors[-1] < math.inf
+    if not right:
+        raise ValueError(
+            f"numbers of the order {order.p:g} must be what partial_norm returns, or sums of that: none negative or "
+            f"NaN where it cannot be, each error a small part of its sum; got {known!r:.200}."
+        )
 
 
 def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any) -> Norm:

@@ -73,17 +73,6 @@ class Coefficient:
         """Return the factors of a sum over examples: 1 for those that are kept."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
 
-    def each(self, backend: Backend, *, narrow: bool) -> list[Coefficient]:
-        """Return what vectors hold, as one coefficient for each entry; `narrow` says whether half types are scaled."""
-        pairs = [self.wide, self.narrow] if narrow else [self.wide]
-        factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
-        found = iter(backend.unstacked([self.keep, self.blank, *(x for x in factors if x is not None)]))
-        keeps, blanks = next(found), next(found)
-        nothing = [None] * len(keeps)
-        scalars = [nothing if factor is None else next(found) for factor in factors]
-        wides = list(map(Factors, *scalars[:2]))
-        return list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
-
     def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
         """Return the coefficient, NaN where `finite` is False."""
         wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))

@@ -32,9 +32,6 @@ from gradclip.typing import Ord, Policy, Threshold, Tree
 _MOST_PARTS = 2**40
 """How many parts' numbers stay within float64, as `gradclip.core.accumulators` shows."""
 
-_MOST_ERROR = 0.01
-"""Above which relative error, times the order, the argument there does not hold."""
-
 
 @dataclass(frozen=True)
 class PartialNorm:
@@ -66,7 +63,7 @@ class PartialNorm:
         if not isinstance(self.numbers, list | tuple):
             raise TypeError(f"numbers must be a tuple of numbers, got {self.numbers!r:.80}.")
         checked = tuple(_number("numbers", x) for x in self.numbers)
-        _check_numbers(checked, order)
+        accumulators.check(checked, order)
         if isinstance(self.parts, bool) or not isinstance(self.parts, numbers.Integral):
             raise TypeError(f"parts must be an integer, got {self.parts!r:.80}.")
         if not 1 <= self.parts <= _MOST_PARTS:
@@ -267,28 +264,6 @@ def _number(name: str, value: object) -> float:
         return float(value)
     except OverflowError:
         raise ValueError(f"{name} must hold numbers that a float64 can hold, got one beyond.") from None
-
-
-def _check_numbers(known: tuple[float, ...], order: Order) -> None:
-    """Raise a ValueError where these are neither the accumulators of a norm nor sums of such."""
-    wanted = accumulators.length(order)
-    if len(known) != wanted:
-        raise ValueError(f"numbers must be {wanted} for ord={order.p:g}, got {len(known)}.")
-    if order.extreme:
-        magnitude, unknown, error = known
-        right = magnitude >= 0 if order.p > 0 else magnitude <= 0
-        right = right and unknown in (0.0, 1.0) and 0 <= error <= _MOST_ERROR
-    else:
-        totals, errors = known[: wanted // 2], known[wanted // 2 :]
-        # The last total is NaN or infinite where an element is.
-        pairs = list(zip(totals, errors, strict=True))[: None if math.isfinite(totals[-1]) else -1]
-        right = all(0 <= total < math.inf and 0 <= error <= total * _MOST_ERROR / order.p for total, error in pairs)
-        right = right and not totals[-1] < 0 and 0 <= errors[-1] < math.inf
-    if not right:
-        raise ValueError(
-            f"numbers of the order {order.p:g} must be what partial_norm returns, or sums of that: none negative or "
-            f"NaN where it cannot be, each error a small part of its sum; got {known!r:.200}."
-        )
 
 
 def _plain(value: float) -> float | str:

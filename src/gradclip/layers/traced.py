@@ -15,7 +15,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import product_format
 from gradclip.backends.protocols import Array
-from gradclip.core.coefficient import CLIP
+from gradclip.core.coefficient import CLIP, Coefficient, Factors
 from gradclip.core.decide import Clipping, decide_each
 from gradclip.core.derivative import ClipRule, LayersRule
 from gradclip.core.holders import Holders
@@ -124,7 +124,7 @@ class _Layers:
             asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)
             norm, coefficient, arrays = decide_each(self.backend, groups, asked, self.holders)
             halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
-            coefficients = coefficient.each(self.backend, narrow=halves)
+            coefficients = _each(self.backend, coefficient, narrow=halves)
             of_leaves = [one for one, size in zip(coefficients, self.sizes, strict=True) for _ in range(size)]
             shrunk = self.backend.shrink_each(Arrays(arrays), of_leaves, LAYER)
             return self.backend.leave_all(shrunk, self.patterns), self._norms(norm, groups), []
@@ -148,3 +148,16 @@ class _Layers:
             for dtype in dict.fromkeys(dtypes)
         }
         return [of_dtype[dtype][number] for number, dtype in enumerate(dtypes)]
+
+
+def _each(backend: Backend, coefficient: Coefficient, *, narrow: bool) -> list[Coefficient]:
+    """Return what vectors hold, as one coefficient for each entry; `narrow` says whether half types are scaled."""
+    pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
+    factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
+    found = iter(backend.unstacked(given))
+    keeps, blanks = next(found), next(found)
+    nothing = [None] * len(keeps)
+    scalars = [nothing if factor is None else next(found) for factor in factors]
+    wides = list(map(Factors, *scalars[:2]))
+    return list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
