@@ -32,6 +32,9 @@ class _Optree:
     def keys(self, structure: Any) -> list[tuple[Any, ...]]:
         return list(optree.treespec_paths(structure))
 
+    def subtrees(self, structure: Any, tree: object) -> list[Any]:
+        return structure.flatten_up_to(tree)
+
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         return {}
 
@@ -80,7 +83,7 @@ class FlatTree:
         leaves, structure = self.trees.flatten(prefix)
         numbered = self.arrange(range(len(self.leaves)))
         try:
-            subtrees = structure.flatten_up_to(numbered)
+            subtrees = self.trees.subtrees(structure, numbered)
         except ValueError as mismatch:
             given = FlatTree(leaves, structure, self.trees)
             groups, alone = _matched_by_keys(self.trees.keys(structure), self.trees.keys(self.structure))

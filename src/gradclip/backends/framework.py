@@ -35,6 +35,9 @@ class Trees(Protocol):
     def keys(self, structure: Any) -> list[tuple[Any, ...]]:
         """Return what leads to each leaf: keys, indices and names of attributes."""
 
+    def subtrees(self, structure: Any, tree: object) -> list[Any]:
+        """Return what lies in a tree where a structure has leaves. Raises ValueError where it is no prefix."""
+
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         """Return those of the leaves that are sparse, by their indices."""
 

@@ -127,7 +127,7 @@ class ClipRule:
     def _multiplier(self, xp: ModuleType, norm: Array, max_norm: float | Array) -> _Multiplier:
         threshold = xp.astype((xp.zeros_like(norm) + max_norm) * self.share, norm.dtype)
         rule, zero, one = self.target.rule(xp, threshold), xp.zeros_like(norm), xp.ones_like(norm)
-        upper = norm + rule.offset
+        upper = rule.upper(norm)
         above = upper > rule.keep_up_to
         divisor = xp.where(above, upper, one if self.target.keeps else rule.keep_up_to)
         some = (divisor > 0) & (threshold >= 0)

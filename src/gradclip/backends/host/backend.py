@@ -154,7 +154,9 @@ class Host(Portable):
             # Of a batch only those that need it: no example may change the last bits of another.
             again: tuple[Any, Any] = super().scaled_power_sum(arrays, p, scope)
             return np.where(enough, total, again[0])[()], np.where(enough, 1.0, again[1])[()]
-        return super().scaled_power_sum(arrays, p, scope)
+        total, divisor = super().scaled_power_sum(arrays, p, scope)
+        # As an array: NumPy takes the roots of arrays and of scalars by functions that differ in the last bit.
+        return np.asarray(total), divisor
 
     def largest(self, arrays: Arrays, scope: Scope) -> Any:
         known, others = split(arrays, scope)

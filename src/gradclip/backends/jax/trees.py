@@ -35,6 +35,9 @@ class JaxTrees:
     def keys(self, structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
         return [tuple(map(_key, path)) for path in _key_paths(structure)]
 
+    def subtrees(self, structure: Any, tree: object) -> list[Any]:
+        return structure.flatten_up_to(tree)
+
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         is_sparse = recognizer()
         return {i: leaf for i, leaf in enumerate(leaves) if is_sparse(leaf)} if is_sparse else {}
