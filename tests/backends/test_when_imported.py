@@ -1,22 +1,6 @@
 """What waits for a module to be imported."""
 
-import os
-import subprocess
-import sys
-import textwrap
-
-
-def run(code, folder, **settings):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), str(folder)],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
-
+from fresh_process import run
 
 WATCHED = """
 import sys

@@ -1,12 +1,10 @@
 """Compiled JAX programs that call the kernels run in a process that has traced nothing."""
 
 import json
-import os
-import subprocess
-import sys
-import textwrap
 
 import pytest
+
+from fresh_process import run
 
 CALLS = """
 import jax, jax.numpy as jnp, numpy as np, gradclip
@@ -51,18 +49,6 @@ monitoring.register_event_listener(lambda event, **_: events.append(event))
 results = [[np.asarray(x, float).round(4).tolist() for x in jax.tree.leaves(jax.jit(f)(x))] for f, x in CALLS.values()]
 print(json.dumps([results, events.count("/jax/compilation_cache/cache_hits")]))
 """
-
-
-def run(code, folder, **settings):
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", textwrap.dedent(code), str(folder)],
-        env=os.environ | settings,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
 
 
 @pytest.fixture(scope="module")
