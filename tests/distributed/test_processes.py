@@ -8,12 +8,12 @@ import torch
 
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
-from gradclip.parameters import Members
+from gradclip.parameters import ParameterList
 
 
 @pytest.mark.parametrize("make", [np.ones, torch.ones])
 def test_one_process_where_no_group_is_named(make):
-    members = Members.of([SimpleNamespace(grad=make(2))])
+    members = ParameterList.of([SimpleNamespace(grad=make(2))])
     assert processes_of(members, None, None) is ONE_PROCESS
 
 
