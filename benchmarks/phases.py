@@ -9,10 +9,11 @@ from workloads import WORKLOADS
 
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
+from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
-from gradclip.core.scopes import TREE
 from gradclip.inplace.gradients import Gradients
+from gradclip.parameters import ParameterList
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200
@@ -20,16 +21,17 @@ REPEATS = 200
 
 def steps(parameters, max_norm):
     """Do what `gradclip.clip_grad_norm_` does; yield the name of each step when it is done."""
-    gradients = Gradients.of(parameters)
+    gradients = Gradients.of(ParameterList.of(parameters))
     yield "collect .grad"
-    backend = gradients.backend(max_norm)
+    backend = gradients.backend(max_norm, otherwise=tuple)
     yield "find the backend: types and devices"
     with backend.precision():
         arrays = gradients.enter(backend)
         yield "describe to the kernels"
-        made = decide(backend, arrays, Clipping(max_norm, Order(2.0), PROPAGATE, CLIP), gradients.names)
+        clipping = Clipping(max_norm, Order(2.0), PROPAGATE, CLIP)
+        made = decide(backend, arrays, clipping, gradients.names, holders=ALONE)
         yield "read, and decide"
-        gradients.replace(backend.update(gradients.grads, arrays, made.arrays, made.coefficient, TREE))
+        gradients.scale(backend, arrays, made.arrays, made.coefficient)
         yield "scale"
 
 
