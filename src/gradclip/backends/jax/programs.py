@@ -51,7 +51,9 @@ def _with_arrays(made: Made) -> tuple[Any, list[jax.Array]]:
 
 def _eager() -> bool:
     """Say whether nothing is traced: a function may close over what is, and a program must not keep it."""
-    state = getattr(jax.extend.core, "get_opaque_trace_state", None)
+    # Before JAX 0.10 it stood in jax.core.
+    place = jax.extend.core if hasattr(jax.extend.core, "get_opaque_trace_state") else jax.core
+    state = getattr(place, "get_opaque_trace_state", None)
     if state is None:
         return False
     now = state()
