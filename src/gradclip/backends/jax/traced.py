@@ -223,8 +223,9 @@ class Jax(Portable):
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
             mine = rule if self.axes is None else replace(rule, total=self.axes.total)
-            constant = max_norm is None or tangents[1].dtype == jax.dtypes.float0  # as integers are
-            change = 0.0 if constant else tangents[1]
+            constant = max_norm is None or getattr(tangents[1], "dtype", None) == jax.dtypes.float0  # as integers are
+            # A weak type, of a number that is traced, would be float64 in the mode below, and its transpose is float32.
+            change = 0.0 if constant else jnp.asarray(tangents[1], jnp.result_type(tangents[1]))
             dtypes = [result.dtype for result in results]
             with self.precision():  # a leaf may be float64 though 64-bit mode is off
                 dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
