@@ -13,7 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
-from gradclip.backends.torch import distributed as torch_distributed
+from gradclip.backends.torch.distributed import layouts
 from gradients import ORDERS, check, check_all, close, holder, numbers, on_one_process, parameter, same_everywhere
 from meshes import line, mesh
 from worker import run_all
@@ -175,7 +175,7 @@ def equal_meshes_are_looked_at_once():
     model = parallelize_module(network(), mesh()["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     parameters = list(fully_shard(model, mesh=mesh()["dp"]).parameters())
     assert len({id(p.device_mesh) for p in parameters}) > 2
-    assert len({numbered for numbered, _ in torch_distributed.layouts(parameters)}) == 1
+    assert len({numbered for numbered, _ in layouts(parameters)}) == 1
 
 
 def groups_in_different_orders_are_refused():

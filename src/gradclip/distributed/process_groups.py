@@ -27,8 +27,9 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.protocols import Array, in_host_memory
-from gradclip.backends.torch import distributed as torch_distributed
-from gradclip.backends.torch.distributed import Group
+from gradclip.backends.torch import reductions
+from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
+from gradclip.backends.torch.groups import Group, check_known, check_named, groups
 from gradclip.core import accumulators, exact
 from gradclip.core.holders import Check, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
@@ -51,15 +52,15 @@ class ProcessGroups(Holders):
     unseen_dtypes = True
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
-        torch_distributed.check_known(named)
+        check_known(named)
         self._named = [*named, *(one for beside in params.beside if beside is not UNNAMED for one in beside)]
         self._shardings = Shardings(params, named)
-        self._device = torch_distributed.device_for(self._shardings.groups, params.parameters)
+        self._device = device_for(self._shardings.groups, params.parameters)
         self._holds_float64 = False
         self._asked: Asked = ()
         self._problem = ""
         self._order, self._nonfinite = Order(2.0), PROPAGATE
-        self._replicas = Replicas(torch_distributed.groups(self._named), self._shardings)
+        self._replicas = Replicas(groups(self._named), self._shardings)
 
     # The call
 
@@ -67,7 +68,7 @@ class ProcessGroups(Holders):
     def preparing(self) -> Iterator[None]:
         """Take part in the collectives all the same where an error ends the preparation, and tell the others of it."""
         try:
-            torch_distributed.check_named(self._named)
+            check_named(self._named)
             yield
         except Exception as error:
             self._tell(error)
@@ -80,7 +81,7 @@ class ProcessGroups(Holders):
 
     def nothing(self) -> list[Any]:
         """Return a tensor without elements, for a process that has no gradient."""
-        return [torch_distributed.nothing(self._device)]
+        return [nothing(self._device)]
 
     def keep(self, indices: Sequence[int]) -> None:
         """Keep the gradients of this process at these indices, and forget the others."""
@@ -134,7 +135,7 @@ class ProcessGroups(Holders):
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
         """Say whether the norm of what all processes hold is at most `max_norm`; False where that cannot be told."""
         powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
-        _, (total,) = self._shardings.reduced([], [[powers]], operator.add, torch_distributed.add_up)
+        _, (total,) = self._shardings.reduced([], [[powers]], operator.add, reductions.add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 
     def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
@@ -147,7 +148,7 @@ class ProcessGroups(Holders):
         largest = self._order.extreme
         wanted = marks((self._asked, lengths), len(group.ranks), largest=largest)
         held = self._replicas.marks(group, largest=largest)
-        reduced, same = torch_distributed.reduce(values, group, self._device, [*wanted, *held], largest=largest)
+        reduced, same = reductions.reduce(values, group, self._device, [*wanted, *held], largest=largest)
         reduced[_DIFFER] = reduced[_DIFFER] + ~(same[0] & same[1])
         if held[0] and same[2] and same[3] and self._are_replicas(group):
             self._problem = replicas.explained(group)
@@ -155,14 +156,14 @@ class ProcessGroups(Holders):
         return reduced
 
     def _are_replicas(self, group: Group) -> bool:
-        digests = set(torch_distributed.gathered(self._replicas.digest(group), group))
+        digests = set(reductions.gathered(self._replicas.digest(group), group))
         return len(digests) == 1 and None not in digests
 
     # Errors, which end the call on every process
 
     def _tell(self, error: Exception) -> None:
-        nothing = HOST.enter([])
-        known = [filled(HOST.xp, measure(HOST, nothing, self._order), self._order, nothing)] * len(self._shardings)
+        empty = HOST.enter([])
+        known = [filled(HOST.xp, measure(HOST, empty, self._order), self._order, empty)] * len(self._shardings)
         again = self._nonfinite.zeroes and not self._looks
         for _ in range(1 + again):
             flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], known)
@@ -192,14 +193,14 @@ class ProcessGroups(Holders):
 
     def _told(self) -> list[Any]:
         """Return the rank of each process, what it asks for, over which groups, and what is wrong there."""
-        own = (torch_distributed.rank(), self._asked, self._shardings.described(), self._problem)
-        return torch_distributed.exchange([own], self._shardings.groups)
+        own = (reductions.rank(), self._asked, self._shardings.described(), self._problem)
+        return reductions.exchange([own], self._shardings.groups)
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
         """Raise a FloatingPointError that names each process and gradient which holds NaN or infinities."""
         leaves = nonfinite_leaves(backend, arrays, names)
-        own = [f"rank {torch_distributed.rank()}: {leaf}" for leaf in leaves]
-        found = torch_distributed.exchange(own, self._shardings.groups)
+        own = [f"rank {reductions.rank()}: {leaf}" for leaf in leaves]
+        found = reductions.exchange(own, self._shardings.groups)
         raise FloatingPointError(explained(f"in {len(found)} leaves", found))
 
 
@@ -210,14 +211,14 @@ def check_unsaid(params: ParameterList) -> None:
     """
     if not params.parameters and params.tree is None:
         warnings.warn(
-            f"this process, rank {torch_distributed.rank()}, passes no parameters: its norm is 0, and processes that "
+            f"this process, rank {reductions.rank()}, passes no parameters: its norm is 0, and processes that "
             "hold distributed tensors wait for it. Pass parameters without gradients, too, or process_group=; [] says "
             "that this process is alone.",
             RuntimeWarning,
             stacklevel=4,
         )
     unsaid = [p for p, beside in zip(params.parameters, params.beside_each(), strict=True) if beside is UNNAMED]
-    at = torch_distributed.fsdp1_shard(unsaid)
+    at = fsdp1_shard(unsaid)
     if at is not None:
         raise ValueError(
             "the parameters belong to FullyShardedDataParallel (FSDP1), which gives each process a shard of them, and "

@@ -17,7 +17,7 @@ import numpy as np
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.arrays import widened
-from gradclip.backends.torch.distributed import Group
+from gradclip.backends.torch.groups import Group
 from gradclip.core.norms import Norm
 from gradclip.distributed.agreement import marks
 from gradclip.distributed.shardings import Shardings

@@ -12,8 +12,8 @@ from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.torch import distributed as torch_distributed
-from gradclip.backends.torch.distributed import Group
+from gradclip.backends.torch.distributed import layouts, sharded_over
+from gradclip.backends.torch.groups import Group, groups
 from gradclip.parameters import UNNAMED, ParameterList
 
 Sharding = tuple[Group, ...]
@@ -24,7 +24,7 @@ class Shardings:
     """Every sharding that there is, on every process the same, and the number of that of each gradient here."""
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
-        self._all, self._of_gradients = _all_shardings(params, torch_distributed.groups(named))
+        self._all, self._of_gradients = _all_shardings(params, groups(named))
         self.groups = _sequence(self._all)
         self._place = {group: place for place, group in enumerate(self.groups)}
 
@@ -86,22 +86,22 @@ class Shardings:
 
 
 def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Sharding], list[int]]:
-    parameters, gradients, layouts_of = params.parameters, params.gradients, torch_distributed.layouts
-    beside = {id(one): default if one is UNNAMED else torch_distributed.groups(one) for one in params.beside}
+    parameters, gradients = params.parameters, params.gradients
+    beside = {id(one): default if one is UNNAMED else groups(one) for one in params.beside}
     named = [beside.get(id(one), default) for one in params.beside_each()]
-    layouts = list(zip(layouts_of(parameters), layouts_of(gradients), map(id, named), strict=True))
+    every = list(zip(layouts(parameters), layouts(gradients), map(id, named), strict=True))
     found = dict.fromkeys(sharding for sharding in (default, *beside.values()) if sharding)
     of_layout: dict[Any, Sharding] = {}
-    for layout in dict.fromkeys(layouts):
-        at = layouts.index(layout)
-        shardings = torch_distributed.sharded_over(parameters[at], gradients[at], named[at])
+    for layout in dict.fromkeys(every):
+        at = every.index(layout)
+        shardings = sharded_over(parameters[at], gradients[at], named[at])
         found.update(dict.fromkeys(shardings))
         of_layout[layout] = shardings[-1]
     if len(found) < 2:
         return list(found) or [()], []
     number_of = {sharding: number for number, sharding in enumerate(found)}
     of_gradients: dict[int, int] = {}
-    for layout, gradient in zip(layouts, gradients, strict=True):
+    for layout, gradient in zip(every, gradients, strict=True):
         of_gradients.setdefault(id(gradient), number_of[of_layout[layout]])
     of_gradients.pop(id(None), None)
     return list(found), list(of_gradients.values())

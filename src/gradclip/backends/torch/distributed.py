@@ -15,16 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from gradclip.backends.torch.groups import Group as Group
-from gradclip.backends.torch.groups import check_known as check_known
-from gradclip.backends.torch.groups import check_named as check_named
-from gradclip.backends.torch.groups import groups as groups
-from gradclip.backends.torch.groups import takes_part
-from gradclip.backends.torch.reductions import add_up as add_up
-from gradclip.backends.torch.reductions import exchange as exchange
-from gradclip.backends.torch.reductions import gathered as gathered
-from gradclip.backends.torch.reductions import rank as rank
-from gradclip.backends.torch.reductions import reduce as reduce
+from gradclip.backends.torch.groups import Group, groups, takes_part
 
 
 @dataclass(frozen=True)
