@@ -11,7 +11,7 @@ from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.layers import traced as traced_layers
+from gradclip.layers import traced
 from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.tree import flatten
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
@@ -80,7 +80,7 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     with backend.precision():
         known = measured_at_once(backend, flat, groups, order)
         norms = known.norms(flat.leaves) if known else {}
-    norms.update(traced_layers.measured(backend, holders, flat.leaves, groups, order))
+    norms.update(traced.measured(backend, holders, flat.leaves, groups, order))
     for number, group in enumerate(groups):
         if number not in norms:
             norms[number] = norm_of(backend, holders, [flat.leaves[i] for i in group], order)
@@ -190,8 +190,8 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     own = bound if isinstance(bound, float) else None
     patterns = backend.patterns(flat.leaves)
 
-    def primal(prepared: Sequence[Any], traced: Any, _: None) -> tuple[list[Any], None, list[Any]]:
-        return backend.clamped_all(prepared, patterns, traced if own is None else own), None, []
+    def primal(prepared: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
+        return backend.clamped_all(prepared, patterns, given if own is None else own), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, scalar_array(max_value), None)[0])

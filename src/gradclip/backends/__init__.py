@@ -43,6 +43,6 @@ def among_several() -> bool:
 
 def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
     """Return what this process has of gradients, some of them distributed tensors, and of which parameters they are."""
-    from gradclip.backends.torch import distributed as torch_distributed
+    from gradclip.backends.torch import distributed
 
-    return torch_distributed.shards_of(gradients, parameters)
+    return distributed.shards_of(gradients, parameters)

@@ -13,8 +13,7 @@ from typing import Protocol
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.protocols import in_host_memory
-from gradclip.core import exact, norms
-from gradclip.core import nonfinite as policy
+from gradclip.core import exact, nonfinite, norms
 from gradclip.core.norms import Norm, Order
 
 Check = Callable[[Arrays, float, float], bool]
@@ -45,7 +44,7 @@ class Holders(Protocol):
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
         """Raise a FloatingPointError that names what holds NaN or infinities, and who has it."""
-        policy.raise_nonfinite(backend, arrays, names)
+        nonfinite.raise_nonfinite(backend, arrays, names)
 
 
 class Alone(Holders):
@@ -54,7 +53,7 @@ class Alone(Holders):
     measure = staticmethod(norms.measure)
     measure_each = staticmethod(norms.measure_each)
     norm_dtype = staticmethod(norms.norm_dtype)
-    raise_nonfinite = staticmethod(policy.raise_nonfinite)
+    raise_nonfinite = staticmethod(nonfinite.raise_nonfinite)
 
     def exact_check(self, backend: Backend) -> Check | None:
         """Return what checks a norm exactly, where the values can be seen."""

@@ -19,8 +19,7 @@ from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
 from gradclip.core.scopes import LAYER, TREE
 from gradclip.distributed.mesh_axes import holders_of, over_axes
-from gradclip.layers import at_once as layers
-from gradclip.layers import traced as traced_layers
+from gradclip.layers import at_once, traced
 from gradclip.tree import FlatTree
 from gradclip.typing import AxisName
 
@@ -56,7 +55,7 @@ def clip_groups(
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     only_numbers = all(array is None for array in given)
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
-    made, found = traced_layers.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)
+    made, found = traced.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)
     norms.update(found)
     for i, result in made.items():
         clipped[i] = result
@@ -101,11 +100,11 @@ def _clip_at_once(
 
 def measured_at_once(
     backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
-) -> layers.Layers | None:
+) -> at_once.Layers | None:
     """Measure many groups of leaves with one call, where that can be done."""
     if len(groups) < 2 or not in_host_memory(backend) or not backend.plain(flat.leaves):
         return None
-    return layers.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
+    return at_once.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
 
 
 def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -> tuple[Backend, Holders]:

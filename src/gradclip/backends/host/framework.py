@@ -6,14 +6,14 @@ import numpy as np
 
 from gradclip.backends.formats import BFLOAT16, bare_name
 from gradclip.backends.framework import Framework
-from gradclip.backends.host import backend as numpy
 from gradclip.backends.host.arrays import HostArray
+from gradclip.backends.host.backend import backend
 
 
 class NumPy(Framework):
     """Arrays in host memory."""
 
-    backend = staticmethod(numpy.backend)
+    backend = staticmethod(backend)
 
     def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))

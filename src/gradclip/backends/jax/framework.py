@@ -24,9 +24,9 @@ class Jax(Framework):
         return JAX_TREES
 
     def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Backend:
-        from gradclip.backends.jax import host as operations  # trees that hold none of JAX's arrays come here
+        from gradclip.backends.jax.host import backend  # trees that hold none of JAX's arrays come here
 
-        return operations.backend(leaves, scalars)
+        return backend(leaves, scalars)
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.jax.batching import JaxBatching, JaxLoop

@@ -13,8 +13,8 @@ import numpy as np
 from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
-from gradclip.backends.host import backend as numpy
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
 from gradclip.backends.jax.axes import NamedAxes
 from gradclip.backends.jax.ffi import usable
@@ -125,7 +125,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
     """Return the backend for these arrays: the host's where all of them lie in its memory, NumPy's for its arrays."""
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):
-        return numpy.HOST if leaves and all(map(of_numpy, leaves)) else HOST
+        return NUMPY_HOST if leaves and all(map(of_numpy, leaves)) else HOST
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
     return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)
 

@@ -8,9 +8,7 @@ import torch
 
 from gradclip.backends.torch.device import Torch
 from gradclip.backends.torch.host import TorchHost
-from gradclip.backends.torch.tensors import (
-    PLAIN,
-)
+from gradclip.backends.torch.tensors import PLAIN
 
 _is_cpu = attrgetter("is_cpu")
 

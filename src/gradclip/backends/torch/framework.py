@@ -8,14 +8,14 @@ import torch
 
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
-from gradclip.backends.torch import choose as operations
+from gradclip.backends.torch.choose import backend
 from gradclip.backends.torch.tensors import on_host
 
 
 class Torch(Framework):
     """Tensors on any device."""
 
-    backend = staticmethod(operations.backend)
+    backend = staticmethod(backend)
     on_host = staticmethod(on_host)
 
     def batching(self, method: str) -> Batching:
