@@ -19,7 +19,7 @@ from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.scopes import EXAMPLE
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.settings import PerExampleSettings
-from gradclip.per_example.sums import clip_and_sum
+from gradclip.per_example.sums import Batch
 from gradclip.tree import FlatTree, first_sparse, flatten
 from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
@@ -228,7 +228,7 @@ class _Group:
             grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
             target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
             clipping = replace(clipping, target=target)
-        made = clip_and_sum(self.backend, arrays, clipping, self._names, mask, ALONE)
+        made = Batch(self.backend, arrays, clipping, self._names, ALONE).clip_and_sum(mask)
         sums = self.backend.leave_sums(made.sums, arrays, self.sum_dtype)
         leaves = [self.outline.leaves[i] for i in self.indices]
         norms = self.backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)

@@ -28,82 +28,73 @@ class Summed:
     clipped: Any
 
 
-def clip_and_sum(
-    backend: Backend,
-    arrays: Arrays,
-    clipping: Clipping,
-    names: Callable[[], Sequence[str]],
-    mask: Array | None,
-    holders: "Holders",
-) -> Summed:
-    """Clip each example of a batch by its own norm and add them up; `names` and `mask` are as in `decide`."""
-    summed = _in_one_reading(backend, arrays, clipping, names, mask, holders)
-    return _in_two_readings(backend, arrays, clipping, names, mask, holders) if summed is None else summed
-
-
-def _in_two_readings(
-    backend: Backend,
-    arrays: Arrays,
-    clipping: Clipping,
-    names: Callable[[], Sequence[str]],
-    mask: Array | None,
-    holders: "Holders",
-) -> Summed:
-    made = decide(backend, arrays, clipping, names, scope=EXAMPLE, mask=mask, holders=holders)
-    add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
-    sums = [add(x, made.coefficient) for x in made.arrays]
-    threshold = backend.scalar(clipping.max_norm, arrays)
-    clipped = exceeds(settled(backend, made.norm), threshold) & ~made.coefficient.keep
-    return Summed(sums, made.norm, clipped)
-
-
 # Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
 _known_rule = lru_cache(maxsize=64)(rule_for_sums)
 
 
-def _in_one_reading(
-    backend: Backend,
-    arrays: Arrays,
-    clipping: Clipping,
-    names: Callable[[], Sequence[str]],
-    mask: Array | None,
-    holders: "Holders",
-) -> Summed | None:
-    """Clip and add up in one reading, where the backend can; None where it cannot.
+@dataclass(frozen=True)
+class Batch:
+    """The gradients of a batch and how each example is clipped; `names` and `holders` are as in `decide`."""
 
-    Examples whose sums of squares cannot be trusted are read again, apart from the others: so what an example adds does
-    not depend on the others.
-    """
-    count = arrays.sharing(EXAMPLE)
-    if clipping.target.integers or not count or not (backend.concrete or _always_trusted(arrays, clipping)):
-        return None
-    error = relative_error(clipping.order, examples_sum_error(count), FLOAT64, exact=False)
-    if backend.concrete:
-        rule = _known_rule(backend.xp, clipping.target, float(clipping.max_norm), error)
-    else:
-        rule = rule_for_sums(backend.xp, clipping.target, clipping.max_norm, error)
-    found = backend.add_examples(arrays, rule, mask)
-    if found is None:
-        return None
-    sums, squares = found
-    norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
-    summed = Summed(sums, norm, exceeds(norm, clipping.max_norm))
-    if _always_trusted(arrays, clipping):
-        return summed
-    trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
-    others = ~trusted if mask is None else ~trusted & mask
-    if not backend.xp.any(others):
-        return summed
-    apart = _in_two_readings(backend, arrays, clipping, names, others, holders)
-    # Sums of squares beyond the range added nothing; what was too small to be trusted is added a second time.
-    counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask)
-    assert counted is not None
-    xp = backend.xp
-    norm = replace(norm, value=xp.where(others, apart.norm.product(), norm.value))
-    clipped = xp.where(others, apart.clipped, summed.clipped)
-    return Summed([a + b for a, b in zip(counted[0], apart.sums, strict=True)], norm, clipped)
+    backend: Backend
+    arrays: Arrays
+    clipping: Clipping
+    names: Callable[[], Sequence[str]]
+    holders: "Holders"
 
+    def clip_and_sum(self, mask: Array | None) -> Summed:
+        """Clip each example by its own norm and add up those in the mask, all if it is None."""
+        summed = self._in_one_reading(mask)
+        return self._in_two_readings(mask) if summed is None else summed
 
-def _always_trusted(arrays: Arrays, clipping: Clipping) -> bool:
-    """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
-    return FLOAT64 not in arrays.formats and clipping.nonfinite.blanks
+    def _in_two_readings(self, mask: Array | None) -> Summed:
+        backend, clipping = self.backend, self.clipping
+        made = decide(backend, self.arrays, clipping, self.names, scope=EXAMPLE, mask=mask, holders=self.holders)
+        add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
+        sums = [add(x, made.coefficient) for x in made.arrays]
+        threshold = backend.scalar(clipping.max_norm, self.arrays)
+        clipped = exceeds(settled(backend, made.norm), threshold) & ~made.coefficient.keep
+        return Summed(sums, made.norm, clipped)
+
+    def _in_one_reading(self, mask: Array | None) -> Summed | None:
+        """Clip and add up in one reading, where the backend can; None where it cannot.
+
+        Examples whose sums of squares cannot be trusted are read again, apart from the others: so what an example adds
+        does not depend on the others.
+        """
+        backend, arrays, clipping = self.backend, self.arrays, self.clipping
+        count = arrays.sharing(EXAMPLE)
+        if clipping.target.integers or not count or not (backend.concrete or self._always_trusted):
+            return None
+        error = relative_error(clipping.order, examples_sum_error(count), FLOAT64, exact=False)
+        rule_for = _known_rule if backend.concrete else rule_for_sums
+        threshold = float(clipping.max_norm) if backend.concrete else clipping.max_norm
+        rule = rule_for(backend.xp, clipping.target, threshold, error)
+        found = backend.add_examples(arrays, rule, mask)
+        if found is None:
+            return None
+        sums, squares = found
+        norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
+        summed = Summed(sums, norm, exceeds(norm, clipping.max_norm))
+        if self._always_trusted:
+            return summed
+        trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
+        others = ~trusted if mask is None else ~trusted & mask
+        if not backend.xp.any(others):
+            return summed
+        # Sums of squares beyond the range added nothing; what was too small to be trusted is added a second time.
+        counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask)
+        assert counted is not None
+        return self._joined(counted[0], summed, others)
+
+    def _joined(self, sums: Sequence[Any], summed: Summed, others: Array) -> Summed:
+        """Add to the sums of the examples that could be trusted those of the others, read apart."""
+        xp, apart = self.backend.xp, self._in_two_readings(others)
+        norm = replace(summed.norm, value=xp.where(others, apart.norm.product(), summed.norm.value))
+        clipped = xp.where(others, apart.clipped, summed.clipped)
+        return Summed([a + b for a, b in zip(sums, apart.sums, strict=True)], norm, clipped)
+
+    @property
+    def _always_trusted(self) -> bool:
+        """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
+        return FLOAT64 not in self.arrays.formats and self.clipping.nonfinite.blanks
