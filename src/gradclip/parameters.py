@@ -124,11 +124,7 @@ def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | N
     if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
         return _values(parameters), list(map(str, parameters))
     listed = as_list(parameters)
-    if (
-        listed
-        and isinstance(listed[0], tuple)
-        and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed)
-    ):
+    if listed and all(isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) for one in listed):
         return [parameter for _, parameter in listed], [name for name, _ in listed]
     return listed, ()
 
@@ -174,7 +170,6 @@ def _is_array_tree(parameters: Parameters) -> bool:
     """Say whether NumPy arrays themselves were passed, rather than what has a gradient."""
     if isinstance(parameters, np.ndarray):
         return True
-    first = parameters[0] if isinstance(parameters, list | tuple) and parameters else parameters
-    if hasattr(first, "grad"):
+    if hasattr(parameters, "grad"):
         return False
     return any(isinstance(leaf, np.ndarray) for leaf in optree.tree_leaves(parameters))

@@ -37,7 +37,7 @@ class At(NamedTuple):
 
 
 class _Multiplier(NamedTuple):
-    """What the table of this module's docstring says at one place."""
+    """The coefficient, and the factors of dN and of dC in the differential above, at one place."""
 
     k: Array
     scale: Array

@@ -82,7 +82,7 @@ class Gradients:
 
     def check_writable(self) -> None:
         """Raise a ValueError that names an array which no parameter holds and cannot be written."""
-        for grad, path in zip(self.grads, self.paths, strict=bool(self.paths)):
+        for grad, path in zip(self.grads, self.paths, strict=True):
             if not grad.flags.writeable:
                 raise ValueError(
                     f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or use "
