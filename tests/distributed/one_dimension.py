@@ -153,6 +153,25 @@ def no_gradient_on_one_process():
     close(norm, gradclip.grad_norm([holder(full[:-2])]))
 
 
+def float64_beside_halves():
+    full = [numbers(16, 20, seed=1, dtype=torch.bfloat16), numbers(2 * WORLD, seed=2, dtype=torch.float64)]
+    without = full[1].clone()
+    without[-2:] = 0
+    for replicated, expected in ((True, full), (False, [full[0], without])):
+        parameters = [
+            parameter(full[0], mesh(), [Shard(0)]),
+            parameter(full[1], *[] if replicated else [mesh(), [Shard(0)]]),
+        ]
+        if not replicated and dist.get_rank() == WORLD - 1:
+            parameters[1].grad = None
+        norm, (_, clipped) = on_one_process(expected, 0.125)
+        close(gradclip.clip_grad_norm_(parameters, 0.125), norm)
+        if replicated:
+            close(parameters[1].grad, clipped)
+        elif parameters[1].grad is not None:
+            close(parameters[1].grad.to_local(), clipped.chunk(WORLD)[dist.get_rank()])
+
+
 def tied_gradients():
     full = numbers(8, seed=1)
     p = parameter(full, mesh(), [Shard(0)])

@@ -1,8 +1,9 @@
 """The arrays that share a norm, and what is known of them together."""
 
+import copy
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
 
@@ -48,6 +49,14 @@ class Arrays(Sequence[Any]):
     # Compilers that follow Python code do not all know that `Sequence` ends at an IndexError.
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
+
+    def as_precise_as(self, dtypes: Iterable[str]) -> Self:
+        """Return the arrays, to be measured as precisely as their norm together with others of these dtypes."""
+        if not self.only_halves or _follows_from(frozenset(dtypes).intersection(SUPPORTED))[-1]:
+            return self
+        precise = copy.copy(self)
+        precise.only_halves = False
+        return precise
 
     def elements(self) -> int:
         """Return the number of elements."""

@@ -31,7 +31,7 @@ class MeshAxes(Holders):
 
     def reduced(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
         """Return the norm but for its floor, by one reduction over the axes."""
-        groups = self.axes.groups(arrays)
+        groups = [group.as_precise_as(arrays.dtypes) for group in self.axes.groups(arrays)]
         parts = [measure(backend, group, order) for group in groups]
         if not parts:
             return measure(backend, arrays, order)
