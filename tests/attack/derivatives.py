@@ -97,10 +97,11 @@ def draw(rng):
         x, direction, weights = x * phases[0], direction * phases[1], weights * phases[2]
     x = x * 10.0 ** rng.integers(-3, 4)
     kind = str(rng.choice(["clipped", "unclipped", "mixed", "zero"], p=[0.4, 0.25, 0.2, 0.15]))
-    zero = kind == "zero" and "second" not in mode
+    if kind == "zero" and "second" in mode:  # a norm has no second derivative there
+        kind = "clipped"
     scale = float(np.linalg.norm(x))
     max_norm = scale * {"clipped": 0.05, "unclipped": 20.0, "mixed": 0.62}.get(kind, 1.0)
-    x = np.zeros_like(x) if zero else x.astype(dtype)
+    x = np.zeros_like(x) if kind == "zero" else x.astype(dtype)
     of_threshold = 0.0 if function in WITHOUT_THRESHOLD or rng.integers(2) else scale * rng.normal()
     mask = np.array([True, False]) if rng.integers(3) == 0 else None
     ord = float(rng.choice(ORDERS))

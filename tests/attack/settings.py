@@ -1,8 +1,9 @@
 """Hostile settings of the frameworks: every call gives the bits that it gives without them."""
 
 import contextlib
-import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -98,7 +99,11 @@ JAX = {
 
 def settings_of(framework):
     more = {"numpy": {}, "torch": TORCH, "torch-device": TORCH}.get(framework.name, JAX)
-    return ANY | more
+    found = ANY | more
+    if framework.name == "torch-device":
+        # PyTorch's operations flush then: bits differ, the bound holds, of which `exact/test_flushing.py` is the test.
+        del found["flush denormal"]
+    return found
 
 
 # Calls: each returns a list of arrays, numbers and booleans.
@@ -153,7 +158,8 @@ def draw(rng):
     setting = str(rng.choice(list(settings_of(framework))))
     names = [dtype for dtype in framework.dtypes if "complex" not in dtype]
     dtypes = [str(rng.choice(names)) for _ in range(2)]
-    leaves = [shapes.leaf(rng, dtype, n) for dtype, n in zip(dtypes, SIZES[int(rng.integers(2))], strict=True)]
+    sizes = SIZES[1 if call == "per_example_clip" else int(rng.integers(2))]
+    leaves = [shapes.leaf(rng, dtype, n) for dtype, n in zip(dtypes, sizes, strict=True)]
     nonfinite = "propagate"
     if rng.integers(4) == 0 and not setting.startswith("debug"):
         leaves, nonfinite = shapes.spoiled(rng, leaves), str(rng.choice(["propagate", "zero", "skip"]))
@@ -168,7 +174,9 @@ def draw(rng):
 def attack(rng):
     """Make one call without and with a setting, and compare."""
     case = draw(rng)
-    wanted = outcome(case, contextlib.nullcontext)
+    # XLA reads subnormal numbers as zeros, which code that is not compiled does not.
+    bare = case.framework if case.setting != "no jit" else replace(case.framework, jit=False)
+    wanted = outcome(case._replace(framework=bare), contextlib.nullcontext)
     found = outcome(case, settings_of(case.framework)[case.setting])
     assert found == wanted, f"{found}, without the setting {wanted}: {case}"
 
@@ -196,9 +204,8 @@ def _run(function, *, apart):
     if not apart:
         function()
         return
-    thread = threading.Thread(target=function)
-    thread.start()
-    thread.join()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(function).result()
 
 
 def _shown(x):
