@@ -57,6 +57,14 @@ def test_the_bound_holds_exactly_and_is_tight(seed):
             assert result["w"].tobytes() == part["w"].tobytes()
 
 
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_a_half_part_beside_float64_is_measured_as_precisely(dtype):
+    rng = np.random.default_rng(0)
+    parts = [{"w": rng.uniform(-900, 900, 400).astype(dtype)}, {"w": rng.standard_normal(3)}]
+    norm = sum(gradclip.partial_norm(part) for part in parts).norm
+    assert norm == pytest.approx(math.sqrt(exact_square(parts)), rel=1e-14)
+
+
 @pytest.mark.parametrize("framework", MAKE)
 def test_frameworks(framework):
     make = MAKE[framework]

@@ -245,7 +245,8 @@ def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
     empty = next(filter(None, map(without_values, arrays.items)), None)
     if empty is not None:
         raise ValueError(f"{empty} holds no values to be measured. Pass the tensors that hold them.")
-    norm = measure(backend, arrays, order)
+    # Other parts may be float64, which nobody knows yet.
+    norm = measure(backend, arrays.as_precise_as(["float64"]), order)
     known = accumulators.filled(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)
 
