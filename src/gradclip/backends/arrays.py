@@ -54,6 +54,7 @@ class Arrays(Sequence[Any]):
         """Return the arrays, to be measured as precisely as their norm together with others of these dtypes."""
         if not self.only_halves or _follows_from(frozenset(dtypes).intersection(SUPPORTED))[-1]:
             return self
+        # Squares of half types alone may be added in float32. The others of this norm need more than that.
         precise = copy.copy(self)
         precise.only_halves = False
         return precise
@@ -88,6 +89,7 @@ def check_dtypes(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> N
     """Raise a TypeError that names the first array whose dtype cannot hold clipped gradients."""
     if all(bare_name(dtype) in SUPPORTED for dtype in {x.dtype for x in arrays}):
         return
+    # Only now: names are made for errors alone, and for many arrays that takes long.
     for x, name in zip(arrays, names(), strict=True):
         if dtype_name(x) not in SUPPORTED:
             raise TypeError(

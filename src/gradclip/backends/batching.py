@@ -14,6 +14,7 @@ class Programs(dict[Any, Any]):
     """What was compiled for calls of one function; a copy starts without."""
 
     def __reduce__(self) -> Any:
+        # Compiled programs cannot be pickled, but a function that keeps them may be sent to another process.
         return Programs, ()
 
 

@@ -15,7 +15,7 @@ _WHOLE = ("int", "uint", "qint", "quint")
 
 
 def framework_of(leaf: object) -> Framework:
-    """Return the framework of an array; NumPy, which makes arrays of much else, where none knows it."""
+    """Return the framework of an array. What none knows goes to NumPy, which makes arrays of much else."""
     return load(entry_of(leaf) or named("numpy"))
 
 
@@ -24,16 +24,20 @@ def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> li
 
     Raises TypeError for dtypes that no gradient has, and ValueError for integers that float64 does not hold.
     """
+    # A wrong dtype is an error before anything is copied from a device. Integers pass: they become float64 below, and
+    # quantized tensors have an error of their own, from `on_host`.
     known = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and not dtype_name(leaf).startswith(_WHOLE)]
     check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
     arrays = [framework_of(leaf).on_host(leaf) for leaf in leaves]
     for index, x in enumerate(arrays):
         if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
+            # As Python's integers: the absolute value of the smallest int64 is negative in NumPy.
             if x.size and max(int(x.data.max()), -int(x.data.min())) > 2**FLOAT64.precision:
                 raise ValueError(
                     f"{names()[index] or 'the tree'} holds integers beyond 2**53; convert them to float64."
                 )
             arrays[index] = HostArray.of(x.data.astype(np.float64))
+    # Once more: what had no dtype before, such as a list, has one now.
     check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
     return arrays
 
@@ -49,5 +53,6 @@ def numbers_of(leaf: object) -> list[np.ndarray]:
         raise TypeError(f"arrays to be compared must be dense, got {sparse[1]}. Call {sparse[2]} on it.")
     array = framework.on_host(leaf)
     if array.data.dtype.kind in "biu" and array.dtype != BFLOAT16.name:
+        # As they are: float64 does not hold all integers of 64 bits.
         return [array.data.reshape(-1)]
     return [widened(part.data.reshape(-1), part.dtype) for part in array.parts()]

@@ -42,7 +42,7 @@ class Entry:
 
     name: str
     module: str
-    arrays: tuple[str, ...]
+    arrays: tuple[str, ...]  # names, because the module may not have been imported yet
     load: "Callable[[], Framework]"
     takes_numpy: bool = False
     has_trees: bool = False
@@ -75,12 +75,14 @@ def _jax() -> "Framework":
 
 
 def _make_kernels_known_to_jax() -> None:
+    # A compiled program may be read from a file. It names the kernels, and XLA must know them by then.
     from gradclip.backends.jax import ffi as jax_ffi
 
     jax_ffi.registered()
 
 
 ENTRIES = (
+    # "generic" is the type of NumPy's scalars, which its reductions return.
     Entry("NumPy", "numpy", ("ndarray", "generic"), _numpy),
     Entry(
         "PyTorch",
@@ -96,6 +98,7 @@ ENTRIES = (
             "pass dict(model.named_parameters()), and compute with torch.func.functional_call(model, parameters, (x,)) "
             "in the loss.",
         ),
+        # Functions of the module: it must not be imported to make this table.
         parameter=lambda torch: torch.nn.Parameter,
         compiling=lambda torch: torch.compiler.is_compiling(),
     ),
@@ -104,7 +107,7 @@ ENTRIES = (
         "jax",
         ("Array",),
         _jax,
-        takes_numpy=True,
+        takes_numpy=True,  # JAX's own functions take them, too
         has_trees=True,
         has_derivatives=True,
         from_numpy="jax.numpy.asarray",

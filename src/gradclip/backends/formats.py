@@ -49,6 +49,7 @@ def bare_name(dtype: Hashable) -> str:
     """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's, in any byte order."""
     name = _BARE_NAMES.get(dtype)
     if name is None:
+        # PyTorch's dtypes have no name: theirs is the end of `torch.float32`.
         name = _BARE_NAMES[dtype] = getattr(dtype, "name", str(dtype).rpartition(".")[2])
     return name
 
@@ -80,11 +81,13 @@ def is_complex(array: object) -> bool:
 
 def product_format(array: object, wide: Format) -> Format:
     """Return the format in which an array's elements are multiplied: float32 for the half types, else `wide`."""
+    # float32 holds half types exactly, in half the memory that float64 takes.
     return FLOAT32 if format_of(array).precision < FLOAT32.precision else wide
 
 
 def low_bits_mask(source: Format, target: Format) -> int:
     """Return the integer that keeps those bits of a number which the narrower `target` has too."""
+    # A negative integer has all higher bits set, so that the mask fits numbers of any size.
     return -(1 << (source.precision - target.precision))
 
 

@@ -42,13 +42,13 @@ class Trees(Protocol):
         """Return those of the leaves that are sparse, by their indices."""
 
     def described(self, place: int, array: Any) -> Sparse:
-        """Return a sparse array, in words."""
+        """Return what an error says of a sparse array."""
 
     def elements(self, array: Any) -> Any:
         """Return an array of a sparse one's elements."""
 
     def with_elements(self, array: Any, elements: object) -> Any:
-        """Return a sparse array as this one, with other elements."""
+        """Return a sparse array like this one, with other elements."""
 
 
 class Framework(ABC):
@@ -92,5 +92,5 @@ class Framework(ABC):
         return None
 
     def is_bare(self, parameter: object) -> bool:
-        """Say whether an array without a `.grad` stands where one that can have one belongs."""
+        """Say whether an array cannot have a `.grad`, and was passed where a parameter belongs."""
         return False

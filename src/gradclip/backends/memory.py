@@ -9,6 +9,7 @@ import numpy as np
 
 from gradclip.backends.formats import dtype_name
 
+# Whether two strided arrays share memory can take exponential time. NumPy gives up after so many attempts.
 _MOST_WORK: Any = 1_000_000  # NumPy's stubs know two special values only
 
 _Axes = tuple[tuple[int, int], ...]
@@ -38,6 +39,7 @@ class Region:
         if 0 in shape or not address:
             return None
         used = [(step, count) for count, step in zip(shape, strides, strict=True) if count > 1]
+        # A negative step leads down: the first element is not the lowest then.
         address += sum(step * (count - 1) for step, count in used if step < 0)
         axes: list[tuple[int, int]] = []
         for step, count in sorted((abs(step), count) for step, count in used):
@@ -46,6 +48,7 @@ class Region:
                 axes[-1] = (axes[-1][0], axes[-1][1] * count)
             else:
                 axes.append((step, count))
+        # The axes are sorted, so that a step of 0 comes first.
         return None if axes and not axes[0][0] else cls(address, itemsize, dtype, tuple(axes))
 
     @property
@@ -63,6 +66,7 @@ class Region:
     def _array(self) -> np.ndarray:
         """Return an array at these addresses, of which nothing may be read."""
 
+        # NumPy tells whether strided arrays share memory, so it gets an array. It looks at places, not at values.
         class At:
             __array_interface__ = {  # noqa: RUF012
                 "data": (self.address, True),
@@ -83,6 +87,7 @@ def region_of_array(array: np.ndarray) -> Region | None:
 
 def any_overlap(stretches: Iterable[tuple[int, int]]) -> bool:
     """Say whether two stretches of memory (begin, end) have bytes in common."""
+    # Sorted by where they begin: if any two overlap, then two neighbours do.
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(stretches)))
 
 
@@ -93,6 +98,7 @@ def first_meeting(regions: Sequence[Region]) -> tuple[Region, Region] | None:
         in_order = sorted(suspects, key=lambda region: region.address)
         for index, region in enumerate(in_order):
             for other in in_order[index + 1 :]:
+                # In the order of addresses all that follow begin later still.
                 if other.address >= region.end:
                     break
                 if region.meets(other):
@@ -121,7 +127,7 @@ def _suspects(placed: Sequence[_Placed]) -> Iterator[list[Region]]:
 
 
 def _colliding(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
-    """Yield lists of more than one, of which the stretches of memory hang together."""
+    """Yield lists of two or more regions that are linked by overlapping stretches of memory."""
     group: list[_Placed] = []
     end = 0
     for one in sorted(placed, key=lambda one: one[0]):
@@ -141,9 +147,10 @@ def _extent(axes: _Axes, itemsize: int) -> int:
 
 
 def shared(regions: Sequence[Region | None]) -> tuple[list[list[int]], tuple[int, int] | None]:
-    """Return the indices of those that lie in one region, and two of which the regions share only some elements."""
+    """Return the indices grouped by region, and those of two regions that share only some elements, None without."""
     lying: dict[Any, list[int]] = {}
     for index, region in enumerate(regions):
+        # Without a region a gradient shares memory with no other, so its index is its key.
         lying.setdefault(index if region is None else region, []).append(index)
     meeting = first_meeting([region for region in lying if isinstance(region, Region)])
     pair = None if meeting is None else (lying[meeting[0]][0], lying[meeting[1]][0])

@@ -28,9 +28,9 @@ class Portable(ABC):
 
     concrete = False
     visible = False
-    divisors_above = 0.0  # what can be divided by
-    divisors_up_to = math.inf
-    splits_by_range = True
+    divisors_above = 0.0  # never zero, nor a subnormal number where a device may read it as zero
+    divisors_up_to = math.inf  # less where a compiler multiplies by the inverse, which would be subnormal
+    splits_by_range = True  # what may leave the range is read twice; the other arrays need not be
 
     def __init__(self, xp: ModuleType, wide: Format = FLOAT64) -> None:
         self.xp = xp
@@ -132,6 +132,7 @@ class Portable(ABC):
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        # A framework's own sum promises no order, so that a term may take part in all additions.
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
 
@@ -140,6 +141,7 @@ class Portable(ABC):
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
         largest = self.largest(arrays, scope)
+        # An infinity divided by itself would be NaN, and so would zero.
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
         if self.divisors_up_to < math.inf:
             divisor = self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
@@ -188,6 +190,7 @@ class Portable(ABC):
         return self.xp.sum(wide, axis=axes) if self.wide is FLOAT64 else halving_sum(self.xp, wide, axes)
 
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
+        # A complex number may be both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
 
@@ -215,15 +218,13 @@ class Portable(ABC):
         # A conversion rounds to nearest, which may be up. Without the low bits it has nothing to round.
         cut = self.from_bits(self.bits(x) & low_bits_mask(source, target))
         if target.min_exponent > source.min_exponent:
-            below_normal = self.xp.trunc(x / target.step) * target.step
+            below_normal = self.xp.trunc(x / target.step) * target.step  # there the mask leaves too many bits
             cut = self.xp.where(self.xp.abs(x) < target.tiny, below_normal, cut)
         return self.xp.astype(cut, like.dtype)
 
     def not_above(self, product: Array) -> Array:
-        """Return the product, one step closer to zero where it lies below the normal range.
-
-        Rounded to nearest there, it may be up to half a step larger than the exact product.
-        """
+        """Return the product, one step closer to zero where it lies below the normal range."""
+        # Rounded to nearest there, it may be up to half a step larger than the exact product.
         nearer = self.xp.nextafter(product, self.xp.zeros_like(product))
         return self.xp.where(self.xp.abs(product) < format_of(product).tiny, nearer, product)
 
@@ -263,7 +264,7 @@ class Portable(ABC):
             product = times(self.widen(x), coefficient.wide, scope.over)
         else:
             product = times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
-        # Narrowing to fewer exponents truncates what is too small; else that is done here.
+        # `narrow` truncates what is too small where the result has fewer exponents. Elsewhere that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
@@ -273,7 +274,7 @@ class Portable(ABC):
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         blank = over_examples(coefficient.blank, x)
         product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
-        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)
+        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
 
     def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
         weights = coefficient.weights(self.xp)

@@ -61,7 +61,7 @@ class Scope(Protocol):
         """Return how many elements of an array of this shape share a norm."""
 
     def over(self, value: Array, like: Array) -> Array:
-        """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
+        """Shape a value with one entry for each norm so that it broadcasts to an array. A scalar stays as it is."""
 
 
 class Arithmetic(Protocol):
@@ -125,7 +125,7 @@ class Enter(Protocol):
         """Return some of the arrays, which share their memory."""
 
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        """Return what `leave_all` and `leave_scalar` have to know of the leaves."""
+        """Return what `leave_all` and `leave_scalar` have to know of the leaves, without arrays that are traced."""
 
 
 class Reduce(Protocol):
@@ -201,7 +201,7 @@ class Leave(Protocol):
         """Return results as what the user passed."""
 
     def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any:
-        """Return a wide scalar, or what there is one of for each norm, in the named dtype."""
+        """Return a wide scalar, or an array with one entry for each norm, in the named dtype."""
 
     def leave_count(self, flags: Array, leaves: Sequence[Any]) -> Any:
         """Return how many flags, one for each example of the leaves, are set, as an integer scalar."""
@@ -247,10 +247,10 @@ class Axes(Protocol):
         """Return how many devices there are along them."""
 
     def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return together the arrays that are sharded over the same of the axes."""
+        """Return lists of the arrays, one for each set of axes that they are sharded over."""
 
     def total(self, terms: Sequence[Any]) -> Any:
-        """Return the sum of the terms of all devices, those that are replicated once."""
+        """Return the sum of the terms of all devices. A term that is replicated counts once."""
 
     def largest(self, terms: Sequence[Any]) -> Any:
         """Return the largest of the terms of all devices."""
@@ -260,7 +260,7 @@ class Held(Protocol):
     """Arrays of which several devices hold parts, and layers whose norms can be one vector."""
 
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
-        """Return what layers have in common whose norms can be one vector; None where each is better taken alone."""
+        """Return a key that layers share if their norms can be one vector; None where each is better taken alone."""
 
     def over(self, axis_name: Hashable) -> tuple[Backend, Axes]:
         """Return the backend for shards over axes of a mesh, and the axes. Raises TypeError where there are none."""
@@ -286,10 +286,10 @@ class HostBackend(Backend, Protocol):
         """Return how many threads a call may use."""
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        """Return new arrays for results, and how the kernels know them: None if not in the order of `arrays`."""
+        """Return new arrays for results, and how the kernels know them; None if they lie in another order."""
 
     def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each of a vector of wide scalars in the named dtype; `leaves` holds those of each."""
+        """Return each entry of a wide vector in the named dtype; `leaves` holds a list of leaves for each."""
 
 
 def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:

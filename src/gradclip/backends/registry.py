@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _NUMBER = "number"
 _ALONE = {"numpy", _NUMBER}
 _ENTRIES: dict[str, Entry] = {}
-# `isinstance` for each leaf would take longer than clipping it: types are looked at once.
+# `isinstance` for each leaf would take longer than clipping it. Types are few, and each is looked at once.
 _KEY_BY_TYPE: dict[type, str | None] = {}
 _LOADED: "dict[str, Framework]" = {}
 
@@ -51,9 +51,11 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: ob
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
     keys = _keys_of(leaves)
+    # A threshold or a mask that JAX traces has no value, so that NumPy could not compute with it.
     if scalars and keys <= _ALONE:
         keys |= {key for key in _keys_of(scalars) if key in _ENTRIES and _ENTRIES[key].takes_numpy}
     if None in keys:
+        # Names are made only for an error, because for many leaves that takes long.
         index = [known(leaf) for leaf in leaves].index(False)
         raise TypeError(_no_array(leaves[index], names()[index]))
     if len(keys) > 1:
@@ -193,11 +195,13 @@ def _keys_of(values: Sequence[Any]) -> set[str | None]:
 
 
 def _classify(value: object) -> str | None:
+    # A masked array is an `ndarray` as well, but the result would lose its mask.
     if is_masked(value):
         return None
     # NumPy first: some of its scalars are Python numbers, too.
     if isinstance(value, (np.ndarray, np.generic)):
         return "numpy"
+    # To Python a boolean is an integer, but a gradient of booleans is a mistake.
     if isinstance(value, (int, float, complex)) and not isinstance(value, bool):
         return _NUMBER
     for key, entry in _ENTRIES.items():

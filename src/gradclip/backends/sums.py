@@ -23,8 +23,8 @@ class _Shaped(Protocol):
 
 S = TypeVar("S", bound=_Shaped)
 
-# A finite sum of float64 terms above this lost nothing that matters to underflow: of 2**40 terms that is at most
-# 2**40 * 2**-1022, below half a unit of it.
+# Terms below 2**-1022 may underflow. 2**40 of them lose at most 2**-982 together, which is less than half a unit in the
+# last place of a sum above this.
 ENOUGH = 2.0**-900
 
 _ROUNDOFF = FLOAT64.roundoff
@@ -32,17 +32,21 @@ _ROUNDOFF = FLOAT64.roundoff
 
 def kernels_sum_error(count: int, arrays: Arrays, p: float) -> float:
     """Return a bound on the relative error of a sum of `count` powers of the elements by the kernels."""
+    # The kernels add in levels, so a term takes part in few additions, however many terms there are.
     error = min(count, native.ADDITIONS) * _ROUNDOFF
+    # Squares alone are added in float32, and only where no wider leaf needs the precision of float64.
     return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
 
 
 def examples_sum_error(count: int) -> float:
-    """Return such a bound for the sums of squares of `add_examples`, each of `count` elements."""
+    """Return a bound on the relative error of the sums of squares in `add_examples`, each of `count` elements."""
+    # Nothing is added in float32 here: private sums keep the precision of float64 for half types, too.
     return min(count, native.ADDITIONS) * _ROUNDOFF
 
 
 def filled(arrays: Sequence[S], scope: Scope) -> list[S]:
-    """Return the arrays of which elements share a norm."""
+    """Return the arrays without those that have no element for a norm."""
+    # The largest of no elements is an error in NumPy and PyTorch.
     return [x for x in arrays if 0 not in map(x.shape.__getitem__, scope.shared_axes(len(x.shape)))]
 
 
@@ -53,6 +57,7 @@ def over_examples(value: Array, like: Array) -> Array:
 
 def raised(xp: ModuleType, wide: Array, p: float) -> Array:
     """Return |wide|**p."""
+    # A product is rounded once. How far a library's power is off is less certain, and counts in the error of a norm.
     if p == 2:
         return wide * wide
     magnitude = xp.abs(wide)
@@ -61,6 +66,7 @@ def raised(xp: ModuleType, wide: Array, p: float) -> Array:
 
 def times(x: Array, factors: Factors, over: Callable[[Array, Array], Array]) -> Array:
     """Return an array times two factors, which `over` shapes so that they broadcast to it."""
+    # One after the other: the product of both factors may lie below the range.
     product = x * over(factors.first, x)
     return product if factors.second is None else product * over(factors.second, x)
 

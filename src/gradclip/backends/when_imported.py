@@ -31,10 +31,12 @@ class _Watch:
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
+        # Asked among the others, it would ask itself for ever.
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
+            # Not called back yet: `importlib.util.find_spec` asks as well, and imports nothing.
             self._watch(spec.loader)
         return spec
 
@@ -43,6 +45,7 @@ class _Watch:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
+            # A loader may run several modules, or one of them again.
             if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.then()

@@ -86,9 +86,12 @@ def describe_tensors(tensors: Sequence[Any], exchange_api: Any) -> Described:
 @cache
 def default_threads() -> int:
     """Return OMP_NUM_THREADS where it is set, else the number of processors that this process may use."""
+    # OpenMP takes a list here, one number for each level of nesting.
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isascii() and asked.isdecimal() and asked.strip("0"):
+        # Python refuses to read thousands of digits, and the kernels take an int of C++.
         return int(asked) if len(asked) < 5 else _MOST_THREADS
+    # A container or a batch system may allow fewer processors than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -110,6 +113,7 @@ def _unavailable(reason: str) -> NativeStatus:
 _wanted = os.environ.get("GRADCLIP_NATIVE", "")
 if _wanted == "0":
     _status = _unavailable("GRADCLIP_NATIVE=0 switches the kernels off. Unset it to use them.")
+# An ImportError would not tell what was not built from what does not load.
 elif find_spec("gradclip.native._kernels") is None:
     _status = _unavailable(f"The kernels were not built when gradclip was installed. {_BUILD}")
 else:

@@ -47,7 +47,7 @@ class Arrays {
   std::vector<Sum> group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
                               int threads) const;
 
-  // Writes each array, scaled by the factors of its group, wide and narrow, or as it is where they are kept.
+  // Writes each array to that of `to` with the same index: scaled by the factors of its group, or as it is (`keep`).
   struct Scaling {
     bool keep;
     Factors wide, narrow;
@@ -55,7 +55,8 @@ class Arrays {
   void scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of, const std::vector<Scaling>& scalings,
                     int threads) const;
 
-  // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index, which may be these arrays themselves.
+  // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index. `to` may be
+  // these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;
   void clamp(double bound, int threads) const;
@@ -71,7 +72,8 @@ class Arrays {
 const Kernels& kernels_of(Dtype dtype);
 inline int64_t item_size(Dtype dtype) { return kItemSizes[static_cast<std::size_t>(dtype)]; }
 
-// Complex arrays as real ones of twice as many elements.
+// Complex arrays as real ones of twice as many elements. Their squares add up to the same sum, without roots, and
+// a real factor scales both parts.
 std::vector<Span> as_real(std::vector<Span> spans);
 
 // The variants that this processor can run, the fastest last, and the one in use.

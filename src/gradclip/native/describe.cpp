@@ -17,7 +17,8 @@ struct Axis {
   int64_t stride;
 };
 
-// What one array is, strides counted in `unit` bytes. Axes of length 1 say nothing.
+// What one array is, strides counted in `unit` bytes. One layout serves all arrays of a call, so that nothing is
+// allocated for each of thousands of small tensors.
 struct Layout {
   std::byte* data;
   Dtype dtype;
@@ -32,7 +33,7 @@ struct Layout {
   }
 };
 
-// No memory begins below: an address there is what a tensor without memory has, its offset.
+// No memory begins below. A tensor without memory has its offset for an address, which may be a small number.
 constexpr std::uintptr_t kLowestAddress = 65536;
 
 // The lowest address and the number of elements if they fill a run of memory, each once.
@@ -42,6 +43,7 @@ std::optional<Span> dense_span(Layout& layout) {
   for (const Axis& axis : layout.axes) count *= axis.length;
   if (count == 0) return Span{nullptr, 0, layout.dtype};
   if (reinterpret_cast<std::uintptr_t>(layout.data) < kLowestAddress) return std::nullopt;
+  // The stride of an axis of length 1 is never used, so it may be any number.
   std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
   const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
   std::sort(layout.axes.begin(), layout.axes.end(), by_stride);
@@ -51,12 +53,14 @@ std::optional<Span> dense_span(Layout& layout) {
     if (axis.stride < 0) layout.data += (axis.length - 1) * axis.stride * layout.unit;
     expected *= axis.length;
   }
+  // Numbers are read as C++ objects, which must be aligned; a complex one as its two parts.
   const int64_t alignment = is_complex(layout.dtype) ? item / 2 : item;
   if (reinterpret_cast<std::uintptr_t>(layout.data) % static_cast<std::uintptr_t>(alignment)) return std::nullopt;
   return Span{layout.data, count, layout.dtype};
 }
 
 std::optional<Dtype> dtype_of_format(std::string_view format) {
+  // NumPy marks the other byte order by ">". No kernel reads that, so such arrays are left out.
   if (!format.empty() && std::string_view("@=<").find(format.front()) != std::string_view::npos) {
     format.remove_prefix(1);
   }
@@ -71,6 +75,7 @@ std::optional<Dtype> dtype_of_format(std::string_view format) {
 
 std::optional<Span> span_of_buffer(PyObject* array, Layout& layout) {
   Py_buffer view;
+  // Not asked to be writable: a norm only reads. What cannot be described is no error here: Python takes another way.
   if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     return std::nullopt;
@@ -108,6 +113,7 @@ std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::Fro
   layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item);
   int64_t contiguous = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {
+    // DLPack leaves the strides out where an array is contiguous.
     layout.axes.push_back({view.shape[i], view.strides ? view.strides[i] : contiguous});
     contiguous *= view.shape[i];
   }

@@ -35,6 +35,7 @@ struct Tensor {
 
 using FromPyObject = int (*)(void* object, Tensor* out);
 
+// Functions that are not needed are plain pointers: they hold the others in their places.
 struct ExchangeApi {
   uint32_t major_version;
   uint32_t minor_version;
@@ -49,7 +50,8 @@ struct ExchangeApi {
 // The function that describes a tensor without owning it. Throws where the capsule holds none that is known here.
 inline FromPyObject from_py_object(PyObject* capsule) {
   auto* api = static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  PyErr_Clear();
+  PyErr_Clear();  // the exception below says more
+  // Another major version has another layout. A newer table leads to those of older versions.
   while (api && api->major_version > kMajorVersion) api = api->older;
   if (!api || api->major_version != kMajorVersion || !api->from_py_object) {
     throw std::invalid_argument("the tensors' DLPack exchange table has no function for describing a tensor");

@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-// Digits of 32 bits, signed while carries have not been passed on: a long accumulator (Kulisch, "Computer Arithmetic
-// and Validity", 2008). They reach from below the square of the smallest double to 2**40 squares of the largest. A
-// digit has room for 2**30 additions.
+// A long accumulator of digits of 32 bits (Kulisch, "Computer Arithmetic and Validity", 2008). Each is held in a signed
+// integer of 64 bits, so that carries can wait for 2**30 additions. The digits reach from below the square of the
+// smallest double to 2**40 squares of the largest.
 class ExactSum {
  public:
   static constexpr int kLowest = -2240;

@@ -15,19 +15,20 @@ namespace {
 
 // While the examples of a block are added, those of the next are measured, tile of columns by tile.
 constexpr int64_t kTile = 1024;
-// Small blocks are in cache still when they are added. Large examples go by four: the totals are read and written once
-// for each block. So do larger ones by fewer, as long as two blocks and the totals fit into a cache of this size.
+// A small block is still in cache when it is added. Large examples go by four, because the totals are read and written
+// once for each block; the largest by fewer, as long as two blocks and the totals fit into a cache of this size.
 constexpr int64_t kBlockBytes = int64_t{1} << 17, kCacheBytes = 20'000'000;
 constexpr std::size_t kSmallestBlock = 2, kLargeBlock = 4, kLargestBlock = 64;
 // What does not fit is read twice, the second time tile by tile with the totals in cache.
 constexpr int64_t kWideTile = 4096;
-// Examples of fewer elements than this are shared out among threads in so many groups, each added up on its own, and
-// these in their order; of larger ones, each thread has some of the columns. The same bits on any number of threads.
+// Examples of few columns are shared out among threads in so many groups. Each group is added up on its own, and the
+// groups in their order. Of larger examples each thread takes some of the columns. So the bits of a sum do not depend
+// on the number of threads.
 constexpr std::size_t kGroups = 4;
 constexpr int64_t kFewColumns = int64_t{1} << 15;
 // A thread takes so many ranges of the columns in a step, if no other is faster.
 constexpr std::size_t kRangesForAThread = 2;
-// Steps are shorter than it takes to fall asleep and to be woken: a thread asks so often before it sleeps.
+// A step takes less time than falling asleep and being woken, so a thread asks this often before it sleeps.
 constexpr int kTries = 1000;
 
 double weight_of(double square, const Weighing& weighing) {
@@ -59,6 +60,7 @@ class Batch {
   }
   const Kernels& kernels(const Piece& columns) const { return kernels_of(spans_[columns.array].dtype); }
   Sum sum(const Piece& columns, std::size_t example) const {
+    // Squares of half types, too, are added in double: private sums count on that error.
     return kernels(columns).sum(at(columns, example), columns.count, 2.0, 1.0, false);
   }
 
@@ -147,6 +149,7 @@ class Addition {
       batch_.kernels(tile).add_rows({added, count}, added_.weights.data(), {measured, next},
                                     totals_ + batch_.start(tile), tile.count);
     }
+    // They are in cache by now: `add_rows` has fetched them.
     for (std::size_t i = 0; i < measured_.size(); ++i) sums_[index * block_ + i] = batch_.sum(tile, measured_[i]);
   }
 
@@ -202,6 +205,7 @@ void add_by_groups(const Batch& batch, std::size_t block, double* totals, int th
       const std::size_t first = group * batch.examples / groups, last = (group + 1) * batch.examples / groups;
       Addition(batch, block, first, last, copy.data(), 1).run();
       std::unique_lock lock(mutex);
+      // Groups are taken in order, so that one that others wait for is always under way.
       turn.wait(lock, [&] { return added == group; });
       for (std::size_t i = 0; i < copy.size(); ++i) totals[i] += copy[i];
       ++added;

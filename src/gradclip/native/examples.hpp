@@ -13,8 +13,9 @@ struct Weighing {
   double numerator;
 };
 
-// The arrays' leading axis counts examples. Writes the sum of squares of each to `squares`, which holds before 0 for an
-// example or NaN for one to be left out, and adds each, times its weight, to `totals`: one number for each element of
-// an example, array by array, of complex arrays the parts. An example whose sum of squares is not finite adds nothing.
+// The arrays' leading axis counts examples. At first `squares` holds NaN for an example that is to be left out, and 0
+// for any other, whose sum of squares is then written there. Each example, times its weight, is added to `totals`: one
+// number for each element of an example, array by array, of complex arrays the parts. An example whose sum of squares
+// is not finite adds nothing.
 void add_examples(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares, double* totals,
                   int threads);

@@ -44,8 +44,8 @@ inline Lanes<double> widened(Lanes<float> x) {
 
 inline Lanes<double> widened(Lanes<double> x) { return x; }
 
-// A product below the normal range may have been rounded up by half a step: one step less is certainly not above the
-// exact product.
+// A product below the normal range may have been rounded up by half a step. One step less is certainly not above the
+// exact product. A comparison gives -1 where it holds, and bits one lower are the number one step nearer to zero.
 template <class Number>
 inline Vector<Number> not_above(Vector<Number> y) {
   using Integer = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
@@ -92,7 +92,7 @@ inline bool any(Vector<int32_t> mask) {
 #endif
 }
 
-// Without the bits that a normal float does not have.
+// Without the bits that a normal float does not have, so that a conversion has nothing to round.
 inline Vector<double> cut_to_float(Vector<double> x) {
   return (Vector<double>)((Vector<int64_t>)x & ~int64_t{0x1fffffff});
 }
@@ -134,7 +134,7 @@ struct Float32 {
 
   static Lanes<double> load(const Raw* x) {
 #if defined(__AVX2__)
-    Lanes<double> wide;  // converted while they are loaded
+    Lanes<double> wide;  // converted while they are loaded, without the shuffle that halves of a register need
     for (int i = 0; i < Lanes<double>::kVectors; ++i) {
       wide.v[i] = (Vector<double>)_mm256_cvtps_pd(_mm_loadu_ps(x + i * Lanes<double>::kSize));
     }
@@ -144,6 +144,7 @@ struct Float32 {
 #endif
   }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
+  // Cutting bits off is right for normal results, and fast. The others are rare, and done again.
   static void store(const Lanes<double>& y, Raw* x) {
     Lanes<float> narrow;
     Vector<int32_t> rare = {};
@@ -158,7 +159,8 @@ struct Float32 {
   }
 };
 
-// The upper half of a float. Elements of even index are on the lower eight lanes, those of odd index on the others.
+// The upper half of a float. Elements of even index are on the lower eight lanes, those of odd index on the others: a
+// shift and a mask then widen two elements, and a sum of squares may take them in any fixed order.
 struct BFloat16 {
   using Raw = uint16_t;
   using Bits = int16_t;
@@ -176,6 +178,7 @@ struct BFloat16 {
     }
     return lanes;
   }
+  // For sums over examples, where each lane is a column of its own.
   static Lanes<float> load_in_order(const Raw* x) {
     Lanes<float> lanes;
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
@@ -213,6 +216,7 @@ struct Float16 {
     return lanes;
   }
   static Lanes<float> load_in_order(const Raw* x) { return load(x); }
+  // Without `not_above`: what is below float's normal range is zero here.
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
       store_to(x + i * Lanes<float>::kSize, narrowed(y.v[i]));
@@ -226,7 +230,8 @@ struct Float16 {
     return (Halves)_mm256_cvtps_ph((__m256)y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   }
 #else
-  // The exponent is moved by a multiplication, which is exact and reads subnormals too.
+  // The exponent is moved by a multiplication, which is exact and reads subnormals too. GCC 12 does not vectorise the
+  // type _Float16.
   static Vector<float> widened(Halves x) {
     const auto bits = __builtin_convertvector(x, Vector<int32_t>);
     const Vector<int32_t> magnitude = bits & 0x7fff;

@@ -37,6 +37,7 @@ struct Rows {
   int64_t count;
 };
 
+// Pointers to functions, so that one library holds the kernels for all processors and a test can pick a variant.
 // Functions of one chunk of one dtype; counts are in elements, of complex numbers too unless said otherwise.
 struct Kernels {
   // `in_float`: squares of half types may be added four at a time in float.

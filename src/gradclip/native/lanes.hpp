@@ -16,7 +16,8 @@ template <class Number, int bytes = kBytes>
 using Vector __attribute__((vector_size(bytes))) = Number;
 using Halves = Vector<uint16_t, kBytes / 2>;
 
-// One instruction each, wherever memory lies. Clang drops the alignment of a vector type that is declared by a template.
+// Compilers make one instruction of each, for memory of any alignment. A vector type of lower alignment would not do:
+// Clang drops the alignment of one that is declared by a template.
 template <class Loaded>
 inline Loaded load_from(const void* memory) {
   Loaded x;
@@ -28,6 +29,7 @@ inline void store_to(void* memory, Loaded x) {
   __builtin_memcpy(memory, &x, sizeof x);
 }
 
+// As many for every width of a vector, so that every variant adds in the same order.
 constexpr int kLanes = 16;
 
 // 16 numbers in vectors.

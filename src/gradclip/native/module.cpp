@@ -19,7 +19,7 @@ using namespace nb::literals;
 
 using Pair = std::pair<double, double>;
 
-// Arrays and the Python objects whose memory they are in.
+// Arrays and the Python objects whose memory they are in: held, since the memory would be freed with them.
 struct HeldArrays : Arrays {
   HeldArrays(Arrays arrays, nb::list sources) : Arrays(std::move(arrays)), sources(std::move(sources)) {}
   nb::list sources;
@@ -34,6 +34,7 @@ static nb::capsule capsule_of(xla_ffi::Function* function) {
 }
 
 NB_MODULE(_kernels, m) {
+  // While large arrays are read, other threads of Python may run.
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
 
   nb::class_<Arrays>(m, "Arrays")
@@ -51,6 +52,7 @@ NB_MODULE(_kernels, m) {
       .def(
           "exact_sum",
           [](const Arrays& self, int p, int threads) {
+            // Unlocked only in here: making Python's bytes below takes the lock.
             std::vector<std::uint8_t> bytes;
             {
               const nb::gil_scoped_release unlocked;
@@ -112,6 +114,7 @@ NB_MODULE(_kernels, m) {
   m.def(
       "add_examples",
       [](const Arrays& arrays, std::size_t examples, std::array<double, 5> weighing, const Arrays& squares, const Arrays& totals, int threads) {
+        // Vectors of numbers come in as arrays do: only an address and a count have to be converted.
         const auto [inflate, offset, keep_up_to, kept, numerator] = weighing;
         add_examples(arrays, examples, {inflate, offset, keep_up_to, kept, numerator},
                      reinterpret_cast<double*>(squares.spans().at(0).data),

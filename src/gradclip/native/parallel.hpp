@@ -9,7 +9,7 @@
 
 #include "kernels.hpp"
 
-// The default rounding and subnormals, whatever the caller (or a framework) has set for its thread.
+// The default rounding and subnormals, whatever the caller has set for its thread: the proven errors hold only so.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
@@ -49,6 +49,6 @@ int threads_worth(int64_t elements, int threads);
 // Calls `work` with 0, 1, ... on so many threads, this one among them, or on as many as can be had; all end here.
 void on_threads(int threads, const std::function<void(int)>& work);
 
-// Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken
-// in batches, in the given order; which thread takes which does not matter to a result that is stored by index.
+// Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken in
+// batches, in the given order. Any thread may take any batch, so results are to be stored by index.
 void share_out(const std::vector<Piece>& pieces, int threads, Order order, const std::function<void(std::size_t)>& work);

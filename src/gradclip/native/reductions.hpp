@@ -22,7 +22,7 @@ struct Real {
   static Lanes<double> load(const Raw* x) { return widened(Format::load(x)); }
 };
 
-// Squares of float fit in double, and their sum; those of double may not.
+// Squares of float fit in double, and their sum does. Those of double may not, and `hypot` takes longer.
 template <class Format_>
 struct Pairs {
   using Format = Format_;
@@ -47,7 +47,7 @@ inline Lanes<double> load_lanes(const typename Load::Raw* x, int64_t at) {
   return Load::load(x + Load::kParts * at);
 }
 
-// The last lanes of an array, filled up with zeros.
+// The last lanes of an array, filled up with zeros, which add nothing. Memory behind an array must not be read.
 template <class Load>
 inline Lanes<double> load_last(const typename Load::Raw* x, int64_t from, int64_t count) {
   typename Load::Raw padded[Load::kParts * kLanes] = {};
@@ -55,13 +55,13 @@ inline Lanes<double> load_last(const typename Load::Raw* x, int64_t from, int64_
   return Load::load(padded);
 }
 
-// The terms of a sum, added to the sums of their lanes. That of zero is zero.
+// Adds terms to the sums of their lanes. The term of a zero is zero, so that padding adds nothing.
 template <bool exact>
 struct Squares {
   void add(Lanes<double>& sums, const Lanes<double>& x) const {
     for (int i = 0; i < Lanes<double>::kVectors; ++i) {
 #if defined(__FMA__)
-      // An exact square is the same, fused with the addition or not.
+      // An exact square is the same, fused with the addition or not, so that every variant gives the same bits.
       if constexpr (exact) {
         sums.v[i] = (Vector<double>)_mm256_fmadd_pd((__m256d)x.v[i], (__m256d)x.v[i], (__m256d)sums.v[i]);
         continue;
@@ -72,8 +72,9 @@ struct Squares {
   }
 };
 
-// Squares of half types, which are exact in float, too, but for the range of bfloat16's. Four at a time are added
-// there: three roundings more, and a quarter of the conversions to double.
+// Squares of half types, which are exact in float, too, as long as they stay in its range, which those of bfloat16 may
+// leave. Four at a time are added there: three roundings more, and a quarter of the conversions to double, which are
+// what takes the time.
 struct SquaresInFloat : Squares<true> {
   static constexpr int64_t kTogether = 4;
   // What float loses of up to 65,536 squares below its normal range is nothing beside a sum of this.
@@ -133,6 +134,7 @@ static_assert(kChunk == 8 * kMiddle && kAdditions == 64 + 8 + (8 + 1) + 4);
 inline double sum_of_lanes(const Lanes<double>& lanes) {
   double total[kLanes];
   lanes.store(total);
+  // By halves, the same for every width of a vector.
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) total[lane] += total[lane + half];
   }
@@ -187,7 +189,7 @@ inline double sum_of_powers(const typename Load::Raw* x, int64_t count, double p
   return sum_chunk<Load>(x, Powers{p, divisor}, count);
 }
 
-// What is infinite or NaN makes a difference to itself that is not zero.
+// An infinity or a NaN minus itself is NaN, and any other number minus itself is zero.
 template <class Load>
 inline int64_t count_nonfinite(const typename Load::Raw* x, int64_t count) {
   Vector<int64_t> found = {};
@@ -221,6 +223,7 @@ struct Range {
       return found;
     }
     auto largest = Lanes<Bits>::filled(found.largest), smallest = Lanes<Bits>::filled(found.smallest);
+    // The last load goes back over elements that were seen, which changes no extreme.
     for (int64_t i = 0; i < count; i += kLanes) {
       const auto x = Lanes<Bits>::load(bits + std::min(i, count - kLanes));
       for (int j = 0; j < Lanes<Bits>::kVectors; ++j) {
@@ -260,6 +263,7 @@ Extremes pair_extremes_kernel(const void* data, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const double magnitude = Pairs<Format>::magnitude(x + 2 * i);
     found.nonfinite += !std::isfinite(magnitude);
+    // `std::max` would lose a NaN.
     found.largest = magnitude > found.largest || std::isnan(magnitude) ? magnitude : found.largest;
     found.smallest = std::min(found.smallest, magnitude);
   }

@@ -28,6 +28,7 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
                         typename Format::Product first, typename Format::Product second) {
   const int64_t filled = count / kLanes * kLanes;
   for (int64_t i = 0; i < filled; i += kLanes) scale_lanes<Format, twice>(x + i, y + i, first, second);
+  // The rest goes through the same code, so that no element depends on where it lies.
   typename Format::Raw last[kLanes] = {};
   std::copy(x + filled, x + count, last);
   scale_lanes<Format, twice>(last, last, first, second);
@@ -36,6 +37,7 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
 
 template <class Format>
 void scale_kernel(const void* from, void* to, int64_t count, double first, double second) {
+  // Nearly always there is one factor alone: the second is for coefficients beyond the normal range.
   const auto scale = second == 1.0 ? scale_chunk<Format, false> : scale_chunk<Format, true>;
   using Raw = typename Format::Raw;
   using Product = typename Format::Product;
@@ -47,6 +49,7 @@ void scale_kernel(const void* from, void* to, int64_t count, double first, doubl
 template <class Format>
 inline typename Format::Bits bound_bits(double bound) {
   using Product = typename Format::Product;
+  // The conversion rounds to nearest, which may be up.
   auto product = static_cast<Product>(bound);
   if (product > bound) product = std::nextafter(product, Product{0});
   typename Format::Raw lanes[kLanes];
@@ -64,6 +67,7 @@ void clamp_kernel(void* data, int64_t count, double bound) {
   const auto beyond = [limit](Bits magnitude) {
     return static_cast<Bits>(((magnitude > limit) & (magnitude <= Format::kInfinity)) ? -1 : 0);
   };
+  // A chunk in which nothing exceeds the bound is only read: memory is what takes the time.
   Bits any = 0;
   for (int64_t i = 0; i < count; ++i) any |= beyond(x[i] & kMagnitude);
   if (!any) return;

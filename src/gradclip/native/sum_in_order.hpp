@@ -5,16 +5,18 @@
 
 #include "kernels.hpp"
 
-// In the order given, with the rounding errors of the additions added up apart (Neumaier 1974).
+// In the order given, with the rounding errors of the additions added up apart (Neumaier 1974). So the error of a sum
+// does not grow with the number of chunks.
 class SumInOrder {
  public:
   void add(const Sum& part) {
     const double total = whole_.value + part.value;
-    const bool larger = whole_.value >= part.value;
+    const bool larger = whole_.value >= part.value;  // no magnitudes: sums of powers are not negative
     errors_ += larger ? (whole_.value - total) + part.value : (part.value - total) + whole_.value;
     whole_.value = total;
     whole_.nonfinite += part.nonfinite;
   }
+  // The errors of an infinite sum are NaN.
   Sum sum() const { return {std::isfinite(whole_.value) ? whole_.value + errors_ : whole_.value, whole_.nonfinite}; }
 
  private:

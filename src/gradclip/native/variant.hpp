@@ -14,7 +14,8 @@ constexpr Kernels real_kernels() {
           clamp_kernel<Format>, add_rows_kernel<Format>};
 }
 
-// Sums of order 2, exact sums, scaling and weighted sums take a complex array as one of twice as many real numbers, so they are not here.
+// Only what needs magnitudes. Sums of order 2, exact sums, scaling and weighted sums take a complex array as a real one
+// of twice as many elements.
 template <class Format>
 constexpr Kernels pair_kernels() {
   return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr, nullptr, nullptr};

@@ -15,7 +15,7 @@ inline const Raw* row_at(Rows rows, int64_t row, int64_t at) {
   return static_cast<const Raw*>(rows.data[row]) + at;
 }
 
-// Into the second level: the first has no room for them beside what is added.
+// Into the second level of the cache: the first has no room for them beside what is added.
 template <class Raw, int kElements>
 inline void fetch(Rows rows, int64_t at) {
   constexpr int64_t kLine = kCacheLine / sizeof(Raw);
@@ -52,6 +52,7 @@ void add_rows_kernel(Rows rows, const double* weights, Rows next, double* total,
   }
   for (; at + kLanes <= columns; at += kLanes) add_lanes<Format, 1>(rows, weights, at, total);
   if (at == columns) return;
+  // What is left of each row is padded with zeros: neither a row nor the totals may be read beyond their end.
   double last[kLanes] = {};
   std::copy(total + at, total + columns, last);
   for (int64_t row = 0; row < rows.count; ++row) {

@@ -96,6 +96,7 @@ class Rows {
   int64_t index_of(int64_t row) const {
     int64_t index = 0, stride = 1;
     for (std::size_t axis = dims_.size(); axis-- > 0; row /= dims_[axis]) {
+      // An axis of length 1 stands for equal rows: `vmap` leaves it where an array is not mapped.
       if (own_[axis] != 1) index += row % dims_[axis] * stride;
       stride *= own_[axis];
     }
@@ -122,6 +123,7 @@ Arrays arrays_of(const xla_ffi::Call& call, const Results& results) {
 // Sums of what is not divided; returns which rows have to be summed again, divided.
 std::vector<bool> plain_sums(const Arrays& arrays, const Results& results, double p, double enough, int threads) {
   std::vector<bool> again(results.rows, true);
+  // Then no sum is enough: reading for one would be in vain.
   if (std::isinf(enough)) return again;
   const std::vector<Sum> sums = arrays.row_sums(results.rows, p, std::vector<double>(results.rows, 1.0), arrays.only_halves(), threads);
   for (std::size_t row = 0; row < results.rows; ++row) {
@@ -192,6 +194,7 @@ void examples(const xla_ffi::Call& call) {
   if (weighing.size() != 5 || squares.size() != included.size() || static_cast<int64_t>(totals.size()) < columns) {
     throw std::invalid_argument("the results do not have the sizes of the examples");
   }
+  // The memory of results holds anything. The kernel reads its marks, and adds to the totals.
   std::copy(included.begin(), included.end(), squares.begin());
   std::fill(totals.begin(), totals.end(), 0.0);
   if (!rows) return;
@@ -234,7 +237,7 @@ void entries(const xla_ffi::Call& call) {
   if (result != call.results.count) throw std::invalid_argument("there must be an entry for each result");
 }
 
-// Answers the question that comes at registration, if this is it.
+// Answers the question that comes at registration, if this is it: XLA refuses functions of another version.
 bool described(const xla_ffi::Call& call) {
   for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
     if (extension->type != xla_ffi::kMetadataExtension) continue;
@@ -252,7 +255,7 @@ xla_ffi::Error* error(const xla_ffi::Call& call, const char* message, int code) 
   return call.api->create_error(&request);
 }
 
-// No exception may leave: what calls is no C++ of ours.
+// No exception may leave: the caller knows a C interface only. XLA's threads may flush subnormals, which count here.
 xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) noexcept {
   try {
     const DefaultArithmetic scope;

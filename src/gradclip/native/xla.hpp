@@ -14,7 +14,8 @@ xla_ffi::Error* xla_power_sums(xla_ffi::Call* call);
 // threads. Results: the sum of squares of each example, and the weighted sums of them all, array by array.
 xla_ffi::Error* xla_add_examples(xla_ffi::Call* call);
 
-// Attribute threads. Results: the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite.
+// Attribute threads. Results: the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not
+// finite.
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call);
 
 // Results: each entry of each of the vectors, in turn.

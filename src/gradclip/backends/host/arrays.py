@@ -31,8 +31,8 @@ _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 class HostArray:
     """An array in host memory. A bfloat16 one, which NumPy does not know, is held as its 16 bits.
 
-    Where `counted` is given (the array itself, or the complex one that it is a part of), pieces have zeros for what is
-    not finite there.
+    Where `counted` is given, the pieces have zeros where that is not finite. It is the array itself, or the complex
+    array that this one is a part of.
     """
 
     data: np.ndarray
@@ -72,6 +72,7 @@ class HostArray:
         data = self.data if self.counted is None else self._zeroed(self.data, self.counted)
         wide = as_float(data, self.dtype).astype(np.complex128 if is_complex(self) else np.float64)
         for part in (wide.real, wide.imag) if is_complex(self) else (wide,):
+            # Part by part: a complex infinity times 0.25 has a NaN in its other part.
             part *= 0.25
         return HostArray.of(wide)
 
@@ -79,6 +80,7 @@ class HostArray:
         """Write zeros over NaN and the infinities."""
         for chunk in self.chunks("readwrite"):
             finite = is_finite(chunk, self.dtype)
+            # Only chunks that hold such an element are written: memory is what takes the time.
             if not finite.all():
                 chunk[~finite] = 0
 
@@ -88,13 +90,14 @@ class HostArray:
 
     def chunks(self, access: Literal["readonly", "readwrite"] = "readonly") -> Iterator[np.ndarray]:
         """Yield 1-D pieces of the real array, together all of it, in memory order."""
+        # To set `np.nditer` up takes ten times as long as this view, too long for small arrays.
         if self.counted is None and self.size <= _CHUNK and self.data.flags.c_contiguous:
             yield self.data.reshape(-1)
             return
         operands = [self.data] if self.counted is None else [self.data, self.counted]
         with np.nditer(
             operands,
-            flags=["external_loop", "buffered", "zerosize_ok"],
+            flags=["external_loop", "buffered", "zerosize_ok"],  # without the last, no elements are an error
             op_flags=[[access]] * len(operands),
             buffersize=_CHUNK,
             order="K",  # the order in memory, the fastest to read
@@ -125,7 +128,7 @@ class HostArray:
 
 
 class HostArrays(Arrays):
-    """Arrays in host memory. Those that the kernels know are looked at one by one only if something else asks."""
+    """Arrays in host memory. Views of those that the kernels know are made only if something else asks for them."""
 
     def __init__(self, sources: Sequence[Any], view: Callable[[Any], HostArray], described: Described) -> None:
         self._view = view
@@ -154,9 +157,9 @@ class OnlyFinite(HostArrays):
 
 
 def split(arrays: Arrays, scope: Scope | None = None) -> tuple[Any, Sequence[HostArray]]:
-    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not.
+    """Return what the kernels know of the arrays (None for nothing), and the arrays that they do not know.
 
-    Of norms that are not of all elements together they know nothing.
+    They only know norms of all elements together. For any other scope they know nothing.
     """
     if (scope is not None and not scope.whole) or not isinstance(arrays, HostArrays) or not arrays.kernels:
         return None, arrays
@@ -171,7 +174,7 @@ def viewed_arrays(arrays: Sequence[HostArray]) -> HostArrays:
 
 
 def rows_first(data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
-    """Return a view with the own axes before the others; where there are none, with a first axis of one row."""
+    """Return a view with the own axes before the others. Without own axes the whole array is one row."""
     if not own:
         return data[None]
     return data.transpose(*own, *(axis for axis in range(data.ndim) if axis not in own))
@@ -185,7 +188,7 @@ def blocks_of(rows: np.ndarray) -> Iterator[slice]:
 
 
 def known_to_buffers(array: np.ndarray) -> np.ndarray:
-    """Return the array, one of bfloat16 as its bits: Python's buffers know nothing else of it."""
+    """Return the array; one of bfloat16 as its bits, because Python's buffers do not know this dtype."""
     return array.view(np.uint16) if array.dtype.kind == "V" else array
 
 
@@ -196,7 +199,7 @@ def is_finite(data: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def widened(data: np.ndarray, dtype: str) -> np.ndarray:
-    """Return a float64 copy of the elements, of complex ones their magnitudes."""
+    """Return a float64 copy of the elements, or of the magnitudes of complex ones."""
     if data.dtype.kind == "c":
         # Unlike the root of a sum of squares, `hypot` neither overflows nor underflows on the way.
         return np.hypot(data.real.astype(np.float64), data.imag.astype(np.float64))
@@ -229,6 +232,7 @@ def narrowed(x: np.ndarray, target: Format) -> np.ndarray:
         # Below the normal range the target has fewer bits than the mask has left.
         cut[small] = np.trunc(x[small] / target.step) * target.step
     if target is BFLOAT16:
+        # bfloat16 is the upper half of a float32. The lower half was cut off above.
         return (cut.astype(np.float32, copy=False).view(np.uint32) >> 16).astype(np.uint16)
     return cut.astype(target.name)
 

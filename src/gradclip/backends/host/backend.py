@@ -39,7 +39,7 @@ class Host(Portable):
     concrete = True
     visible = True
     splits_by_range = False
-    known_writable = False  # whether all that the kernels know can be written
+    known_writable = False  # whether the kernels know only what can be written: they also read NumPy's read-only arrays
 
     def __init__(self) -> None:
         super().__init__(Namespace("gradclip.backends.host.namespace"))
@@ -120,7 +120,7 @@ class Host(Portable):
         return np.asarray(mask, dtype=bool)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Any]) -> Any:
-        return np.zeros(shape)[()]
+        return np.zeros(shape)[()]  # a scalar where a reduction returns one
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         # Values known to the host carry no derivative.
@@ -135,7 +135,7 @@ class Host(Portable):
         if known and not others:
             return kernels_sum_error(count, arrays, p)
         error = super().sum_error(count, arrays, p, scope)
-        return error + kernels_sum_error(0, arrays, p) if known else error
+        return error + kernels_sum_error(0, arrays, p) if known else error  # `error` counts the additions
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
         known, others = split(arrays, scope)
@@ -147,7 +147,7 @@ class Host(Portable):
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Any, Any]:
         if p in (1, 2):
-            total = self.power_sum(arrays, p, scope)
+            total = self.power_sum(arrays, p, scope)  # usually one reading is enough: the sum shows if terms were lost
             enough = (total > ENOUGH) & np.isfinite(total)
             if np.all(enough):
                 return total, None
@@ -170,7 +170,7 @@ class Host(Portable):
         found = [chunkwise.smallest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             _, smallest, nonfinite = known.extremes(self.threads())
-            found.append(math.nan if nonfinite else smallest)
+            found.append(math.nan if nonfinite else smallest)  # a minimum would pass over them
         return np.min(np.stack(found), axis=0)
 
     def quartered(self, arrays: Arrays) -> Arrays:
@@ -214,7 +214,7 @@ class Host(Portable):
         return copies
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
-        """Return arrays as results are, with the elements of these."""
+        """Return copies in memory from `empty_like`, which a framework may align as it needs."""
         results = [self.empty_like(x) for x in arrays]
         for x, y in zip(arrays, results, strict=True):
             y.data[...] = x.data
@@ -229,7 +229,7 @@ class Host(Portable):
             sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
             targets = [x.data for x in results]
         known = native.describe_buffers(list(map(known_to_buffers, targets)))
-        same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
+        same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))  # else no kernel fits
         return results, known.kernels if same_order and not known.left_out else None
 
     def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, scope: Scope) -> list[HostArray]:

@@ -49,6 +49,7 @@ def smallest_of(x: HostArray, scope: Scope) -> Any:
     def of_wide(wide: np.ndarray, _: object) -> Any:
         magnitude = np.abs(wide)
         finite = np.isfinite(magnitude.max(axis=-1))
+        # The minimum would pass over an infinity.
         return np.where(finite, magnitude.min(axis=-1), np.nan)
 
     return _reduced(x, of_wide, np.minimum, scope)
@@ -82,6 +83,7 @@ def count_nonfinite(x: HostArray) -> tuple[int, int]:
     """Return how many elements are NaN and how many infinite."""
     nans = infinities = 0
     for chunk in x.chunks():
+        # Nearly all chunks are finite, and take one look instead of two.
         if not is_finite(chunk, x.dtype).all():
             infinite = np.isinf(as_float(chunk, x.dtype))
             infinities += int(infinite.sum())
@@ -111,7 +113,7 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
         target, source = format_of(part), product_format(part, FLOAT64)
         factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
         data = rows_first(part.data, own)
-        second = 1.0 if factors.second is None else factors.second
+        second = 1.0 if factors.second is None else factors.second  # a product with 1 is exact
         of_rows = [
             _over_rows(value, data, own) for value in (factors.first, second, coefficient.keep, coefficient.blank)
         ]
@@ -153,7 +155,7 @@ def clamp_chunks(x: HostArray, bound: float) -> None:
 
 
 def _over_rows(value: np.ndarray | np.generic | float, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
-    """Shape what there is one of for each row, or for all, so that it broadcasts to the rows."""
+    """Shape one value for each row, or one for all rows, so that it broadcasts to the rows."""
     lengths = data.shape[: max(1, len(own))]
     return np.broadcast_to(value, lengths).reshape(*lengths, *[1] * (data.ndim - len(lengths)))
 

@@ -10,7 +10,7 @@ from gradclip.backends.formats import is_complex
 from gradclip.backends.host.arrays import HostArrays
 from gradclip.native import describe_buffers
 
-_COPIED = 1 << 18  # numbers at a time
+_COPIED = 1 << 18  # numbers at a time, little enough for the copies to stay in cache
 
 
 def add_examples(
@@ -29,7 +29,7 @@ def add_examples(
     for rows in _blocks(arrays, sum(widths)):
         known, left_out = arrays.kernels, arrays.left_out
         if not all(x.data.flags.c_contiguous for x in arrays):
-            # The kernels want each example in one piece; copied a few at a time, the copies stay in cache.
+            # The kernels want each example in one piece.
             known, left_out = describe_buffers([np.ascontiguousarray(x.data[rows]) for x in arrays])
         if not known or left_out:
             return None
@@ -43,6 +43,7 @@ def add_examples(
         totals[end - width : end].view(np.complex128 if is_complex(x) else np.float64).reshape(x.shape[1:])
         for x, width, end in zip(arrays, widths, ends, strict=True)
     ]
+    # Examples outside of the mask still have the NaN that marks them.
     return sums, squares if mask is None else np.where(mask, squares, 0.0)
 
 

@@ -26,9 +26,10 @@ class NumPy(Framework):
 
 
 def dtype_named(dtype: str) -> Any:
-    """Return NumPy's dtype of a name; bfloat16 is that of `ml_dtypes`, which JAX brings along."""
+    """Return NumPy's dtype of a name. bfloat16 comes from `ml_dtypes`, which JAX brings along."""
     if dtype != BFLOAT16.name:
         return np.dtype(dtype)
+    # Imported late: gradclip does not require it.
     import ml_dtypes
 
     return ml_dtypes.bfloat16

@@ -49,6 +49,7 @@ class NamedAxes:
     def largest(self, terms: Sequence[jax.Array]) -> jax.Array:
         """Return the largest of the terms of all devices."""
         largest = reduce(jnp.maximum, terms)
+        # What is replicated need not be counted once: the largest of copies is the same.
         return lax.pmax(largest, self.names) if self._split(terms) else largest
 
     def _split(self, terms: Sequence[jax.Array]) -> bool:
@@ -70,6 +71,7 @@ def _counted_once(term: jax.Array, names: Sequence[Hashable]) -> jax.Array:
 
 def _tracked(name: Hashable) -> bool:
     """Say whether JAX keeps track of what varies over an axis."""
+    # The index of a device always varies. If not even that does to JAX, it keeps no track.
     return name in _varying(lax.axis_index(name))
 
 
@@ -95,6 +97,7 @@ def varying_together(arrays: Sequence[Any]) -> frozenset[Hashable]:
 
 def in_one_piece() -> bool:
     """Say whether each array lies on one device, as far as the code that is traced can tell."""
+    # Manual axes are those of `shard_map`, in which a device sees its own shards alone.
     kinds = set(jax.sharding.get_abstract_mesh().axis_types)
     return jax.device_count() == 1 or kinds == {AxisType.Manual}
 

@@ -61,6 +61,7 @@ class JaxBatching:
     ) -> tuple[tuple[Any, ...], jax.Array]:
         def longer(x: jax.Array) -> jax.Array:
             x = jnp.asarray(x)
+            # `lax.full` makes rows of random keys as well, which `jnp.pad` does not.
             return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
 
         many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
@@ -133,7 +134,8 @@ class JaxLoop(JaxBatching):
 
 
 def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
-    """Return the microbatch of number `i`; beyond the last row it repeats that."""
+    """Return the microbatch of number `i`; beyond the last row it repeats that row."""
+    # Where the last microbatch is shorter, XLA would move its slice back, over rows that have been counted.
     if rows % size == 0:
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size), tree)
     places = jnp.minimum(i * size + jnp.arange(size), rows - 1)

@@ -2,8 +2,8 @@
 
 A batch that may lie on several devices is not taken apart like that: XLA would gather it.
 
-XLA would write all products out, in float64, before it adds them. Seeing examples as rows, here and in the kernels'
-calls, lets XLA lay them out once for both.
+XLA would write all products out, in float64, before it adds them. Examples are rows here and in the kernels' calls, so
+that XLA lays them out once for both.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def sum_by_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Arr
 
 def _sum_of_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
     weights = coefficient.weights(jnp)
-    # As integers: slices of a half type XLA would take from a copy of the batch in float32.
+    # As integers: of a half type XLA would first make a copy of the batch in float32, and take slices of that.
     bits = lax.bitcast_convert_type(x, jnp.uint16) if format_of(x).precision < FLOAT32.precision else x
 
     def plus(total: jax.Array, i: jax.Array | int) -> jax.Array:

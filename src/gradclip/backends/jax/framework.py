@@ -38,6 +38,7 @@ class Jax(Framework):
 
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> jax.Array:
         made = jnp.asarray(values.astype(dtype_named(dtype)))
+        # JAX narrows float64 without a word in 32-bit mode.
         if bare_name(made.dtype) != dtype:
             raise ValueError(f"JAX has no {dtype} in 32-bit mode; switch jax_enable_x64 on, or leave it out of dtypes.")
         return made

@@ -45,6 +45,7 @@ class JaxHost(Host):
         return of_numpy(leaf) and super().writable(leaf)
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
+        # Views, not copies: JAX hands out the memory of arrays on the CPU, read-only.
         views = list(map(np.asarray, prepared))
         known = native.describe_buffers(list(map(known_to_buffers, views)))
         return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
@@ -125,6 +126,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
     """Return the backend for these arrays: the host's where all of them lie in its memory, NumPy's for its arrays."""
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):
+        # NumPy's arrays stay NumPy's, even beside a threshold of JAX.
         return NUMPY_HOST if leaves and all(map(of_numpy, leaves)) else HOST
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
     return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)

@@ -17,7 +17,7 @@ _LARGE = 1 << 20  # bytes; from there on, and of one array alone, XLA's copy is 
 
 
 def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
-    """Return JAX arrays of the data, each where what it is like lies, and committed to it if that is."""
+    """Return JAX arrays of the data, each on the device of its entry in `likes`, and committed if that is."""
     groups: dict[Hashable, list[int]] = {}
     for index, like in enumerate(likes):
         groups.setdefault(_place(like), []).append(index)
@@ -33,6 +33,7 @@ def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
 
 def copied(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     """Return copies of the arrays, in memory of their own."""
+    # No aliases, although JAX arrays never change: to donate a result would delete the input that shares its memory.
     large = [len(arrays) == 1 or x.nbytes >= _LARGE for x in arrays]
     made = iter(jax.device_put([x for x, alone in zip(arrays, large, strict=True) if not alone], may_alias=False))
     return [_copied(x) if alone else next(made) for x, alone in zip(arrays, large, strict=True)]
@@ -41,6 +42,7 @@ def copied(arrays: Sequence[jax.Array]) -> list[jax.Array]:
 def like(array: jax.Array, leaf: object) -> Any:
     """Return a result computed from a leaf that is not traced, as the leaf is: NumPy's, or uncommitted, or weak."""
     if of_numpy(leaf):
+        # A copy: NumPy's view of a JAX array cannot be written.
         return np.array(array)[()] if isinstance(leaf, np.generic) else np.array(array)
     if isinstance(leaf, jax.Array) and not leaf.committed and _place(array) != _place(leaf):
         # JAX may move what is not committed, to where other leaves lie, or to its default device.
@@ -63,7 +65,7 @@ def typed_like(array: jax.Array, leaf: object) -> jax.Array:
 
 
 def placed_first(leaves: Sequence[Any]) -> Any:
-    """Return the leaf with which a number for all of them lies: the first that is committed, or the first array."""
+    """Return the leaf whose device a number for all leaves gets: the first that is committed, or the first array."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     return next((x for x in arrays if x.committed), arrays[0] if arrays else None)
 

@@ -12,6 +12,7 @@ import numpy as np
 from gradclip.backends.batching import Programs
 
 _MOST = 64
+# Values of these types cannot change, so they may be part of a program's key.
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 Made = tuple[Any, list[Any]]
@@ -70,6 +71,7 @@ def _parted(
     dynamic = [_is_array(x, carries_rows=axis is not None) for x, axis in zip(leaves, carries, strict=True)]
     fixed = [None if is_array else x for x, is_array in zip(leaves, dynamic, strict=True)]
     known = all(isinstance(x, _CONSTANTS) or _is_function(x) for x in fixed)
+    # `run` holds the settings itself. A program would keep the values that an array among them has now.
     if not known or any(map(_is_array, _leaves(setting))):
         return None, [], None
 

@@ -1,9 +1,9 @@
 """JAX arrays whose values are not looked at, through XLA's own operations: tracers, and arrays on accelerators.
 
-Two things are particular. The reductions run in float64 though 64-bit mode is off, inside `jax.enable_x64`. And
-XLA's CPU code reads float32 and bfloat16 subnormals as zero and flushes results to zero, conversions included: a
-reduction whose result that could change is done again with the numbers read as integers, and results below the normal
-range become zero.
+Two things are particular. The reductions run in float64 even if 64-bit mode is off, inside `jax.enable_x64`. And XLA's
+CPU code reads float32 and bfloat16 subnormals as zero, and flushes results to zero; so do its conversions. Where that
+could change the result of a reduction, it is done again with the numbers read as integers. Scaled elements below the
+normal range become zero.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ class Jax(Portable):
     """Arrays whose values are not looked at."""
 
     def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
+        # TPUs have no float64.
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
         self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
-        self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
+        self.divisors_up_to = 1.0 / self.wide.tiny  # The compiler may multiply with the inverse instead.
         self.visible = visible
         self.axes = axes
         self.on_cpu = jax.default_backend() == "cpu"
@@ -89,12 +90,14 @@ class Jax(Portable):
         return run
 
     def prepare(self, leaf: object) -> jax.Array:
+        # With 64-bit mode off JAX would narrow NumPy's float64 to float32.
         if self.visible and of_numpy(leaf):
             with self.precision():
                 return prepared(leaf)
         return prepared(leaf)
 
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        # Of a traced array only the type: what is kept for the result must not outlive the trace.
         return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
     def prepare_in_place(self, leaf: object) -> jax.Array:
@@ -137,9 +140,11 @@ class Jax(Portable):
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
+        # A conversion would flush a subnormal norm to zero.
         return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
     def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
+        # A conversion would read a subnormal threshold as zero.
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
@@ -213,7 +218,7 @@ class Jax(Portable):
         return self.join([sum_by_rows(part, coefficient, self.widen) for part in self.parts(x)], x)
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-        # The call keeps 32-bit types on its outside.
+        # JAX traces whatever it differentiates. The call keeps 32-bit types on its outside.
         if self.visible:
             return function
         call = jax.custom_jvp(function)
@@ -272,6 +277,7 @@ def check_64_bit_mode(dtype: str | None) -> None:
 
 def as_integers(x: jax.Array) -> jax.Array:
     """Return a float32 or bfloat16 array in float64, subnormals too."""
+    # A conversion would read subnormals as zero. Integers it reads as they are.
     bits = lax.bitcast_convert_type(x, jnp.uint16 if format_of(x) is BFLOAT16 else jnp.uint32)
     sign_bit = 1 << (8 * x.dtype.itemsize - 1)
     magnitude = (bits & (sign_bit - 1)).astype(jnp.int32)
@@ -282,6 +288,7 @@ def as_integers(x: jax.Array) -> jax.Array:
 
 def nearest(wide: jax.Array) -> jax.Array:
     """Return non-negative float64 numbers in float32, rounded to nearest, subnormals too."""
+    # The bits of a subnormal number are those of the integer that counts its smallest steps.
     units = jnp.round(jnp.where(wide < FLOAT32.tiny, wide, 0.0) / FLOAT32.step).astype(jnp.int32)
     below_normal = lax.bitcast_convert_type(units, jnp.float32)
     return jnp.where(wide < FLOAT32.tiny, below_normal, wide.astype(jnp.float32))

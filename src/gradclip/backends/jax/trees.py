@@ -24,6 +24,7 @@ class JaxTrees:
     """The functions of `Trees`, by JAX's own."""
 
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
+        # To JAX a sparse array is a node, and its indices would be leaves as well.
         return tree_util.tree_flatten(tree, is_leaf=recognizer())
 
     def unflatten(self, structure: tree_util.PyTreeDef, leaves: Iterable[Any]) -> Any:
@@ -109,6 +110,7 @@ def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique
         return data
     first = jnp.zeros(count, int)
     if bounds:
+        # How many indices differ is unknown while JAX traces, so there is room for all.
         _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
         first = places[which]
     # What has one piece is taken as it is: a sum with zero would turn -0.0 into 0.0, and flush subnormals.

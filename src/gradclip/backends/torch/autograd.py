@@ -16,7 +16,7 @@ class _Reverse(torch.autograd.Function):
     Its outputs are the norm, if there is one, the results and the counts, which are integers.
     """
 
-    generate_vmap_rule = True
+    generate_vmap_rule = True  # else `vmap` refuses it; both directions are made of operations that `vmap` knows
 
     @staticmethod
     def forward(
@@ -29,11 +29,13 @@ class _Reverse(torch.autograd.Function):
         results, norm, counts = function(leaves, max_norm, mask)
         return (*([norm] if rule.measures else []), *results, *counts)
 
+    # Apart from `forward`: else `torch.func` does not take the Function.
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.rule = inputs[1]
         norm, results, counts = _taken_apart(ctx.rule, output)
         ctx.dtypes, ctx.counts = [result.dtype for result in results], len(counts)
+        # Not as attributes: those would keep the graph alive, and a tensor that has changed would be used unnoticed.
         ctx.save_for_backward(norm, *inputs[2:])
 
     @staticmethod
@@ -82,7 +84,7 @@ def _primal(x: torch.Tensor | None) -> Any:
 
 
 def _with_norm(rule: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return what there is one of for each output, None first where there is no norm."""
+    """Return one value for each output, with None first where there is no norm."""
     return outputs if rule.measures else (None, *outputs)
 
 
@@ -122,4 +124,5 @@ def _asked(tensors: Sequence[torch.Tensor]) -> bool:
         return True
     if torch.compiler.is_compiling():
         return False
+    # There is no public way to ask for either.
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None

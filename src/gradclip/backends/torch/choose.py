@@ -51,6 +51,7 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
     seen = visible(tensors)
     if seen and (here or in_host_memory(tensors)):
         return HOST
+    # Norms come back on the device of the first leaf.
     return Torch(tensors[0].device, visible=seen)
 
 

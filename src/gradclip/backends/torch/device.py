@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
+# Apple's GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")
 
 
@@ -54,6 +55,7 @@ class Torch(Portable):
         return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
     def prepare(self, leaf: object) -> torch.Tensor:
+        # Terms of a sum have no norm before they are added up.
         return _summed(promoted(dense(leaf)))
 
     def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -75,6 +77,7 @@ class Torch(Portable):
         return _summed(value.to(getattr(torch, dtype)))
 
     def precision(self) -> AbstractContextManager[Any]:
+        # Derivatives come from a rule: a graph of these steps would only keep memory.
         return torch.no_grad()
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -86,6 +89,7 @@ class Torch(Portable):
     def clamp(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
         with self.precision():
             limit: torch.Tensor = self.narrow(self.limit(bound, x), x)
+        # Leaves may lie on several devices.
         limit = limit.to(x.device)
         return torch.clamp(x, -limit, limit)
 
@@ -109,6 +113,7 @@ class Torch(Portable):
         return torch.complex(real, imag)
 
     def shrunk(self, x: torch.Tensor, coefficient: Coefficient, scope: Scope) -> torch.Tensor:
+        # Leaves may lie on several devices; the coefficient lies on the first one's.
         return super().shrunk(x, moved(coefficient, x.device), scope)
 
     def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: torch.Tensor | None) -> torch.Tensor:
@@ -155,6 +160,7 @@ class Torch(Portable):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> list[torch.Tensor]:
+        # Also where nothing is clipped: to find that out would mean to wait for the device.
         results = self.shrink(new, coefficient, scope)
         return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 

@@ -44,6 +44,7 @@ def _around(local: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor that is laid out as another, of which this process has `local`."""
     if not isinstance(tensor, DTensor):
         return local
+    # Without shape and stride PyTorch takes all shards to be of one size. `run_check` would send messages.
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
@@ -139,10 +140,11 @@ def _sharded_over(mesh: DeviceMesh, placements: Sequence[Any], named: Sequence[G
 def fsdp1_shard(parameters: Sequence[Any]) -> int | None:
     """Return the index of the first parameter of which FullyShardedDataParallel (FSDP1) keeps a shard here, or None.
 
-    It marks its parameters, and lays the shards of them flat. Where one is not, as under NO_SHARD, they are whole.
+    FSDP1 marks its parameters, and their shards are flat. Where a marked one is not, as under NO_SHARD, they are whole.
     """
     if all(issubclass(kind, DTensor) for kind in set(map(type, parameters))):
         return None
+    # FSDP1 has no public name for such parameters.
     marked = [i for i, p in enumerate(parameters) if "_fsdp_flattened" in getattr(p, "__dict__", ())]
     flat = all(parameters[i].dim() == 1 and not _is_whole(parameters[i]) for i in marked)
     return marked[0] if marked and flat else None
@@ -156,6 +158,7 @@ def _is_whole(flat: torch.Tensor) -> bool:
 
 def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.device:
     """Return the device on which this process reduces: that of its parameters where all groups can."""
+    # A group reduces on the devices of its backends alone: one of NCCL does not reduce on the CPU.
     types = [device.type for device in handles[0].handle._device_types] if handles else []
     accelerator = torch.accelerator.current_accelerator()
     first = next((p for p in parameters if isinstance(p, torch.Tensor)), None)

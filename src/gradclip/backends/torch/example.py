@@ -1,8 +1,8 @@
 """One example at a time, by PyTorch's ordinary autograd; and what can be learned of a loss from one example.
 
 Recurrent layers, checkpointing, `.item()`, buffers that are written in place and sparse gradients work as they do in a
-training step. Each parameter is taken as a new leaf of the graph that shares its memory, so that checkpointing, which
-computes again with the module's own parameters, finds the same numbers where the module's own are what is passed.
+training step. Each parameter is taken as a new leaf of the graph, which shares its memory. Checkpointing computes again
+with the module's own parameters. Where these are what was passed, it finds the same numbers.
 """
 
 import threading
@@ -76,6 +76,7 @@ def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[
         raise ValueError(
             f"the loss must return a scalar tensor for each example, got {type(value).__name__} of shape {shape}."
         )
+    # Of a value that depends on no parameter, and so has no graph, autograd would make an error.
     return torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
 
 
@@ -90,6 +91,7 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
     backward = False
 
     def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        # By addresses: `detach` makes new tensors of the same memory, and those are the same parameters.
         memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
         if backward and used.get(module, memory) != memory:
             raise RuntimeError(
@@ -130,6 +132,7 @@ def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], ax
     """Return an error that says what to do where `vmap` fails on what works for one example, else the error itself."""
     try:
         one = example(args, axes, 0)
+        # The trial must not change what the caller draws next.
         with torch.random.fork_rng(devices=[]):
             works = len(fun.unused(one)) < fun.count(one) if isinstance(fun, Gradient) else alone(fun, *one) is not None
     except Exception:

@@ -40,6 +40,7 @@ class Torch(Framework):
         return "a tensor on the meta device" if array.is_meta else None
 
     def is_bare(self, parameter: torch.Tensor) -> bool:
+        # A parameter made of a subclass of tensors keeps that type, and is marked instead.
         is_parameter = type(parameter).__name__ == "Parameter" or getattr(parameter, "_is_param", False)
         return not (parameter.requires_grad or is_parameter)
 

@@ -17,6 +17,7 @@ class Group:
     handle: Any
 
     def __eq__(self, other: object) -> bool:
+        # Meshes have handles of their own for the same ranks. One reduction over them is enough.
         return isinstance(other, Group) and self.ranks == other.ranks
 
     def __hash__(self) -> int:
@@ -30,6 +31,7 @@ def groups(named: Sequence[Any]) -> tuple[Group, ...]:
     """
     handles = [handle for one in named if _mistake(one) is None for handle in _handles(one)]
     listed = [Group(tuple(dist.get_process_group_ranks(handle)), handle) for handle in handles]
+    # A process alone has nobody to reduce with.
     return tuple(group for group in listed if len(group.ranks) > 1)
 
 
@@ -53,6 +55,7 @@ def _mistake(one: object) -> Exception | None:
     """Return what is wrong with a process group or mesh that is named."""
     if isinstance(one, dist.DeviceMesh):
         return None if takes_part(one) else _not_a_member(f"a mesh of the ranks {listed(one.mesh.flatten().tolist())}")
+    # `dist.new_group` returns this number to processes outside of the group.
     if isinstance(one, int) and one == dist.GroupMember.NON_GROUP_MEMBER:
         return _not_a_member("GroupMember.NON_GROUP_MEMBER, which stands for a group of others")
     if not isinstance(one, dist.ProcessGroup):

@@ -37,6 +37,7 @@ class TorchHost(Host):
     known_writable = True
 
     def threads(self) -> int:
+        # No more than PyTorch's own operations take: the user may have limited them.
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
@@ -54,11 +55,13 @@ class TorchHost(Host):
         return super().plain(leaves) and not (forward or asked)
 
     def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
+        # Such a tensor shares memory with its original: the numbers there are not its own.
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
             return viewed_arrays(list(map(viewed, prepared)))
         return HostArrays(prepared, viewed, described(prepared))
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> HostArrays:
+        # Nearly all tensors are known at once, and take no call of Python each. Only the others are looked at.
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
@@ -105,6 +108,7 @@ class TorchHost(Host):
         return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> Any:
+        # PyTorch warns when a number is made of a tensor that has a graph.
         return super().scalar(value.detach() if isinstance(value, torch.Tensor) else value, near)
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> torch.Tensor:

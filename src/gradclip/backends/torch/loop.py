@@ -12,7 +12,7 @@ from gradclip.tree import flatten
 
 
 class TorchLoop(TorchBatching):
-    """The verbs of `Batching`; only the way over a batch is another."""
+    """The verbs of `Batching`, with a loop over the examples in place of `vmap`."""
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable

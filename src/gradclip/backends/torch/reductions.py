@@ -21,9 +21,9 @@ def reduce(
 ) -> tuple[list[Any], Any]:
     """Return the sums, or the largest, of what all members of a group pass, and which marks all of them share.
 
-    The values are wide scalars, as many on each. They are reduced in one vector of a fixed length with the marks, so
-    that members that pass more, or other marks, are noticed. What does not fit follows in a second, where the first two
-    marks, in host memory, say that all pass as much.
+    The values are wide scalars, equally many on each member. They are reduced with the marks in one vector of a fixed
+    length, so that members that pass more, or other marks, are noticed. What does not fit follows in a second vector.
+    In host memory that is sent only if the first two marks say that all members pass equally many.
     """
     # One vector, one message: what a small reduction takes is the time of the message.
     on_host = not any(isinstance(value, torch.Tensor) for value in values)
@@ -34,9 +34,12 @@ def reduce(
         join = np.concatenate if on_host else torch.cat
         reduced = total(join([_vector(first, on_host), sent]))
         tail = slice(-len(marks), None)
+        # Marks are integers, so that sums are exact. Only if all pass the same is a sum that many times one's own mark.
         same = reduced[tail] == sent[tail] * (1 if largest else len(group.ranks))
         found = [*reduced[: len(first)]]
         if rest:
+            # Vectors of different lengths must not meet: the reduction would fail, or hang. On a device nobody looks at
+            # the marks, since a look would wait.
             found += rest if on_host and not all(same[:2]) else [*total(_vector(rest, on_host))]
     return found, same
 
@@ -61,6 +64,7 @@ def _marks_on(device: torch.device, taken: int, marks: Sequence[float]) -> torch
 def _total(vector: np.ndarray | torch.Tensor, group: Group, device: torch.device, largest: bool) -> Any:
     """Return the sum, or the largest, of the vectors of all members, where and as this one lies."""
     on_host = isinstance(vector, np.ndarray)
+    # The group may reduce on its own devices only, as NCCL does.
     reduced = (torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector).to(device)
     try:
         dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
@@ -79,7 +83,7 @@ def rank() -> int:
 
 
 def add_up(values: Sequence[Any], group: Group, *_: object) -> list[Any]:
-    """Return the sums of what all members of a group pass: as many numbers of any kind each."""
+    """Return the sums of what all members of a group pass: each passes equally many numbers, of any kind."""
     return [sum(of_all) for of_all in zip(*gathered(values, group), strict=True)]
 
 

@@ -13,17 +13,19 @@ from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.memory import Region
 
+# Subclasses may give operations another meaning, so what lies in their memory need not be their values.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def described(tensors: Sequence[Any]) -> native.Described:
-    """Describe CPU tensors to the kernels; those of conjugates and the like as they lie in memory."""
+    """Describe CPU tensors to the kernels as they lie in memory: of a conjugate that is its original."""
     # Only newer versions of PyTorch have this table, by which C++ reads tensors without a Python call for each.
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange_api is not None:
         return native.describe_tensors(tensors, exchange_api)
     dense = [t.layout is torch.strided and not t.is_conj() and not t.is_neg() for t in tensors]
+    # It stands for tensors that NumPy cannot view. The kernels do not know its dtype, and leave it out.
     empty = np.empty(0, np.int8)
     return native.describe_buffers([viewed(t).data if d else empty for t, d in zip(tensors, dense, strict=True)])
 
@@ -57,9 +59,11 @@ def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradi
 
 def region(tensor: torch.Tensor) -> Region | None:
     """Return where a gradient lies, None where it has no memory of its own."""
+    # Its values are sums of what is stored, and get new memory.
     if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
         return None
     lying = stored(tensor)
+    # PyTorch counts strides in elements, a region in bytes.
     size = lying.element_size()
     return Region.of(lying.data_ptr(), size, dtype_name(lying), lying.shape, [size * step for step in lying.stride()])
 
@@ -147,6 +151,7 @@ def viewed(tensor: torch.Tensor) -> HostArray:
     with_memory(tensor)
     if tensor._is_zerotensor():
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
+    # NumPy takes no tensor that requires a gradient.
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
