@@ -59,6 +59,7 @@ def toy(monkeypatch):
     module = ModuleType("toy")
     module.ToyArray = ToyArray
     monkeypatch.setitem(sys.modules, "toy", module)
+    assert not registry.known(ToyArray(np.float32([1])))
     registry.register(Entry("Toy", "toy", ("ToyArray",), Toy))
 
 

@@ -50,7 +50,7 @@ def numbers_of(leaf: object) -> list[np.ndarray]:
     framework = framework_of(leaf)
     sparse = framework.first_sparse([leaf])
     if sparse is not None:
-        raise TypeError(f"arrays to be compared must be dense, got {sparse[1]}. Call {sparse[2]} on it.")
+        raise TypeError(f"arrays to be compared must be dense, got {sparse.kind}. Call {sparse.method} on it.")
     array = framework.on_host(leaf)
     if array.data.dtype.kind in "biu" and array.dtype != BFLOAT16.name:
         # As they are: float64 does not hold all integers of 64 bits.

@@ -28,6 +28,7 @@ _LOADED: "dict[str, Framework]" = {}
 def register(entry: Entry) -> None:
     """Add a framework: from now on its arrays can be clipped."""
     _ENTRIES[entry.module] = entry
+    _KEY_BY_TYPE.clear()  # its arrays may have been met before, as unknown ones
     if entry.at_import is not None:
         when_imported(entry.module, entry.at_import)
 

@@ -30,9 +30,9 @@ def groups(named: Sequence[Any]) -> tuple[Group, ...]:
     What `check_named` refuses is left out, so that a mistake in one can be told to the processes of the others.
     """
     handles = [handle for one in named if _mistake(one) is None for handle in _handles(one)]
-    listed = [Group(tuple(dist.get_process_group_ranks(handle)), handle) for handle in handles]
+    found = [Group(tuple(dist.get_process_group_ranks(handle)), handle) for handle in handles]
     # A process alone has nobody to reduce with.
-    return tuple(group for group in listed if len(group.ranks) > 1)
+    return tuple(group for group in found if len(group.ranks) > 1)
 
 
 def _handles(one: object) -> Sequence[Any]:
