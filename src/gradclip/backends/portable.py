@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.defaults import Defaults
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
-from gradclip.backends.memory import Region, any_overlap
 from gradclip.backends.protocols import Array, Scope
 from gradclip.backends.sums import filled, halving_sum, over_examples, raised, times
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.coefficient import Coefficient
 
 
-class Portable(ABC):
+class Portable(Defaults, ABC):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False
@@ -41,24 +40,6 @@ class Portable(ABC):
         """The dtype of `wide` in this framework."""
         return getattr(self.xp, self.wide.name)
 
-    def precision(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def plain(self, leaves: Sequence[Any]) -> bool:
-        return False
-
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
-        return None
-
-    def over(self, axis_name: Hashable) -> Any:
-        raise TypeError(
-            f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
-            "For arrays of another framework leave it out."
-        )
-
-    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
-        return None
-
     def enter(self, prepared: Sequence[Any]) -> Arrays:
         return Arrays(prepared)
 
@@ -73,22 +54,6 @@ class Portable(ABC):
     def prepare_in_place(self, leaf: object) -> Any:
         """Return a gradient as an array that shares its memory."""
         return leaf
-
-    def region(self, leaf: object) -> Region | None:
-        return None
-
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return False
-
-    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        regions = map(self.region, leaves)
-        return any_overlap((region.address, region.end) for region in regions if region is not None)
-
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        return leaves
-
-    def flushed_below(self, element: Format) -> float:
-        return 0.0
 
     def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
         # Most devices read all numbers as they are: any norm can be trusted.
@@ -140,12 +105,16 @@ class Portable(ABC):
         return self.total([self.power_sum_of(x, p, scope, divisor) for x in arrays])
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
-        largest = self.largest(arrays, scope)
+        divisor = self.divisor(self.largest(arrays, scope))
+        return self.power_sum(arrays, p, scope, divisor), divisor
+
+    def divisor(self, largest: Array) -> Array:
+        """Return what numbers are divided by, of which these are the largest magnitudes."""
         # An infinity divided by itself would be NaN, and so would zero.
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
-        if self.divisors_up_to < math.inf:
-            divisor = self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
-        return self.power_sum(arrays, p, scope, divisor), divisor
+        if self.divisors_up_to == math.inf:
+            return divisor
+        return self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
 
     def largest(self, arrays: Arrays, scope: Scope) -> Array:
         found = [self.largest_of(x, scope) for x in filled(arrays, scope)]
@@ -267,9 +236,6 @@ class Portable(ABC):
         # `narrow` truncates what is too small where the result has fewer exponents. Elsewhere that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
-
-    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
-        return None
 
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         blank = over_examples(coefficient.blank, x)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:  # these import this module
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
     from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.nearest import Multiplier
 
 
 class Array(Protocol):
@@ -152,6 +153,12 @@ class Reduce(Protocol):
     def smallest(self, arrays: Arrays, scope: Scope) -> Array:
         """Return the smallest magnitude, NaN where one is not finite."""
 
+    def norm_at_once(self, arrays: Arrays, p: float) -> Array | None:
+        """Return the norm of all arrays, where a device finds it without sums of powers; else None."""
+
+    def norms_of(self, arrays: Arrays, p: float) -> tuple[Array, Array | None] | None:
+        """Return the norm of each array, and its divisor, as vectors, where few operations give all; else None."""
+
     def quartered(self, arrays: Arrays) -> Arrays:
         """Return a quarter of each of the arrays, in the wide format."""
 
@@ -162,8 +169,27 @@ class Reduce(Protocol):
         """Return the arrays with zeros in place of NaN and the infinities."""
 
 
+class AtOnce(Protocol):
+    """Arrays that a device multiplies all at once by one number, with products that are rounded to nearest."""
+
+    def clear(self, arrays: Arrays) -> None:
+        """Put zeros in place of NaN and the infinities, where the arrays lie."""
+
+    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
+        """Return the arrays multiplied."""
+
+    def multiplied_each(self, arrays: Arrays, by: Multiplier, sizes: Sequence[int]) -> list[Any]:
+        """Return the arrays multiplied by a vector of numbers: so many of them by the first, and so on."""
+
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
+        """Multiply the gradients `leaves`, which are `arrays`, from `new` on; return them, or what replaces them."""
+
+
 class Scale(Protocol):
     """From arrays to smaller ones. No element exceeds the exact product."""
+
+    def at_once(self, arrays: Arrays) -> AtOnce | None:
+        """Return what multiplies the arrays by one number; None where each is better scaled by itself."""
 
     def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[Any]:
         """Return the arrays scaled by the coefficient, which has an entry for each norm."""

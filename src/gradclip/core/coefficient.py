@@ -31,6 +31,7 @@ clipping by the norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -39,6 +40,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.protocols import Array
+from gradclip.core.scopes import LAYER, TREE
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm
@@ -68,6 +70,14 @@ class Coefficient:
     blank: Any
     wide: Factors
     narrow: Factors
+
+    def scaled(self, backend: Backend, arrays: Arrays) -> list[Any]:
+        """Return the arrays, of which all elements share a norm, scaled."""
+        return backend.shrink(arrays, self, LAYER)
+
+    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
+        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+        return backend.update(leaves, arrays, new, self, TREE)
 
     def weights(self, xp: ModuleType) -> Factors:
         """Return the factors of a sum over examples: 1 for those that are kept."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.protocols import Array
+from gradclip.core import nearest
 from gradclip.core.coefficient import (
     Coefficient,
     Target,
@@ -16,9 +17,10 @@ from gradclip.core.coefficient import (
     settled,
     undecided,
 )
+from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Norm, Order, measure
-from gradclip.core.scopes import TREE, Scope
+from gradclip.core.scopes import LAYER, TREE, Scope
 
 if TYPE_CHECKING:
     from gradclip.core.holders import Holders
@@ -39,7 +41,7 @@ class Decision:
     """What was measured and what follows: the norm, the coefficient, the arrays to scale."""
 
     norm: Norm
-    coefficient: Coefficient
+    coefficient: Any
     arrays: Arrays
 
 
@@ -59,17 +61,19 @@ def decide(
     hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
     "raise".
     """
+    xp = backend.xp
     if clipping.nonfinite.raises:
         clipping.nonfinite.check_visible(backend)
+    # Where a look at the norm costs nothing, only what is not finite is read twice.
+    if clipping.nonfinite.zeroes and not backend.concrete:
+        arrays = backend.without_nonfinite(arrays)
     norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
-    finite = backend.xp.isfinite(norm.value)
-    if clipping.nonfinite.zeroes and not (backend.concrete and backend.xp.all(finite)):
+    if clipping.nonfinite.zeroes and backend.concrete and not xp.all(xp.isfinite(norm.value)):
         arrays = backend.without_nonfinite(arrays)
         norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
-        finite = backend.xp.isfinite(norm.value)
-    if clipping.nonfinite.raises and not backend.xp.all(finite):
+    if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
         holders.raise_nonfinite(backend, arrays, names())
-    made = _decided(backend, arrays, clipping, norm, finite, holders)
+    made = _decided(backend, arrays, clipping, norm, scope, holders)
     if mask is None:
         return made
     chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
@@ -78,37 +82,61 @@ def decide(
 
 def decide_each(
     backend: Backend, groups: Sequence[Arrays], clipping: Clipping, holders: "Holders"
-) -> tuple[Norm, Coefficient, list[Any]]:
+) -> tuple[Norm, Coefficient | Multiplier, list[Any]]:
     """Decide for many groups of traced arrays at once: return norms, coefficients, as vectors, and the arrays to scale.
 
     A threshold is one for all of them, or a vector.
     """
     clipping.nonfinite.check_visible(backend)
-    norm = holders.measure_each(backend, groups, clipping.order)
     if clipping.nonfinite.zeroes:
         groups = list(map(backend.without_nonfinite, groups))
-        norm = holders.measure_each(backend, groups, clipping.order)
+    norm = holders.measure_each(backend, groups, clipping.order)
     arrays = Arrays([x for group in groups for x in group])
-    made = _decided(backend, arrays, clipping, norm, backend.xp.isfinite(norm.value), holders)
+    made = _decided(backend, arrays, clipping, norm, LAYER, holders)
     return norm, made.coefficient, list(arrays)
 
 
 def _decided(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, finite: Array, holders: "Holders"
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, scope: Scope, holders: "Holders"
 ) -> Decision:
-    threshold = backend.scalar(clipping.max_norm, arrays)
     in_range = norm if norm.divisor is None else settled(backend, norm)
+    found = _multiplier(backend, arrays, clipping, in_range, holders) if scope.whole else None
+    if found is not None:
+        return Decision(norm, found, arrays)
+    threshold = backend.scalar(clipping.max_norm, arrays)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, holders)
-    return Decision(norm, clipping.nonfinite.settled(backend, finite, chosen), arrays)
+    return Decision(norm, clipping.nonfinite.settled(backend, backend.xp.isfinite(norm.value), chosen), arrays)
 
 
-def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays) -> Coefficient:
+def _multiplier(
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
+) -> Multiplier | None:
+    """Return the one number that all elements are to be multiplied by; None where that is not the way."""
+    known = isinstance(clipping.max_norm, float) and isinstance(norm.error, float)
+    at_once = backend.at_once(arrays) if known and holders.sees_all and clipping.target.keeps else None
+    if at_once is None:
+        return None
+    found = nearest.bounds(arrays, clipping.order, clipping.max_norm, norm.error, norm.floor)
+    if found is None:
+        return None
+    return nearest.multiplier(backend, at_once, norm, found, arrays, blanks=clipping.nonfinite.blanks)
+
+
+def from_norm(
+    backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays
+) -> Coefficient | Multiplier:
     """Return the coefficient for a norm that is given, and right but for rounding to float32.
 
     All becomes NaN for a norm that is NaN, or, where its value could not be looked at, negative.
     """
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
+    at_once = backend.at_once(arrays) if isinstance(max_norm, float) else None
+    # The order of the norm is not told. At order 1 products below the normal range add the most.
+    found = None if at_once is None else nearest.bounds(arrays, Order(1.0), float(max_norm), norm.error)
+    if at_once is not None and found is not None:
+        found = replace(found, limit=float(max_norm))
+        return nearest.multiplier(backend, at_once, norm, found, arrays, spoils=False)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)

@@ -26,6 +26,9 @@ class Holders(Protocol):
     unseen_dtypes: bool = False
     """Whether another holder may have arrays of dtypes that this one cannot see."""
 
+    sees_all: bool = False
+    """Whether the arrays of a call are the whole gradient."""
+
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
         """Return the norm of the whole."""
         ...
@@ -50,6 +53,7 @@ class Holders(Protocol):
 class Alone(Holders):
     """One process, which holds all."""
 
+    sees_all = True
     measure = staticmethod(norms.measure)
     measure_each = staticmethod(norms.measure_each)
     norm_dtype = staticmethod(norms.norm_dtype)

@@ -158,6 +158,11 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
 def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
     """Return the norms of groups of arrays, as a vector with one for each."""
     counts = [group.elements() for group in groups]
+    everything = Arrays([x for group in groups for x in group])
+    found = backend.norms_of(everything, order.p) if len(everything) == len(groups) else None
+    if found is not None:
+        error = max(_error(backend, group, order, n, LAYER) for group, n in zip(groups, counts, strict=True))
+        return Norm(*found, error, floor_of(backend, everything, max(counts), order))
 
     def compute() -> tuple[Any, Any]:
         found = [
@@ -167,7 +172,6 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
         values, divisors = zip(*found, strict=True)
         return backend.stacked(values), _stacked_divisors(backend, values, divisors)
 
-    everything = Arrays([x for group in groups for x in group])
     value, divisor = backend.with_care(compute, everything, max(counts))
     known = list(zip(groups, counts, strict=True))
     errors = [_error(backend, group, order, count, LAYER) if count else 0.0 for group, count in known]
@@ -209,6 +213,9 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
 
 
 def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
+    found = backend.norm_at_once(arrays, order.p) if scope.whole else None
+    if found is not None:
+        return found, None
     if backend.splits_by_range and len(arrays.formats) > 1 and not order.extreme:
         groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
         whole = combine(backend, [partial(backend, group, order, scope) for group in groups], order)

@@ -48,6 +48,8 @@ class MeshAxes(Holders):
 class ExplicitMesh(Holders):
     """The devices over which JAX shards the arrays of traced code, as far as their types say so."""
 
+    sees_all = True  # the arrays are whole ones
+
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
         """Return the norm, of which each device measures its shards where the layout is known and the order low."""
         count = arrays.elements()

@@ -164,9 +164,7 @@ class ProcessGroups(Holders):
     def _tell(self, error: Exception) -> None:
         empty = HOST.enter([])
         known = [filled(HOST.xp, measure(HOST, empty, self._order), self._order, empty)] * len(self._shardings)
-        again = self._nonfinite.zeroes and not self._looks
-        for _ in range(1 + again):
-            flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], known)
+        flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], known)
         self._problem = f"{type(error).__name__}: {error}"
         if self.on_host or (self._looks and flags[_DIFFER] == 0):
             self._told()

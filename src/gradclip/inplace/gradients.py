@@ -12,7 +12,7 @@ from gradclip.backends.memory import shared
 from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_known, entry_of, find, known, load
 from gradclip.core.coefficient import Coefficient
-from gradclip.core.scopes import TREE
+from gradclip.core.nearest import Multiplier
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 
@@ -141,9 +141,13 @@ class Gradients:
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
         return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
 
-    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient) -> None:
+    def writable(self, backend: Backend) -> bool:
+        """Say whether all gradients can be written where they lie."""
+        return self.again is None and all(map(backend.writable, self.grads))
+
+    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""
-        self._replace(backend.update(self.grads, arrays, new, coefficient, TREE))
+        self._replace(coefficient.update(backend, self.grads, arrays, new))
         if self.again is not None:
             others = self.again.enter(backend)
             again = others if new is arrays else backend.without_nonfinite(others)

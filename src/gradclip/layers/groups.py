@@ -137,7 +137,7 @@ def _clip_together(
             arrays = backend.enter(prepared)
             asked = clipping if known else replace(clipping, max_norm=max_norm)
             made = decide(backend, arrays, asked, names, holders=holders)
-            shrunk = backend.shrink(made.arrays, made.coefficient, LAYER)
+            shrunk = made.coefficient.scaled(backend, made.arrays)
             norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), patterns)
             return backend.leave_all(shrunk, patterns), norm, []
 

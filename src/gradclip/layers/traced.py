@@ -19,6 +19,7 @@ from gradclip.core.coefficient import CLIP, Coefficient, Factors
 from gradclip.core.decide import Clipping, decide_each
 from gradclip.core.derivative import ClipRule, LayersRule
 from gradclip.core.holders import Holders
+from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.scopes import LAYER
@@ -123,6 +124,9 @@ class _Layers:
             groups = self._groups(prepared)
             asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)
             norm, coefficient, arrays = decide_each(self.backend, groups, asked, self.holders)
+            if isinstance(coefficient, Multiplier):
+                shrunk = coefficient.at_once.multiplied_each(Arrays(arrays), coefficient, self.sizes)
+                return self.backend.leave_all(shrunk, self.patterns), self._norms(norm, groups), []
             halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
             coefficients = _each(self.backend, coefficient, narrow=halves)
             of_leaves = [one for one, size in zip(coefficients, self.sizes, strict=True) for _ in range(size)]

@@ -89,7 +89,11 @@ def test_jax_is_not_asked_about_tensors(function, compiled, monkeypatch):
     want = function(BATCH)
     torch.compiler.reset()
     call = torch.compile(function, backend="eager") if compiled else function
-    assert torch.equal(call(BATCH), want)
+    # Compiled code multiplies by one number, rounding to nearest: the same within four units in the last place.
+    found = call(BATCH)
+    near = 4 * torch.finfo(want.dtype).eps if compiled and want.is_floating_point() else 0.0
+    assert found.dtype == want.dtype
+    assert torch.allclose(found, want, rtol=near, atol=0)
 
 
 def test_examples_are_clipped_in_one_graph():

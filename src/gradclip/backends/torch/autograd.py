@@ -105,7 +105,7 @@ def call_differentiably(
     """Call `function`, with the derivative of `rule` where one is asked for."""
     given = leaves if max_norm is None else [*leaves, max_norm]
     # A Function takes longer to call than small gradients take to clip, so it is used only where it must be.
-    if not (given and _asked(given)):
+    if not (given and asked(given)):
         return function(leaves, max_norm, mask)
     # `torch.compile` knows no forward mode.
     rules = _Reverse if torch.compiler.is_compiling() else _Both
@@ -118,7 +118,7 @@ def call_differentiably(
     return results, norm, counts
 
 
-def _asked(tensors: Sequence[torch.Tensor]) -> bool:
+def asked(tensors: Sequence[torch.Tensor]) -> bool:
     """Say whether somebody may want a derivative: a leaf, forward mode, or a transform of `torch.func`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
@@ -20,11 +21,14 @@ from gradclip.backends.memory import Region
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend, Scope
 from gradclip.backends.sums import halving_sum
-from gradclip.backends.torch.autograd import call_differentiably
+from gradclip.backends.torch.autograd import asked, call_differentiably
+from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
 from gradclip.backends.torch.tensors import (
     PLAIN,
     dense,
     promoted,
+    put,
+    put_all,
     region,
     restored,
     stored,
@@ -83,6 +87,8 @@ class Torch(Portable):
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             return value.to(self.device, self.wide_dtype)
+        if isinstance(value, np.ndarray):
+            return torch.tensor(value, dtype=self.wide_dtype, device=self.device)
         # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
@@ -111,6 +117,68 @@ class Torch(Portable):
 
     def complex(self, real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
         return torch.complex(real, imag)
+
+    def at_once(self, arrays: Arrays) -> MultiTensor | None:
+        if torch.compiler.is_compiling():  # which knows no objects that change
+            return MultiTensor.of(arrays.items) if self.wide is FLOAT64 else None
+        # Transforms of `torch.func` have no rules for these operations. What flushes subnormals changes what is kept.
+        if self.wide is not FLOAT64 or self._may_flush or not self.visible:
+            return None
+        if arrays.at_once is None:
+            arrays.at_once = MultiTensor.of(arrays.items) or False
+        return arrays.at_once or None
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        if not scope.whole or self._together(arrays, p) is None:
+            return super().sum_error(count, arrays, p, scope)
+        # In any order, each term takes part in the additions of one tensor, then in those of the tensors' norms.
+        most = max(x.numel() for x in arrays.items)
+        return (most + len(arrays) + 8) * self.wide.roundoff
+
+    def norm_at_once(self, arrays: Arrays, p: float) -> torch.Tensor | None:
+        together = None if FLOAT64 in arrays.formats else self._together(arrays, p)
+        return together and torch.linalg.vector_norm(together.norms(arrays, p, self.device), p)
+
+    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        together = self._together(arrays, p) if scope.whole else None
+        if together is None:
+            return super().power_sum(arrays, p, scope, divisor)
+        norm = torch.linalg.vector_norm(together.norms(arrays, p, self.device, divisor), p)
+        return norm * norm if p == 2 else norm
+
+    def largest(self, arrays: Arrays, scope: Scope) -> torch.Tensor:
+        together = self._together(arrays, math.inf) if scope.whole else None
+        if together is None:
+            return super().largest(arrays, scope)
+        return together.norms(arrays, math.inf, self.device).max()
+
+    def unstacked(self, vectors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
+        return [list(vector.unbind()) for vector in vectors]
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        if self.at_once(arrays) is None:
+            return super().without_nonfinite(arrays)
+        return Arrays([torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in arrays], arrays.dtypes)
+
+    def norms_of(self, arrays: Arrays, p: float) -> tuple[torch.Tensor, torch.Tensor | None] | None:
+        together = self._together(arrays, p)
+        if together is None or not all(x.numel() for x in arrays.items):
+            return None
+        if FLOAT64 not in arrays.formats or p == math.inf:
+            return together.norms(arrays, p, self.device), None
+        if len(arrays.formats) > 1:  # float32 numbers would be divided in float32
+            return None
+        divisor = self.divisor(together.norms(arrays, math.inf, self.device))
+        return together.norms(arrays, p, self.device, divisor), divisor
+
+    def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
+        return self.at_once(arrays) if p in (1, 2, math.inf) else None
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        # The rule that gives many layers a derivative at once is not written for PyTorch.
+        if asked(arrays) or not ordinary(arrays) or self.at_once(Arrays(arrays)) is None:
+            return None
+        return tuple({x.device: None for x in arrays})
 
     def shrunk(self, x: torch.Tensor, coefficient: Coefficient, scope: Scope) -> torch.Tensor:
         # Leaves may lie on several devices; the coefficient lies on the first one's.
@@ -159,20 +227,27 @@ class Torch(Portable):
 
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
-    ) -> list[torch.Tensor]:
+    ) -> Sequence[torch.Tensor]:
         # Also where nothing is clipped: to find that out would mean to wait for the device.
         results = self.shrink(new, coefficient, scope)
-        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+        return put_all(leaves, arrays, results)
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | torch.Tensor) -> list[torch.Tensor]:
-        return [self._put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+    def clamped_all(
+        self, prepared: Sequence[torch.Tensor], leaves: Sequence[Any], bound: float | torch.Tensor
+    ) -> list[torch.Tensor]:
+        together = self.at_once(Arrays(prepared)) if isinstance(bound, float) else None
+        if together is None:
+            return super().clamped_all(prepared, leaves, bound)
+        return self.leave_all(together.clamped(Arrays(prepared), bound), leaves)
 
-    def _put(self, leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-        """Write the result where the gradient lies, or return another that replaces it."""
-        if not writable(leaf):
-            return restored(result, leaf)
-        x.copy_(result)
-        return leaf
+    def update_clamped(
+        self, leaves: Sequence[Any], arrays: Arrays, bound: float | torch.Tensor
+    ) -> Sequence[torch.Tensor]:
+        together = self.at_once(arrays) if isinstance(bound, float) and all(map(writable, leaves)) else None
+        if together is None:
+            return [put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+        together.clamp(arrays, bound)
+        return leaves
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)

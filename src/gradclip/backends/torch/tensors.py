@@ -88,6 +88,25 @@ def writable(tensor: torch.Tensor) -> bool:
     return not (expanded or tensor.is_conj() or tensor.is_neg())
 
 
+def put(leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Write the result where the gradient `leaf` lies, as `x`, or return another gradient that replaces it."""
+    if not writable(leaf):
+        return restored(result, leaf)
+    x.copy_(result)
+    return leaf
+
+
+def put_all(
+    leaves: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Write the results where the gradients `leaves` lie, as `arrays`; return these, or others that replace them."""
+    if not all(map(writable, leaves)):
+        return [put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+    if leaves:
+        torch._foreach_copy_(list(arrays), list(results))
+    return leaves
+
+
 def tensor_of(values: object) -> torch.Tensor:
     """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")

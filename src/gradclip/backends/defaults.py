@@ -1,0 +1,65 @@
+"""What a backend answers where a framework has nothing better to offer: no kernels, no mesh, no multi-tensor calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from gradclip.backends.memory import Region, any_overlap
+
+if TYPE_CHECKING:
+    from gradclip.backends.arrays import Arrays
+    from gradclip.backends.formats import Format
+    from gradclip.backends.protocols import Array, AtOnce
+    from gradclip.core.coefficient import Rule
+
+
+class Defaults:
+    """The usual answers to what `protocols` asks."""
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return nullcontext()
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return False
+
+    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+        return None
+
+    def over(self, axis_name: Hashable) -> Any:
+        raise TypeError(
+            f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
+            "For arrays of another framework leave it out."
+        )
+
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        return None
+
+    def region(self, leaf: object) -> Region | None:
+        return None
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return False
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        regions = map(self.region, leaves)
+        return any_overlap((region.address, region.end) for region in regions if region is not None)
+
+    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return leaves
+
+    def flushed_below(self, element: Format) -> float:
+        return 0.0
+
+    def norm_at_once(self, arrays: Arrays, p: float) -> Array | None:
+        return None
+
+    def norms_of(self, arrays: Arrays, p: float) -> tuple[Array, Array | None] | None:
+        return None
+
+    def at_once(self, arrays: Arrays) -> AtOnce | None:
+        return None
+
+    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
+        return None
