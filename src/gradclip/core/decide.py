@@ -100,7 +100,7 @@ def _decided(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, scope: Scope, holders: "Holders"
 ) -> Decision:
     in_range = norm if norm.divisor is None else settled(backend, norm)
-    found = _multiplier(backend, arrays, clipping, in_range, holders) if scope.whole else None
+    found = _multiplier(backend, arrays, clipping, in_range, holders) if scope.whole and not backend.concrete else None
     if found is not None:
         return Decision(norm, found, arrays)
     threshold = backend.scalar(clipping.max_norm, arrays)

@@ -22,16 +22,20 @@ There is no such number then. What decides it is known before anything is comput
 A number is chosen for many norms at once where `norm` is a vector.
 """
 
+from __future__ import annotations
+
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
 from gradclip.backends.protocols import AtOnce
-from gradclip.core.norms import Norm, Order
+
+if TYPE_CHECKING:
+    from gradclip.core.norms import Norm, Order
 
 _LARGEST = sys.float_info.max
 _FLOAT32_ROUNDOFF = FLOAT32.roundoff

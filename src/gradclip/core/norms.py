@@ -213,7 +213,7 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
 
 
 def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
-    found = backend.norm_at_once(arrays, order.p) if scope.whole else None
+    found = None if backend.concrete or not scope.whole else backend.norm_at_once(arrays, order.p)
     if found is not None:
         return found, None
     if backend.splits_by_range and len(arrays.formats) > 1 and not order.extreme:
