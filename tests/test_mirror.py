@@ -23,6 +23,7 @@ TESTED_ELSEWHERE = {
     "backends/protocols": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
     "backends/torch/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
+    "backends/torch/optimizers": "fused optimizers, which tests/inplace/test_folded.py has step",
     "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.

@@ -4,6 +4,8 @@ Switch by writing `from gradclip.integrations.torch import clip_grad_norm_`. Wha
 `max_norm` exactly, nothing is written when nothing is clipped, norms do not overflow and come back in float32 at
 least, a negative `max_norm` is refused, and a call that could only do nothing by mistake says so. `foreach` is
 accepted and ignored.
+
+One more name: `fold_into` clips within the step of a fused optimizer, without a pass of its own.
 """
 
 import contextlib
@@ -23,8 +25,15 @@ with needed_for("torch"):
     import torch
 
     from gradclip.backends.torch.tensors import tensor_of
+    from gradclip.inplace.folded import fold_into
 
-__all__ = ["clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_", "get_total_norm"]
+__all__ = [
+    "clip_grad_norm_",
+    "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "fold_into",
+    "get_total_norm",
+]
 
 
 def clip_grad_norm_(
