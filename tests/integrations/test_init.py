@@ -12,7 +12,7 @@ NEEDED = {
     "torch": "torch",
 }
 # What the library has no function for.
-NEW = {"torch": {"fold_into"}}
+NEW = {"torch": {"clip_in_backward", "fold_into"}}
 
 
 @pytest.mark.parametrize(("integration", "missing"), NEEDED.items())

@@ -5,7 +5,8 @@ Switch by writing `from gradclip.integrations.torch import clip_grad_norm_`. Wha
 least, a negative `max_norm` is refused, and a call that could only do nothing by mistake says so. `foreach` is
 accepted and ignored.
 
-One more name: `fold_into` clips within the step of a fused optimizer, without a pass of its own.
+Two more names are for optimizers that leave no time between the backward pass and the step, or none to spare:
+`fold_into` clips within the step of a fused optimizer, `clip_in_backward` within the backward pass.
 """
 
 import contextlib
@@ -26,11 +27,13 @@ with needed_for("torch"):
 
     from gradclip.backends.torch.tensors import tensor_of
     from gradclip.inplace.folded import fold_into
+    from gradclip.inplace.in_backward import clip_in_backward
 
 __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",
+    "clip_in_backward",
     "fold_into",
     "get_total_norm",
 ]
