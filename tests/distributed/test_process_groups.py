@@ -15,6 +15,7 @@ import processes
     (4, "two_dimensions.py"),
     (4, "misuse.py"),
     (2, "wrappers.py"),
+    (2, "optimizers.py"),
 )
 def test_as_on_one_process(world, script, case):
     processes.check(world, script, case)
