@@ -72,6 +72,17 @@ def test_what_is_not_clipped_has_the_bits_of_a_plain_step(make):
     assert all(map(torch.equal, ours, theirs))
 
 
+@pytest.mark.parametrize(("threshold", "set_"), [(5.0, set()), (1.0, {"grad_scale"})])
+def test_on_the_host_what_is_kept_is_not_divided(threshold, set_):
+    """With a divisor of 1, too, the kernels would write every gradient."""
+    _, optimizer = plain()
+    fold_into(optimizer, threshold)
+    seen = []
+    optimizer.register_step_pre_hook(lambda *_: seen.append(left(optimizer)))
+    optimizer.step()
+    assert seen == [set_]
+
+
 def test_a_norm_equal_to_the_threshold_is_kept():
     weight, optimizer = plain()
     fold_into(optimizer, 5.0)

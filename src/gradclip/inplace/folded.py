@@ -31,10 +31,13 @@ _FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step needs: the norm before clipping, the divisor, and what skips the step, a tensor of 0.0 or 1.0."""
+    """What a step needs: the norm before clipping, the divisor, and what skips the step, a tensor of 0.0 or 1.0.
+
+    None stands for a divisor that is known to be 1: with one the kernels write every gradient.
+    """
 
     norm: torch.Tensor
-    grad_scale: torch.Tensor
+    grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
 
@@ -103,7 +106,8 @@ class Folded:
         given = {name: value for name, value in vars(optimizer).items() if name in ("grad_scale", "found_inf")}
         measured = self._measured(optimizer, given.get("grad_scale"), given.get("found_inf"))
         self.norm, self._before = measured.norm, given
-        optimizer.grad_scale = measured.grad_scale
+        if measured.grad_scale is not None:
+            optimizer.grad_scale = measured.grad_scale
         if measured.found_inf is not None:
             optimizer.found_inf = measured.found_inf
             self._without_momentum = without_momentum(optimizer)
@@ -126,9 +130,11 @@ class Folded:
             clipping = Clipping(threshold, self._order, PROPAGATE if policy.blanks else policy, CLIP)
             made = decide(backend, arrays, clipping, gradients.names, holders=holders)
             nonfinite = backend.xp.logical_not(backend.xp.isfinite(made.norm.value))
+            by = divisor(backend, made.coefficient, given)
+            as_they_are = scale is None and backend.concrete and by == 1.0
             return Measured(
                 _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays)),
-                _left(backend, divisor(backend, made.coefficient, given), gradients),
+                None if as_they_are else _left(backend, by, gradients),
                 _skipping(found_inf, _left(backend, nonfinite, gradients) if policy.blanks else None),
             )
 

@@ -1,0 +1,68 @@
+"""A step of a fused optimizer with and without clipping: before the step, and folded into it.
+
+Of GPT-2 small in float32 on the CPU; prints milliseconds, and how many times as long as the step alone.
+"""
+
+import argparse
+import math
+
+import torch
+from in_place import CASES, parameters_of
+from timing import medians
+from workloads import GPT2_SMALL
+
+import gradclip
+from gradclip.integrations.torch import fold_into
+
+OPTIMIZERS = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters, lr=1e-6, fused=True),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=1e-6, fused=True),
+}
+
+
+def contenders(parameters, optimizer, max_norm):
+    """Return the steps, each prepared by giving the parameters the same gradients again."""
+    grads = [parameter.grad for parameter in parameters]
+    saved = [grad.clone() for grad in grads]
+
+    def after(clip):
+        def step():
+            clip(parameters, max_norm)
+            optimizer.step()
+
+        return step
+
+    def folded():
+        clipping = fold_into(optimizer, max_norm)
+        optimizer.step()
+        clipping.remove()
+
+    calls = {
+        "step alone": optimizer.step,
+        "gradclip.fold_into": folded,
+        "gradclip.clip_grad_norm_, then step": after(gradclip.clip_grad_norm_),
+        "torch.nn.utils.clip_grad_norm_, then step": after(torch.nn.utils.clip_grad_norm_),
+    }
+    return {name: (call, lambda: torch._foreach_copy_(grads, saved)) for name, call in calls.items()}
+
+
+def main():
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--repeats", type=int, default=15, help="the number of steps of each contender")
+    repeats = options.parse_args().repeats
+    torch.set_num_threads(2)
+    torch.manual_seed(0)
+    parameters = parameters_of(GPT2_SMALL, torch.float32)
+    for parameter in parameters:
+        torch.nn.init.normal_(parameter)
+    norm = math.sqrt(sum(parameter.numel() for parameter in parameters))
+    for name, make in OPTIMIZERS.items():
+        for case in CASES:
+            max_norm = norm / 2 if case == "clipped" else 1e9
+            found = medians(contenders(parameters, make(parameters), max_norm), repeats)
+            for contender, ms in found.items():
+                print(f"{name:<6} {case:<12} {contender:<42} {ms:8.1f} ms {ms / found['step alone']:6.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
