@@ -34,7 +34,10 @@ def without_momentum(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def clear_momentum(optimizer: Optimizer, parameters: Sequence[torch.Tensor], skipped: torch.Tensor) -> None:
-    """Clear the momentum that a first step has made where that was skipped: it is memory as it was found."""
+    """Clear the momentum that a first step has made where that was skipped: it is memory as it was found.
+
+    The step that follows is no first one to PyTorch, so that dampening, if there is any, counts in it.
+    """
     for parameter in parameters:
         momentum = optimizer.state[parameter]["momentum_buffer"]
         momentum.masked_fill_(skipped.to(momentum.device), 0.0)
