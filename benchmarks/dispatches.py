@@ -1,119 +1,152 @@
-"""Count what clipping asks of an accelerator: operations, bytes, memory and waits, beside PyTorch's own functions.
+"""Count what clipping asks of an accelerator, beside PyTorch's own function, for the gradients of GPT-2 small.
 
-    python benchmarks/dispatches.py [--device cuda]
+Without a GPU the tensors are fake ones of the device "cuda": the checks of devices are the real ones, but nothing is
+computed. These are counts, then, not times. With a GPU the calls are timed, too, by its own events.
 
-Without a GPU the tensors are fake ones of the device "cuda": all checks of devices are the real ones, and nothing is
-computed. Bytes are the arguments and results of each dispatched operation, as multiples of the gradients' bytes. These
-are counts, not times.
+Bytes are those of the arguments of each operation and of the tensors it makes, over those of the gradients. `new` are
+only those it makes. A wait is a look at a value, which lets the host stand still until the device is done.
 """
 
 import argparse
 import contextlib
+import json
+import statistics
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-import gradclip
-from gradclip.integrations.torch import clip_grads_with_norm_
 from workloads import GPT2_SMALL
 
-WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal.default")
-UNCOUNTED = ("prim.device", "aten.detach", "aten.view", "aten.unbind", "aten.alias", "prim.layout")
+import gradclip
+from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
+
+RESULTS = Path(__file__).parent / "results"
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+WAITS = ("_local_scalar_dense", "nonzero", "aten.equal.")
+PEER = "torch.nn.utils.clip_grad_norm_"
 
 
 class Count(TorchDispatchMode):
-    """Counts operations, the bytes of their arguments and results, and looks at values, each of which waits."""
+    """What operations are dispatched: their names, the bytes they read and make, how many of them wait."""
 
     def __init__(self):
         super().__init__()
-        self.operations, self.bytes, self.waits = Counter(), 0, 0
-        self.written = 0
+        self.operations, self.bytes, self.new, self.waits = Counter(), 0, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         name = str(func)
-        if name.startswith("prim."):
+        # Questions to a fake tensor, and views, launch nothing.
+        if name.startswith("prim.") or func.is_view:
             return found
+        given = tree_leaves((args, kwargs))
+        new = sum(size(x) for x in tree_leaves(found) if not any(x is one for one in given))
         self.operations[name] += 1
         self.waits += any(wait in name for wait in WAITS)
-        if not name.startswith(UNCOUNTED):
-            given = tree_leaves((args, kwargs))
-            new = [x for x in tree_leaves(found) if not any(x is one for one in given)]
-            self.bytes += sum(map(size, given)) + sum(map(size, new))
-            self.written += sum(map(size, new))
+        self.bytes += sum(map(size, given)) + new
+        self.new += new
         return found
-
-    @property
-    def total(self):
-        return sum(self.operations.values())
 
 
 def size(x):
     return x.numel() * x.element_size() if isinstance(x, torch.Tensor) else 0
 
 
-def counted(function, grads):
-    """Return the operations of a call, its bytes and what it allocates, as multiples of the gradients' bytes."""
-    with Count() as count:
-        function(grads)
-    whole = sum(map(size, grads))
-    return count.total, count.bytes / whole, count.written / whole, count.waits, count.operations
-
-
-def holders(grads):
+def held(grads):
     return [SimpleNamespace(grad=grad) for grad in grads]
 
 
-def parameters(grads):
-    made = [torch.nn.Parameter(torch.empty_like(grad)) for grad in grads]
-    for one, grad in zip(made, grads, strict=True):
-        one.grad = grad
-    return made
+def in_place(*arguments, **options):
+    return lambda grads: gradclip.clip_grad_norm_(held(grads), 1.0, *arguments, **options)
 
 
-OURS = {
-    "clip_grad_norm_": lambda g: gradclip.clip_grad_norm_(holders(g), 1.0),
-    "clip_grad_norm_, ord=1": lambda g: gradclip.clip_grad_norm_(holders(g), 1.0, 1),
-    "clip_grad_norm_, ord=inf": lambda g: gradclip.clip_grad_norm_(holders(g), 1.0, "inf"),
-    "clip_grad_norm_, skip": lambda g: gradclip.clip_grad_norm_(holders(g), 1.0, nonfinite="skip"),
-    "clip_grad_norm_, zero": lambda g: gradclip.clip_grad_norm_(holders(g), 1.0, nonfinite="zero"),
-    "clip_by_global_norm": lambda g: gradclip.clip_by_global_norm(g, 1.0),
-    "clip_by_layer_norm": lambda g: gradclip.clip_by_layer_norm(g, 1.0),
-    "grad_norm": lambda g: gradclip.grad_norm(holders(g)),
-    "global_norm": lambda g: gradclip.global_norm(g),
-    "layer_norms": lambda g: gradclip.layer_norms(g),
-    "clip_grad_value_": lambda g: gradclip.clip_grad_value_(holders(g), 1.0),
-    "clip_by_value": lambda g: gradclip.clip_by_value(g, 1.0),
-    "clip_grads_with_norm_": lambda g: clip_grads_with_norm_(holders(g), 1.0, g[0].new_ones((), dtype=torch.float32)),
+def peer(grads):
+    parameters = [torch.nn.Parameter(grad) for grad in grads]
+    for parameter, grad in zip(parameters, grads, strict=True):
+        parameter.grad = grad
+    return lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0, foreach=True)
+
+
+CALLS = {
+    "clip_grad_norm_": in_place(),
+    "clip_grad_norm_, ord=1": in_place(1),
+    "clip_grad_norm_, ord=inf": in_place("inf"),
+    "clip_grad_norm_, skip": in_place(nonfinite="skip"),
+    "clip_grad_norm_, zero": in_place(nonfinite="zero"),
+    "clip_grads_with_norm_": lambda grads: clip_grads_with_norm_(
+        held(grads), 1.0, torch.ones((), device=grads[0].device)
+    ),
+    "clip_grad_value_": lambda grads: gradclip.clip_grad_value_(held(grads), 1.0),
+    "grad_norm": lambda grads: gradclip.grad_norm(held(grads)),
+    "get_total_norm": get_total_norm,
+    "global_norm": gradclip.global_norm,
+    "layer_norms": gradclip.layer_norms,
+    "clip_by_global_norm": lambda grads: gradclip.clip_by_global_norm(grads, 1.0),
+    "clip_by_layer_norm": lambda grads: gradclip.clip_by_layer_norm(grads, 1.0),
+    "clip_by_value": lambda grads: gradclip.clip_by_value(grads, 1.0),
 }
 
 
+def counted(call, grads):
+    """Return the operations of a call, its bytes, those it makes, and its waits."""
+    with Count() as count:
+        call()
+    whole = sum(map(size, grads))
+    return [sum(count.operations.values()), round(count.bytes / whole, 2), round(count.new / whole, 2), count.waits]
+
+
+def made(dtype, *, real):
+    grads = [torch.empty(shape, dtype=dtype, device="cuda") for shape in GPT2_SMALL]
+    return [grad.normal_() for grad in grads] if real else grads
+
+
+def calls(grads):
+    return {PEER: peer(grads)} | {name: lambda call=call: call(grads) for name, call in CALLS.items()}
+
+
+def timed(call, repeats=20):
+    """Return the median time of a call in milliseconds."""
+    times = []
+    for _ in range(repeats + 3):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        call()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return round(statistics.median(times[3:]), 4)
+
+
+def measure():
+    """Return a line for each dtype and call: its counts, and its time where there is a GPU."""
+    real = torch.cuda.is_available()
+    lines = []
+    for dtype in DTYPES:
+        with contextlib.nullcontext() if real else FakeTensorMode():
+            grads = made(dtype, real=real)
+            for name, call in calls(grads).items():
+                counts = counted(call, grads)
+                lines.append([str(dtype).removeprefix("torch."), name, *counts, *([timed(call)] if real else [])])
+    device = torch.cuda.get_device_name() if real else "none: fake tensors"
+    return {"device": device, "torch": torch.__version__, "lines": lines}
+
+
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--names", action="store_true")
-    parser.add_argument("--dtype")
-    parser.add_argument("--tensors", type=int)
-    options = parser.parse_args()
-    with FakeTensorMode():
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            if options.dtype and options.dtype not in str(dtype):
-                continue
-            grads = [torch.empty(shape, dtype=dtype, device="cuda") for shape in GPT2_SMALL[: options.tensors]]
-            params = parameters(grads)
-            calls = {"torch": lambda _, params=params: torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)} | OURS
-            for name, call in calls.items():
-                try:
-                    total, moved, allocated, waits, operations = counted(call, grads)
-                    print(f"{str(dtype):16} {name:28} {total:6} {moved:6.2f} {allocated:6.2f} {waits}")
-                    if options.names:
-                        print("   ", dict(operations))
-                except Exception as e:  # noqa
-                    print(f"{str(dtype):16} {name:28} {type(e).__name__} {str(e)[:200]}")
-                    if options.names: __import__("traceback").print_exc()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    write = parser.parse_args().write
+    found = measure()
+    print(f"device {found['device']}, PyTorch {found['torch']}, 148 gradients")
+    print(f"{'dtype':9} {'call':31} {'operations':>10} {'bytes':>6} {'new':>6} {'waits':>5} {'ms':>8}")
+    for dtype, name, operations, moved, new, waits, *time in found["lines"]:
+        print(f"{dtype:9} {name:31} {operations:10} {moved:6.2f} {new:6.2f} {waits:5} {time[0] if time else '-':>8}")
+    if write:
+        name = "dispatches" if found["device"].startswith("none") else f"dispatches {found['device']}"
+        (RESULTS / f"{name.replace(' ', '_')}.json").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":
