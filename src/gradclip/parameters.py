@@ -1,8 +1,7 @@
 """The parameters of an in-place call, as a list, and the process groups that their parameter groups name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -27,6 +26,16 @@ class ParameterList:
     beside: Sequence[Any] = ()
     tree: Any = None
     names: Sequence[str | None] = ()
+    gradients: list[Any] = field(init=False, repr=False)  # the `.grad` of each; None where it has no such attribute
+    _lacking: int | None = field(init=False, repr=False, default=None)  # the first that has none
+
+    def __post_init__(self) -> None:
+        try:
+            gradients = self._gradients_of_all()
+        except AttributeError:
+            object.__setattr__(self, "_lacking", [hasattr(one, "grad") for one in self.parameters].index(False))
+            gradients = [getattr(parameter, "grad", None) for parameter in self.parameters]
+        object.__setattr__(self, "gradients", gradients)
 
     @classmethod
     def of(cls, parameters: Parameters) -> "ParameterList":
@@ -51,20 +60,6 @@ class ParameterList:
         params = list(chain.from_iterable(params for params, _ in groups))
         return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
 
-    @property
-    def gradients(self) -> list[Any]:
-        """The `.grad` of each parameter; None where it has no such attribute."""
-        return self._read[0]
-
-    @cached_property
-    def _read(self) -> tuple[list[Any], int | None]:
-        """Read each `.grad` once; return them, and the index of the first parameter that has none."""
-        try:
-            return self._gradients_of_all(), None
-        except AttributeError:
-            lacking = [hasattr(parameter, "grad") for parameter in self.parameters].index(False)
-            return [getattr(parameter, "grad", None) for parameter in self.parameters], lacking
-
     def _gradients_of_all(self) -> list[Any]:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
@@ -76,7 +71,7 @@ class ParameterList:
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""
-        lacking = self._read[1]
+        lacking = self._lacking
         if lacking is not None:
             raise TypeError(
                 f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "

@@ -209,3 +209,38 @@ def test_nothing_is_computed_for_tensors_without_values():
     clipped, norm = gradclip.clip_by_global_norm(leaves, 1.0)
     assert [(x.shape, x.dtype, x.device.type) for x in clipped] == [(x.shape, x.dtype, "meta") for x in leaves]
     assert (norm.dtype, norm.device.type) == (torch.float64, "meta")
+
+
+CALLS = {
+    "clip_grad_norm_": lambda params: gradclip.clip_grad_norm_(params, 1.0),
+    "skip": lambda params: gradclip.clip_grad_norm_(params, 1.0, nonfinite="skip"),
+    "zero": lambda params: gradclip.clip_grad_norm_(params, 1.0, nonfinite="zero"),
+    "grad_norm": gradclip.grad_norm,
+    "clip_grads_with_norm_": lambda params: clip_grads_with_norm_(params, 1.0, 20.0),
+    "clip_grad_value_": lambda params: gradclip.clip_grad_value_(params, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compiled_step_is_one_graph(name):
+    def clipped(call):
+        params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        for param, x in zip(params, leaves_of(np.random.default_rng(3), torch.float32), strict=True):
+            param.grad = x
+        call(params)
+        return [param.grad for param in params]
+
+    torch.compiler.reset()
+    nodes = []
+
+    def backend(graph, _):
+        nodes.append(len([node for node in graph.graph.nodes if node.op != "placeholder"]))
+        return graph.forward
+
+    found = clipped(torch.compile(CALLS[name], backend=backend, fullgraph=True))
+    with DEVICE.mode():
+        expected = clipped(CALLS[name])
+    assert len(nodes) == 1
+    assert nodes[0] <= 60 + (len(SHAPES) if name in ("skip", "zero") else 0), nodes
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=0)
