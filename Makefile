@@ -11,7 +11,7 @@ COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test attack lint bench wheel compilers versions sanitize clean
+.PHONY: help demo test attack lint bench accelerators gpu wheel compilers versions sanitize clean
 
 # Tests and timings without the kernels would be those of something else; the demo and the linters do without.
 test attack bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -43,6 +43,15 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/tables.py --write
+
+accelerators: $(VENV)/ready  ## Count what clipping dispatches on an accelerator, beside PyTorch; no GPU is needed
+	$(BIN)/python benchmarks/dispatches.py --write
+	$(BIN)/python benchmarks/compiled.py --write
+	$(BIN)/python benchmarks/tables.py --write > /dev/null
+
+gpu: $(VENV)/ready  ## Where there is a GPU: run the tests that need one, count and time
+	$(BIN)/python -m pytest -m gpu tests/gpu
+	$(BIN)/python benchmarks/dispatches.py --write
 
 wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and without, where there is nothing else
 	rm -rf dist .venv-wheel

@@ -12,10 +12,10 @@ import contextlib
 import json
 import statistics
 from collections import Counter
-from pathlib import Path
 from types import SimpleNamespace
 
 import torch
+from report import DISPATCHES
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -24,7 +24,6 @@ from workloads import GPT2_SMALL
 import gradclip
 from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
 
-RESULTS = Path(__file__).parent / "results"
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 WAITS = ("_local_scalar_dense", "nonzero", "aten.equal.")
 PEER = "torch.nn.utils.clip_grad_norm_"
@@ -145,8 +144,8 @@ def main():
     for dtype, name, operations, moved, new, waits, *time in found["lines"]:
         print(f"{dtype:9} {name:31} {operations:10} {moved:6.2f} {new:6.2f} {waits:5} {time[0] if time else '-':>8}")
     if write:
-        name = "dispatches" if found["device"].startswith("none") else f"dispatches {found['device']}"
-        (RESULTS / f"{name.replace(' ', '_')}.json").write_text(json.dumps(found, indent=1) + "\n")
+        device = "" if found["device"].startswith("none") else f"_{found['device'].replace(' ', '_')}"
+        DISPATCHES.with_stem(f"{DISPATCHES.stem}{device}").write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

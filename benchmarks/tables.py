@@ -5,8 +5,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import CLIPPING, PER_EXAMPLE, PRIVATE_STEPS, SHARDED, SHARDED_JAX, library, rounded
+from report import CLIPPING, COMPILED, DISPATCHES, PER_EXAMPLE, PRIVATE_STEPS, SHARDED, SHARDED_JAX, library, rounded
 
+PEER = "torch.nn.utils.clip_grad_norm_"
 ROOT = Path(__file__).parent.parent
 KINDS = {
     "torch float32": "PyTorch float32",
@@ -89,6 +90,24 @@ def of_meshes(rows):
     return lines
 
 
+def of_dispatches(lines):
+    """Return a line for each call: operations and bytes of each dtype."""
+    calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
+    found = {(dtype, name): f"{operations:,} and {moved:.1f}" for dtype, name, operations, moved, *_ in lines}
+    head = f"| operations, and bytes | {' | '.join(dtypes)} |\n|---|{'---|' * len(dtypes)}\n"
+    return head + "".join(
+        f"| {call.replace(PEER, f'`{PEER}`')} | {' | '.join(found[dtype, call] for dtype in dtypes)} |\n"
+        for call in calls
+    )
+
+
+def of_compiled(lines):
+    """Return a line for each number of tensors and library."""
+    return "| tensors | | nodes | kernels |\n|---|---|---|---|\n" + "".join(
+        f"| {tensors} | {name} | {sum(found['nodes'])} | {found['kernels']} |\n" for tensors, name, found in lines
+    )
+
+
 def _head(*columns):
     return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")
 
@@ -143,6 +162,8 @@ class Table:
 
 TABLES = [
     Table("README.md", "times", CLIPPING, of_clipping),
+    Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),
+    Table("docs/accelerators.md", "compiled", COMPILED, of_compiled, "lines"),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
