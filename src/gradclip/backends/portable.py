@@ -55,9 +55,9 @@ class Portable(Defaults, ABC):
         """Return a gradient as an array that shares its memory."""
         return leaf
 
-    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
+    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
         # Most devices read all numbers as they are: any norm can be trusted.
-        return compute()
+        return compute(self)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
@@ -82,7 +82,7 @@ class Portable(Defaults, ABC):
 
     def total(self, terms: Sequence[Array]) -> Array:
         here = self.gather(terms)
-        return here[0] if len(here) == 1 else self._sum(self.xp.stack(here), (0,))
+        return here[0] if len(here) == 1 else self._sum(self.stacked(here), (0,))
 
     def stacked(self, scalars: Sequence[Array]) -> Array:
         return self.xp.stack(scalars)
@@ -118,19 +118,26 @@ class Portable(Defaults, ABC):
 
     def largest(self, arrays: Arrays, scope: Scope) -> Array:
         found = [self.largest_of(x, scope) for x in filled(arrays, scope)]
-        return self.xp.max(self.xp.stack(self.gather(found)), axis=0)
+        return self.xp.max(self.stacked(self.gather(found)), axis=0)
 
     def smallest(self, arrays: Arrays, scope: Scope) -> Array:
         found = [self.smallest_of(x, scope) for x in filled(arrays, scope)]
-        return self.xp.min(self.xp.stack(self.gather(found)), axis=0)
+        return self.xp.min(self.stacked(self.gather(found)), axis=0)
 
     def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array | None) -> Array:
         """Return the sum for one array."""
-        # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
-        wides = [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
+        bases = self.bases(x, p)
         if divisor is not None:
-            wides = [wide / scope.over(divisor, wide) for wide in wides]
-        powers = [raised(self.xp, wide, p) for wide in wides]
+            bases = [wide / scope.over(divisor, wide) for wide in bases]
+        return self.sum_all([raised(self.xp, wide, p) for wide in bases], scope)
+
+    def bases(self, x: Array, p: float) -> list[Array]:
+        """Return wide arrays of which |wide|**p adds up to |x|**p."""
+        # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
+        return [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
+
+    def sum_all(self, powers: Sequence[Array], scope: Scope) -> Array:
+        """Return the sum of wide arrays of one shape."""
         sums = [self.sum_shared(x, scope) for x in powers]
         return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
@@ -221,19 +228,23 @@ class Portable(Defaults, ABC):
 
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array scaled."""
-        results = [self.narrow(self.product(part, coefficient, scope), part) for part in self.parts(x)]
-        # Chosen, not multiplied: 0 * NaN is NaN, and what is kept stays bit for bit.
-        blank = scope.over(coefficient.blank, x)
-        result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
-        return self.xp.where(scope.over(coefficient.keep, x), x, result)
+        factors = coefficient.wide if product_format(x, self.wide) is self.wide else coefficient.narrow
+        keep, blank, first = (scope.over(value, x) for value in (coefficient.keep, coefficient.blank, factors.first))
+        return self.scaled(x, keep, blank, first, None if factors.second is None else scope.over(factors.second, x))
 
-    def product(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
-        """Return the real array `x` times the coefficient, in a format that holds each element exactly."""
-        if product_format(x, self.wide) is self.wide:
-            product = times(self.widen(x), coefficient.wide, scope.over)
-        else:
-            product = times(self.xp.astype(x, self.xp.float32), coefficient.narrow, scope.over)
-        # `narrow` truncates what is too small where the result has fewer exponents. Elsewhere that is done here.
+    def scaled(self, x: Array, keep: Array, blank: Array, first: Array, second: Array | None) -> Array:
+        """Return one array scaled by what is in a coefficient, each value so shaped that it broadcasts to the array."""
+        results = [self.narrow(self.product(part, first, second), part) for part in self.parts(x)]
+        # Chosen, not multiplied: 0 * NaN is NaN, and what is kept stays bit for bit.
+        result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
+        return self.xp.where(keep, x, result)
+
+    def product(self, x: Array, first: Array, second: Array | None) -> Array:
+        """Return the real array `x` times two factors, in a format that holds each element exactly."""
+        in_wide = product_format(x, self.wide) is self.wide
+        product = (self.widen(x) if in_wide else self.xp.astype(x, self.xp.float32)) * first
+        product = product if second is None else product * second
+        # Narrowing to fewer exponents truncates what is too small; else that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 

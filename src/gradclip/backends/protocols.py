@@ -132,8 +132,8 @@ class Enter(Protocol):
 class Reduce(Protocol):
     """From arrays to norms: a number for all of them, or one for each norm of a scope."""
 
-    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        """Return what `compute` returns, a norm of `count` elements and its divisor, computed so that it is right."""
+    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
+        """Return what `compute` makes of a backend, a norm of `count` elements and its divisor, so that it is right."""
 
     def flushed_below(self, element: Format) -> float:
         """Return the magnitude below which an element may be read as zero, 0.0 where it never is."""

@@ -148,7 +148,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
         shape = () if scope.whole else scope.norms_shape(arrays[0].shape)
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
-    value, divisor = backend.with_care(partial_of(_computed, backend, arrays, order, scope), arrays, count)
+    value, divisor = backend.with_care(partial_of(_computed, arrays, order, scope), arrays, count)
     if "complex128" in arrays.dtypes:
         value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
     error = _error(backend, arrays, order, count, scope)
@@ -164,9 +164,9 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
         error = max(_error(backend, group, order, n, LAYER) for group, n in zip(groups, counts, strict=True))
         return Norm(*found, error, floor_of(backend, everything, max(counts), order))
 
-    def compute() -> tuple[Any, Any]:
+    def compute(careful: Backend) -> tuple[Any, Any]:
         found = [
-            _in_range(backend, group, order) if count else (backend.zeros((), group), None)
+            _in_range(careful, group, order) if count else (backend.zeros((), group), None)
             for group, count in zip(groups, counts, strict=True)
         ]
         values, divisors = zip(*found, strict=True)
@@ -188,7 +188,7 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
 
 
 def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
-    found = _computed(backend, arrays, order, LAYER)
+    found = _computed(arrays, order, LAYER, backend)
     return _beyond_range(backend, arrays, order, LAYER, *found) if "complex128" in arrays.dtypes else found
 
 
@@ -212,7 +212,7 @@ def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
     return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
 
 
-def _computed(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> tuple[Any, Any]:
+def _computed(arrays: Arrays, order: Order, scope: Scope, backend: Backend) -> tuple[Any, Any]:
     found = None if backend.concrete or not scope.whole else backend.norm_at_once(arrays, order.p)
     if found is not None:
         return found, None
@@ -235,7 +235,7 @@ def _beyond_range(
     found = value, xp.ones_like(value) if divisor is None else divisor
 
     def of_quarters() -> tuple[Any, Any]:
-        quarter, unit = _computed(backend, backend.quartered(arrays), order, scope)
+        quarter, unit = _computed(backend.quartered(arrays), order, scope, backend)
         unit = xp.ones_like(quarter) if unit is None else unit
         # With such a number it has no other divisor; and the product with one may be beyond the range.
         large = quarter > 2.0**500

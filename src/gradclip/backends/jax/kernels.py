@@ -32,8 +32,8 @@ class JaxKernels(Jax):
         return kernels_sum_error(count, arrays, p)
 
     # No second look, as XLA's own sums need: these read subnormals as they are.
-    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        return compute()
+    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
+        return compute(self)
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: jax.Array | None = None) -> jax.Array:
         # Every finite sum is more than -1, so none is done again with a divisor.

@@ -1,9 +1,10 @@
 """JAX arrays whose values are not looked at, through XLA's own operations: tracers, and arrays on accelerators.
 
-Two things are particular. The reductions run in float64 even if 64-bit mode is off, inside `jax.enable_x64`. And XLA's
-CPU code reads float32 and bfloat16 subnormals as zero, and flushes results to zero; so do its conversions. Where that
-could change the result of a reduction, it is done again with the numbers read as integers. Scaled elements below the
-normal range become zero.
+Two things are particular. The reductions (`norms`) run in float64 though 64-bit mode is off, inside `jax.enable_x64`.
+And XLA's CPU code flushes results to zero, conversions included: those below the normal range become zero here.
+
+XLA makes one loop of all that is done with an array's elements. So products that are cut toward zero, exactly, cost
+accelerators no more bytes and no more launches than products rounded to nearest, and need no lower coefficient.
 """
 
 from __future__ import annotations
@@ -22,11 +23,8 @@ from jax.sharding import PartitionSpec
 
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import (
-    BFLOAT16,
-    FLOAT32,
     FLOAT64,
     SUPPORTED,
-    Format,
     dtype_name,
     format_of,
     low_bits_mask,
@@ -34,38 +32,21 @@ from gradclip.backends.formats import (
 )
 from gradclip.backends.jax.axes import NamedAxes, in_one_piece, known_layout
 from gradclip.backends.jax.examples import sum_by_rows
+from gradclip.backends.jax.norms import JaxNorms
 from gradclip.backends.jax.places import like, of_numpy, typed_like
+from gradclip.backends.jax.reading import FLUSHED, as_integers, nearest
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend, Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
-# XLA's CPU code reads subnormals of these as zero, although float64 holds them.
-_FLUSHED = frozenset({FLOAT32, BFLOAT16})
 
-
-class Jax(Portable):
+class Jax(JaxNorms):
     """Arrays whose values are not looked at."""
-
-    def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
-        # TPUs have no float64.
-        super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
-        self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
-        self.divisors_up_to = 1.0 / self.wide.tiny  # The compiler may multiply with the inverse instead.
-        self.visible = visible
-        self.axes = axes
-        self.on_cpu = jax.default_backend() == "cpu"
-        self.precise = False  # whether subnormals are read by their bits, as `with_care` asks
 
     def precision(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)
-
-    def flushed_below(self, element: Format) -> float:
-        # Elsewhere subnormals are read with care.
-        if element is self.wide or self.wide is not FLOAT64:
-            return self.wide.tiny
-        return element.tiny if element in _FLUSHED and not self.on_cpu else 0.0
 
     def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
@@ -160,25 +141,10 @@ class Jax(Portable):
     def complex(self, real: jax.Array, imag: jax.Array) -> jax.Array:
         return lax.complex(real, imag)
 
-    def widen(self, x: jax.Array) -> jax.Array:
-        return as_integers(x) if self.precise and format_of(x) in _FLUSHED else super().widen(x)
-
-    def with_care(self, compute: Callable[[], Any], arrays: Arrays, count: int) -> Any:
-        # First with subnormals read as zero. Elements below 2**-126 add at most count * 2**-126 to the norm, which is
-        # nothing where the norm is 2**60 times that. Else the sum is done again, with the bits read as integers.
-        value, divisor = compute()
-        if not (self.on_cpu and arrays.formats & _FLUSHED):
-            return value, divisor
-
-        def carefully() -> Any:
-            self.precise = True
-            try:
-                return compute()
-            finally:
-                self.precise = False
-
-        size = value if divisor is None else value * divisor
-        return lax.cond(jnp.any(size < count * 2.0**-66), carefully, lambda: (value, divisor))
+    def scaled(
+        self, x: jax.Array, keep: jax.Array, blank: jax.Array, first: jax.Array, second: jax.Array | None
+    ) -> jax.Array:
+        return _scaled(self, x, keep, blank, first, second)
 
     def chosen_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
@@ -189,7 +155,7 @@ class Jax(Portable):
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
-        if target in _FLUSHED and format_of(x) is FLOAT64:
+        if target in FLUSHED and format_of(x) is FLOAT64:
             # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
             x = jnp.where(jnp.abs(x) < target.tiny, 0.0, x)
             return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target)).astype(like.dtype)
@@ -241,6 +207,9 @@ class Jax(Portable):
 
 _checked: type[Backend] = Jax
 
+# Traced once for each shape, as are the reductions.
+_scaled = jax.jit(Portable.scaled, static_argnums=0)
+
 
 def over_named(axis_name: Hashable) -> tuple[Jax, NamedAxes]:
     """Return the backend of shards over one axis or several, given their names, and the axes."""
@@ -273,22 +242,3 @@ def check_64_bit_mode(dtype: str | None) -> None:
             f"sums in {dtype} need JAX's 64-bit mode. Call jax.config.update('jax_enable_x64', True) at the start, or "
             "put the call in `with jax.enable_x64(True):`."
         )
-
-
-def as_integers(x: jax.Array) -> jax.Array:
-    """Return a float32 or bfloat16 array in float64, subnormals too."""
-    # A conversion would read subnormals as zero. Integers it reads as they are.
-    bits = lax.bitcast_convert_type(x, jnp.uint16 if format_of(x) is BFLOAT16 else jnp.uint32)
-    sign_bit = 1 << (8 * x.dtype.itemsize - 1)
-    magnitude = (bits & (sign_bit - 1)).astype(jnp.int32)
-    below_normal = magnitude.astype(jnp.float64) * format_of(x).step
-    below_normal = jnp.where((bits & sign_bit) > 0, -below_normal, below_normal)
-    return jnp.where(magnitude < 1 << (format_of(x).precision - 1), below_normal, x.astype(jnp.float64))
-
-
-def nearest(wide: jax.Array) -> jax.Array:
-    """Return non-negative float64 numbers in float32, rounded to nearest, subnormals too."""
-    # The bits of a subnormal number are those of the integer that counts its smallest steps.
-    units = jnp.round(jnp.where(wide < FLOAT32.tiny, wide, 0.0) / FLOAT32.step).astype(jnp.int32)
-    below_normal = lax.bitcast_convert_type(units, jnp.float32)
-    return jnp.where(wide < FLOAT32.tiny, below_normal, wide.astype(jnp.float32))

@@ -1,0 +1,72 @@
+"""What XLA makes of a jitted `clip_by_global_norm` without the kernels, as on accelerators, beside optax: counts.
+
+python benchmarks/dispatches_jax.py
+"""
+
+import os
+import time
+
+os.environ["GRADCLIP_NATIVE"] = "0"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax import export
+from workloads import GPT2_SMALL
+
+import gradclip
+
+DTYPES = ("float32", "bfloat16", "float64")
+
+
+def ours(tree, max_norm=1.0):
+    """Clip as gradclip does."""
+    return gradclip.clip_by_global_norm(tree, max_norm)[0]
+
+
+def of_optax(tree, max_norm=1.0):
+    """Clip as optax does."""
+    return optax.clip_by_global_norm(max_norm).update(tree, optax.EmptyState())[0]
+
+
+FUNCTIONS = {"gradclip": ours, "optax": of_optax}
+
+
+def shaped(shapes, dtype):
+    """Return stand-ins for gradients of these shapes."""
+    return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
+
+
+def lines(function, tree, platforms):
+    """Return the length of the program for these platforms."""
+    return export.export(jax.jit(function), platforms=platforms)(tree).mlir_module().count("\n")
+
+
+def counts(function, tree):
+    """Return bytes accessed and temporaries over the bytes of the gradients, fusions, and lines of the program."""
+    size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in tree)
+    start = time.perf_counter()
+    compiled = jax.jit(function).lower(tree).compile()
+    seconds = time.perf_counter() - start
+    return {
+        "bytes": compiled.cost_analysis()["bytes accessed"] / size,
+        "temporaries": compiled.memory_analysis().temp_size_in_bytes / size,
+        "fusions": compiled.as_text().count(" fusion("),
+        "lines, CPU": lines(function, tree, ("cpu",)),
+        "lines, cuda and tpu": lines(function, tree, ("cuda", "tpu")),
+        "seconds": seconds,
+    }
+
+
+def main():
+    """Print one line for each dtype and function."""
+    for dtype in DTYPES:
+        with jax.enable_x64(dtype == "float64"):
+            for name, function in FUNCTIONS.items():
+                found = counts(function, shaped(GPT2_SMALL, dtype))
+                print(f"{dtype:9} {name:9}", *(f"{key} {value:.4g}" for key, value in found.items()), sep="  ")
+
+
+if __name__ == "__main__":
+    main()

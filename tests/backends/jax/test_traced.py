@@ -1,0 +1,139 @@
+"""What XLA makes of the operations without the kernels, as on accelerators: counts beside optax, and exact results."""
+
+import itertools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax import export
+
+import gradclip
+import gradclip.backends.jax.host as jax_backend
+from frameworks import numpy_dtype
+from rational import at_most, random_leaf, random_threshold
+
+SHAPES = [(512, 768), (768,), (768, 1024), (1024,), (512, 768), (768,)]
+SMALLEST = 768
+SIZES = (1, 17, 40, 5, 3)
+NARROW = ("float16", "bfloat16", "float32")
+WIDE = ("float64", "complex128")
+
+
+@pytest.fixture(autouse=True)
+def without_kernels(monkeypatch):
+    monkeypatch.setattr(jax_backend, "usable", lambda leaves: False)
+
+
+def gradients(dtype, blocks=1):
+    return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in SHAPES * blocks]
+
+
+def compiled(function, tree):
+    return jax.jit(function).lower(tree).compile()
+
+
+def fusions(program):
+    return program.as_text().count(" fusion(")
+
+
+def lines(function, tree):
+    return export.export(jax.jit(function), platforms=("cuda", "tpu"))(tree).mlir_module().count("\n")
+
+
+def clip(tree, **options):
+    return gradclip.clip_by_global_norm(tree, 1.0, **options)[0]
+
+
+def clip_of_optax(tree):
+    return optax.clip_by_global_norm(1.0).update(tree, optax.EmptyState())[0]
+
+
+def written(program):
+    """Return how many elements each float64 array has that the program writes."""
+    main = program.as_text().split("\nENTRY ")[1]
+    shapes = re.findall(r"= f64\[([\d,]*)\]", main)
+    return [math.prod(map(int, filter(None, shape.split(",")))) for shape in shapes]
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, "float64"])
+def test_counts_beside_optax(dtype):
+    with jax.enable_x64(dtype == "float64"):
+        tree = gradients(dtype)
+        ours, theirs = compiled(clip, tree), compiled(clip_of_optax, tree)
+        many = gradients(dtype, blocks=25)
+        assert lines(clip, many) <= 2 * lines(clip_of_optax, many)
+    assert ours.cost_analysis()["bytes accessed"] <= 1.1 * theirs.cost_analysis()["bytes accessed"]
+    assert ours.memory_analysis().temp_size_in_bytes < SMALLEST * 4
+    assert fusions(ours) <= 1.5 * fusions(theirs)
+    assert dtype == "float64" or max(written(ours)) < SMALLEST
+
+
+@pytest.mark.parametrize("options", [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "skip"}], ids=str)
+def test_each_leaf_is_read_twice_and_written_once(options):
+    program = compiled(lambda tree: clip(tree, **options), gradients("bfloat16"))
+    size = sum(2 * math.prod(shape) for shape in SHAPES)
+    assert program.cost_analysis()["bytes accessed"] <= 3.1 * size
+    assert max(written(program)) < SMALLEST
+
+
+@pytest.mark.parametrize("dtypes", [*[(d,) for d in (*NARROW, "complex64")], NARROW, WIDE, (*NARROW, *WIDE)], ids=str)
+@pytest.mark.parametrize("ord", [1, 2, 3, math.inf])
+def test_the_bound_in_exact_arithmetic(dtypes, ord):
+    rng = np.random.default_rng(len(dtypes))
+    if ord != 2:  # a complex magnitude is no rational number
+        dtypes = [dtype for dtype in dtypes if "complex" not in dtype] or ["float32"]
+    call = jax.jit(lambda tree, limit: gradclip.clip_by_global_norm(tree, limit, ord=ord)[0])
+    with jax.enable_x64(True):
+        for _ in range(30):
+            leaves = [
+                random_leaf(rng, dtype, size) for size, dtype in zip(SIZES, itertools.cycle(dtypes), strict=False)
+            ]
+            limit = random_threshold(rng, leaves, ord)
+            results = call(list(map(jnp.asarray, leaves)), jnp.float64(limit))
+            kept = all(np.asarray(y).tobytes() == x.tobytes() for x, y in zip(leaves, results, strict=True))
+            assert kept or at_most(list(map(np.asarray, results)), ord, limit)
+
+
+@pytest.mark.parametrize("dtype", NARROW)
+@pytest.mark.parametrize("ord", [1, 2, math.inf, -math.inf])
+def test_subnormal_numbers_count(dtype, ord):
+    tiny = float(jnp.finfo(dtype).smallest_subnormal)
+    x = jnp.asarray(np.array([3 * tiny, -4 * tiny]).astype(numpy_dtype(dtype)))
+    norm = {1: 7, 2: 5, math.inf: 4, -math.inf: 3}[ord]
+    clip = jax.jit(lambda x, limit: gradclip.clip_by_global_norm(x, limit, ord=ord))
+    with jax.enable_x64(True):
+        kept, found = clip(x, 1.001 * norm * tiny)
+        smaller, _ = clip(x, 0.999 * norm * tiny)
+        layers = jax.jit(lambda tree: gradclip.layer_norms(tree, ord))([x, 2 * x])[0]
+    assert float(np.float64(found)) == norm * tiny == float(np.float64(layers))
+    assert np.asarray(kept).tobytes() == np.asarray(x).tobytes()
+    assert ord < 0 or at_most([np.asarray(smaller)], ord, 0.999 * norm * tiny)
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, "float64"])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_policies(dtype, bad):
+    with jax.enable_x64(True):
+        tree = [jnp.array([3.0, bad], dtype), jnp.array([-0.0, 4.0], dtype)]
+        results = {
+            name: jax.jit(lambda t, n=name: clip(t, nonfinite=n))(tree) for name in ("propagate", "skip", "zero")
+        }
+    assert all(np.isnan(np.float64(x)).all() for x in results["propagate"])
+    assert not any(np.float64(x).any() for x in results["skip"])
+    zeroed = np.float64(np.concatenate(results["zero"]))
+    assert zeroed[1] == 0
+    np.testing.assert_allclose(zeroed[[0, 3]], [0.6, 0.8], rtol=20 * float(jnp.finfo(dtype).eps))
+
+
+@pytest.mark.parametrize("dtype", [*NARROW, "float64"])
+def test_what_is_not_clipped_keeps_its_bits(dtype):
+    with jax.enable_x64(True):
+        tiny = float(jnp.finfo(dtype).smallest_subnormal)
+        tree = [jnp.asarray(np.array([3.0, -0.0, tiny, -3 * tiny]).astype(numpy_dtype(dtype))), jnp.array(4.0, dtype)]
+        for limit in (5.0 * (1 + 1e-6), 1e30, math.inf):
+            results = jax.jit(lambda t, c=limit: gradclip.clip_by_global_norm(t, c)[0])(tree)
+            assert [np.asarray(x).tobytes() for x in results] == [np.asarray(x).tobytes() for x in tree]
