@@ -229,7 +229,7 @@ class Portable(Defaults, ABC):
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array scaled."""
         factors = coefficient.wide if product_format(x, self.wide) is self.wide else coefficient.narrow
-        keep, blank, first = (scope.over(value, x) for value in (coefficient.keep, coefficient.blank, factors.first))
+        keep, blank, first = [scope.over(value, x) for value in (coefficient.keep, coefficient.blank, factors.first)]
         return self.scaled(x, keep, blank, first, None if factors.second is None else scope.over(factors.second, x))
 
     def scaled(self, x: Array, keep: Array, blank: Array, first: Array, second: Array | None) -> Array:

@@ -72,6 +72,18 @@ def test_counts_beside_optax(dtype):
     assert dtype == "float64" or max(written(ours)) < SMALLEST
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_counts_of_what_is_traced_on_another_device(monkeypatch, dtype):
+    theirs = compiled(clip_of_optax, gradients(dtype))
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    ours = compiled(lambda tree: clip(tree), gradients(dtype))  # a new function, of which JAX has kept nothing
+    size = sum(jnp.dtype(dtype).itemsize * math.prod(shape) for shape in SHAPES)
+    assert "constant(1.4012984643248171e-45)" not in ours.as_text()  # no bits are read there
+    assert ours.cost_analysis()["bytes accessed"] <= 3.1 * size
+    assert fusions(ours) <= 1.5 * fusions(theirs)
+    assert max(written(ours)) < 512 * 768
+
+
 @pytest.mark.parametrize("options", [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "skip"}], ids=str)
 def test_each_leaf_is_read_twice_and_written_once(options):
     program = compiled(lambda tree: clip(tree, **options), gradients("bfloat16"))

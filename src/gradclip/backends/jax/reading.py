@@ -1,8 +1,8 @@
 """How XLA's code reads the numbers of a norm: once each, subnormals too, and with no float64 copy.
 
-XLA's CPU code reads float32 and bfloat16 subnormals as zero, so there they are read by their bits. It writes a copy of
-what it adds up, in float64, where that is more than a square, and computes none where one reduction adds up several
-arrays. So sums of several kinds of numbers are made by one reduction, which other devices read once, too.
+XLA's CPU code reads float32 and bfloat16 subnormals as zero, so there they are read by their bits. Before a sum of
+anything but squares it writes all terms out, in float64. Where one reduction makes several sums it does not. So there
+are two of each array: of ordinary numbers and of subnormal ones.
 """
 
 from collections.abc import Sequence
