@@ -253,7 +253,14 @@ class Portable(Defaults, ABC):
         product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
 
+    def zeroed(self, arrays: Arrays) -> Arrays:
+        return self.without_nonfinite(arrays)
+
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
+        return [self.weighted_sum(x, coefficient) for x in arrays]
+
     def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        """Return the weighted sum of one array."""
         weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):

@@ -49,6 +49,10 @@ class Scope(Protocol):
     def whole(self) -> bool:
         """Whether all elements of all arrays share one norm."""
 
+    @property
+    def fixed(self) -> bool:
+        """Whether a norm must be the same, to the last bit, whatever else is measured."""
+
     def own_axes(self, ndim: int) -> tuple[int, ...]:
         """Return the axes, in order, along which each place has a norm of its own."""
 
@@ -210,8 +214,11 @@ class Batch(Protocol):
     def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
         """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
 
-    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
-        """Return the sum over the first axis of each example times its own coefficient, wide."""
+    def zeroed(self, arrays: Arrays) -> Arrays:
+        """Return the arrays as `without_nonfinite` does, for norms and weighted sums of examples alone."""
+
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
+        """Return the sum over the first axis of each array, each example times its own coefficient, wide."""
 
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         """Return the sum over the first axis of each example times its own coefficient, rounded to integers, int64."""

@@ -6,7 +6,7 @@ is one more value here; backends and rules ask it for the axes.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gradclip.backends.protocols import Array
 
@@ -16,11 +16,13 @@ class Scope:
     """A choice of axes: each place along the own axes has a norm, which all elements along the other axes share.
 
     `own` returns the own axes for a number of axes, negative ones counted from the end. It is None where all elements
-    of all arrays share one norm. Otherwise arrays that are measured together have own axes of the same lengths.
+    of all arrays share one norm. Otherwise arrays that are measured together have own axes of the same lengths. `fixed`
+    says that a norm must be the same, to the last bit, whatever else is measured.
     """
 
     name: str
     own: Callable[[int], Sequence[int]] | None = None
+    fixed: bool = False
     whole: bool = field(init=False)  # whether all elements of all arrays share one norm
 
     def __post_init__(self) -> None:
@@ -54,3 +56,4 @@ class Scope:
 TREE = Scope("tree")
 LAYER = Scope("layer")
 EXAMPLE = Scope("example", lambda ndim: (0,))
+EXAMPLE_ALONE = replace(EXAMPLE, fixed=True)

@@ -12,8 +12,9 @@ from gradclip.backends.protocols import Array
 from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.coefficient import exceeds, rule_for_sums, settled
 from gradclip.core.decide import Clipping, decide
+from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, relative_error
-from gradclip.core.scopes import EXAMPLE
+from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 
 if TYPE_CHECKING:
     from gradclip.core.holders import Holders
@@ -48,10 +49,16 @@ class Batch:
         return self._in_two_readings(mask) if summed is None else summed
 
     def _in_two_readings(self, mask: Array | None) -> Summed:
-        backend, clipping = self.backend, self.clipping
-        made = decide(backend, self.arrays, clipping, self.names, scope=EXAMPLE, mask=mask, holders=self.holders)
-        add = backend.rounded_sum if clipping.target.integers else backend.weighted_sum
-        sums = [add(x, made.coefficient) for x in made.arrays]
+        backend, arrays, clipping = self.backend, self.arrays, self.clipping
+        integers = clipping.target.integers
+        if clipping.nonfinite.zeroes and not (backend.concrete or integers):
+            arrays, clipping = backend.zeroed(arrays), replace(clipping, nonfinite=PROPAGATE)
+        scope = EXAMPLE_ALONE if integers else EXAMPLE
+        made = decide(backend, arrays, clipping, self.names, scope=scope, mask=mask, holders=self.holders)
+        if integers:
+            sums: Sequence[Any] = [backend.rounded_sum(x, made.coefficient) for x in made.arrays]
+        else:
+            sums = backend.weighted_sums(made.arrays, made.coefficient)
         threshold = backend.scalar(clipping.max_norm, self.arrays)
         clipped = exceeds(settled(backend, made.norm), threshold) & ~made.coefficient.keep
         return Summed(sums, made.norm, clipped)

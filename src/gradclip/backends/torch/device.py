@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,9 @@ from gradclip.backends import any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
 from gradclip.backends.memory import Region
-from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend, Scope
-from gradclip.backends.sums import halving_sum
 from gradclip.backends.torch.autograd import asked, call_differentiably
+from gradclip.backends.torch.device_examples import Examples, moved
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
 from gradclip.backends.torch.tensors import (
     PLAIN,
@@ -38,12 +36,11 @@ from gradclip.backends.torch.tensors import (
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
-_BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
 # Apple's GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")
 
 
-class Torch(Portable):
+class Torch(Examples):
     """Tensors whose values are not looked at: on an accelerator, under `torch.compile` and `torch.func`."""
 
     def __init__(self, device: torch.device, *, visible: bool) -> None:
@@ -184,34 +181,6 @@ class Torch(Portable):
         # Leaves may lie on several devices; the coefficient lies on the first one's.
         return super().shrunk(x, moved(coefficient, x.device), scope)
 
-    def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: torch.Tensor | None) -> torch.Tensor:
-        own = scope.own_axes(x.ndim)
-        if not own:
-            divisor = divisor.to(x.device) if divisor is not None else None
-            return super().power_sum_of(x, p, scope, divisor)
-        # A block of rows after the other: a float64 copy of a whole batch would be as large as several batches.
-        sums = []
-        for b in _blocks(x, own[0]):
-            some = x[(*[slice(None)] * own[0], b)]
-            sums.append(super().power_sum_of(some, p, scope, None if divisor is None else divisor[b]))
-        return torch.cat(sums)
-
-    def sum_shared(self, wide: torch.Tensor, scope: Scope) -> torch.Tensor:
-        """Return the sum over the axes that share a norm, in an order that does not depend on how many there are."""
-        if not scope.own_axes(wide.ndim):
-            return super().sum_shared(wide, scope)
-        return halving_sum(self.xp, wide, scope.shared_axes(wide.ndim))
-
-    def weighted_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
-        blocks = _blocks(x)
-        total = super().weighted_sum(x[blocks[0]], _rows(coefficient, blocks[0]))
-        for b in blocks[1:]:
-            total += super().weighted_sum(x[b], _rows(coefficient, b))
-        return total
-
-    def rounded_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
-        return sum(super(Torch, self).rounded_sum(x[b], _rows(coefficient, b)) for b in _blocks(x))
-
     def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf) if type(leaf) in PLAIN else None
 
@@ -264,31 +233,3 @@ def _summed(value: torch.Tensor) -> torch.Tensor:
     from gradclip.backends.torch.distributed import summed
 
     return summed(value)
-
-
-def moved(coefficient: Coefficient, device: torch.device) -> Any:
-    """Return the coefficient with its scalars on `device`."""
-    return mapped(coefficient, lambda value: value.to(device))
-
-
-def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the coefficient, or factors, with each tensor in it changed."""
-    values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
-    changed = {name: _changed(value, change) for name, value in values.items()}
-    return replace(coefficient, **changed)
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    return mapped(value, change) if is_dataclass(value) else value
-
-
-def _rows(coefficient: Coefficient, block: slice) -> Any:
-    return mapped(coefficient, lambda value: value[block])
-
-
-def _blocks(x: torch.Tensor, axis: int = 0) -> list[slice]:
-    """Return slices of an axis of which each holds at most some `_BLOCK` elements, one row at least."""
-    rows = max(1, _BLOCK // max(1, math.prod(x.shape[:axis] + x.shape[axis + 1 :])))
-    return [slice(start, start + rows) for start in range(0, max(1, x.shape[axis]), rows)]
