@@ -61,5 +61,7 @@ class Defaults:
     def at_once(self, arrays: Arrays) -> AtOnce | None:
         return None
 
-    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
+    ) -> tuple[list[Any], Array] | None:
         return None

@@ -16,7 +16,7 @@ from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.defaults import Defaults
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.protocols import Array, Scope
-from gradclip.backends.sums import filled, halving_sum, over_examples, raised, times
+from gradclip.backends.sums import examples_sum_error, filled, halving_sum, over_examples, raised, times
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
@@ -247,6 +247,12 @@ class Portable(Defaults, ABC):
         # Narrowing to fewer exponents truncates what is too small; else that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
+
+    def examples_error(self, count: int) -> float:
+        return examples_sum_error(count)
+
+    def weighs_all(self, arrays: Arrays) -> bool:
+        return FLOAT64 not in arrays.formats
 
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         blank = over_examples(coefficient.blank, x)

@@ -211,8 +211,19 @@ class Scale(Protocol):
 class Batch(Protocol):
     """Sums over a batch of examples, which lie along the first axis."""
 
-    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Array | None) -> tuple[list[Any], Array] | None:
-        """Return weighted sums over examples and the sums of squares of each, where one reading gives both."""
+    def examples_error(self, count: int) -> float:
+        """Return a bound on the relative error of a sum of `count` squares by `add_examples`."""
+
+    def weighs_all(self, arrays: Arrays) -> bool:
+        """Say whether `add_examples` is right for all finite examples, whatever their magnitude."""
+
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
+    ) -> tuple[list[Any], Array] | None:
+        """Return weighted sums over examples and the norm of each, 0 outside of `mask`; None where it cannot.
+
+        One that is not finite adds nothing, or makes the sums NaN if it is to `spoil` them.
+        """
 
     def zeroed(self, arrays: Arrays) -> Arrays:
         """Return the arrays as `without_nonfinite` does, for norms and weighted sums of examples alone."""

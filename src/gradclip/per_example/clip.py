@@ -217,11 +217,11 @@ class _Group:
         with self.backend.precision():
             arrays = self.backend.enter(prepared)
             own = self.clipping.max_norm
-            threshold = self.backend.scalar(max_norm if own is None else own, arrays)
+            threshold = self.backend.scalar(max_norm, arrays) if own is None else own
             sums, norms, count = self._summed(arrays, self._shared(threshold), mask)
             return ([], norms, [count, *sums]) if self.grid else (sums, norms, [count])
 
-    def _summed(self, arrays: Arrays, threshold: Array, mask: Array | None) -> tuple[list[Any], Any, Any]:
+    def _summed(self, arrays: Arrays, threshold: float | Array, mask: Array | None) -> tuple[list[Any], Any, Any]:
         clipping = replace(self.clipping, max_norm=threshold)
         if self.grid is not None:
             check_real(arrays, self._names)
@@ -238,10 +238,14 @@ class _Group:
         paths = self.outline.paths()
         return [paths[i] for i in self.indices]
 
-    def _shared(self, threshold: Array) -> Array:
+    def _shared(self, threshold: Any) -> Any:
         """Return the share of a threshold, 0 where numbers are too coarse for it to be one."""
-        shared = threshold * self.share
-        return shared if self.share == 1 else self.backend.xp.where(shared < self.backend.wide.tiny, 0.0, shared)
+        if self.share == 1:
+            return threshold
+        shared, tiny = threshold * self.share, self.backend.wide.tiny
+        if isinstance(shared, float):
+            return 0.0 if shared < tiny else shared
+        return self.backend.xp.where(shared < tiny, 0.0, shared)
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -1,18 +1,21 @@
 """Sums over a batch: each example clipped by its own norm, in one reading where a backend can, else in two."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.protocols import Array
-from gradclip.backends.sums import ENOUGH, examples_sum_error
-from gradclip.core.coefficient import exceeds, rule_for_sums, settled
+from gradclip.backends.sums import ENOUGH
+from gradclip.core.coefficient import Rule, Target, exceeds, rule_for_sums, settled
 from gradclip.core.decide import Clipping, decide
-from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.nonfinite import SKIP
 from gradclip.core.norms import Norm, relative_error
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 
@@ -30,7 +33,9 @@ class Summed:
 
 
 # Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
-_known_rule = lru_cache(maxsize=64)(rule_for_sums)
+@lru_cache(maxsize=64)
+def _known_rule(target: Target, max_norm: float, error: float) -> Rule:
+    return Rule(*map(float, rule_for_sums(np, target, max_norm, error)))
 
 
 @dataclass(frozen=True)
@@ -45,14 +50,20 @@ class Batch:
 
     def clip_and_sum(self, mask: Array | None) -> Summed:
         """Clip each example by its own norm and add up those in the mask, all if it is None."""
-        summed = self._in_one_reading(mask)
-        return self._in_two_readings(mask) if summed is None else summed
+        batch = self._zeroed() if self.clipping.nonfinite.zeroes else self
+        summed = batch._in_one_reading(mask)
+        return batch._in_two_readings(mask) if summed is None else summed
+
+    def _zeroed(self) -> "Batch":
+        """Return the batch with zeros for elements that are not finite, where it takes a look to know of any."""
+        backend, clipping = self.backend, self.clipping
+        if backend.concrete or clipping.target.integers:
+            return self
+        return replace(self, arrays=backend.zeroed(self.arrays), clipping=replace(clipping, nonfinite=SKIP))
 
     def _in_two_readings(self, mask: Array | None) -> Summed:
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
         integers = clipping.target.integers
-        if clipping.nonfinite.zeroes and not (backend.concrete or integers):
-            arrays, clipping = backend.zeroed(arrays), replace(clipping, nonfinite=PROPAGATE)
         scope = EXAMPLE_ALONE if integers else EXAMPLE
         made = decide(backend, arrays, clipping, self.names, scope=scope, mask=mask, holders=self.holders)
         if integers:
@@ -71,26 +82,28 @@ class Batch:
         """
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
         count = arrays.sharing(EXAMPLE)
+        spoil = not (backend.concrete or clipping.nonfinite.blanks)
         if clipping.target.integers or not count or not (backend.concrete or self._always_trusted):
             return None
-        error = relative_error(clipping.order, examples_sum_error(count), FLOAT64, exact=False)
-        rule_for = _known_rule if backend.concrete else rule_for_sums
-        threshold = float(clipping.max_norm) if backend.concrete else clipping.max_norm
-        rule = rule_for(backend.xp, clipping.target, threshold, error)
-        found = backend.add_examples(arrays, rule, mask)
+        error = relative_error(clipping.order, backend.examples_error(count), FLOAT64, exact=False)
+        if isinstance(clipping.max_norm, float):
+            rule = _known_rule(clipping.target, float(clipping.max_norm), error)
+        else:
+            rule = rule_for_sums(backend.xp, clipping.target, clipping.max_norm, error)
+        found = backend.add_examples(arrays, rule, mask, spoil=spoil)
         if found is None:
             return None
-        sums, squares = found
-        norm = Norm(backend.xp.sqrt(squares), None, error, 0.0)
+        sums, norms = found
+        norm = Norm(norms, None, error, 0.0)
         summed = Summed(sums, norm, exceeds(norm, clipping.max_norm))
         if self._always_trusted:
             return summed
-        trusted = backend.xp.isfinite(squares) & (squares > ENOUGH if FLOAT64 in arrays.formats else True)
+        trusted = backend.xp.isfinite(norms) & (norms > math.sqrt(ENOUGH) if FLOAT64 in arrays.formats else True)
         others = ~trusted if mask is None else ~trusted & mask
         if not backend.xp.any(others):
             return summed
-        # Sums of squares beyond the range added nothing; what was too small to be trusted is added a second time.
-        counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask)
+        # Those beyond the range added nothing; what was too small to be trusted is added a second time.
+        counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask, spoil=False)
         assert counted is not None
         return self._joined(counted[0], summed, others)
 
@@ -103,5 +116,8 @@ class Batch:
 
     @property
     def _always_trusted(self) -> bool:
-        """Say whether no sum of squares leaves the range, and examples that are not finite are to be left out."""
-        return FLOAT64 not in self.arrays.formats and self.clipping.nonfinite.blanks
+        """Say whether one reading does, and no value is to be looked at."""
+        policy = self.clipping.nonfinite
+        if self.backend.concrete:
+            return policy.blanks and FLOAT64 not in self.arrays.formats
+        return not (policy.raises or policy.zeroes) and self.backend.weighs_all(self.arrays)

@@ -188,7 +188,11 @@ class Host(Portable):
     def rounded_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
         return chunkwise.rounded_sum(x, coefficient)
 
-    def add_examples(self, arrays: Arrays, weighing: Rule, mask: Any) -> tuple[list[np.ndarray], np.ndarray] | None:
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: Any, *, spoil: bool
+    ) -> tuple[list[np.ndarray], np.ndarray] | None:
+        if spoil:
+            return None
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
 

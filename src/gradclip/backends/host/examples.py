@@ -16,10 +16,10 @@ _COPIED = 1 << 18  # numbers at a time, little enough for the copies to stay in 
 def add_examples(
     arrays: HostArrays, weighing: Sequence[float], mask: np.ndarray | None, threads: int
 ) -> tuple[list[np.ndarray], np.ndarray] | None:
-    """Return the weighted sum over examples of each array, in float64, and each example's sum of squares.
+    """Return the weighted sum over examples of each array, in float64, and each example's norm.
 
-    Examples outside of `mask` have 0, and those whose sum is not finite add nothing. None where the kernels do not know
-    all of the arrays.
+    Examples outside of `mask` have 0, and those whose sum of squares is not finite add nothing. None where the kernels
+    do not know all of the arrays.
     """
     examples = arrays[0].shape[0]
     # The kernels read this vector first: an example that has NaN in it is left out.
@@ -44,7 +44,7 @@ def add_examples(
         for x, width, end in zip(arrays, widths, ends, strict=True)
     ]
     # Examples outside of the mask still have the NaN that marks them.
-    return sums, squares if mask is None else np.where(mask, squares, 0.0)
+    return sums, np.sqrt(squares if mask is None else np.where(mask, squares, 0.0))
 
 
 def _blocks(arrays: HostArrays, width: int) -> list[slice]:

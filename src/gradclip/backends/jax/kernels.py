@@ -74,7 +74,11 @@ class JaxKernels(Jax):
     def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
         return entries(vectors)
 
-    def add_examples(self, arrays: Arrays, weighing: Rule, mask: jax.Array | None) -> tuple[list[jax.Array], jax.Array]:
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: jax.Array | None, *, spoil: bool
+    ) -> tuple[list[jax.Array], jax.Array] | None:
+        if spoil:
+            return None
         # Without a derivative: it is called inside of rules that have one.
         # NaN marks an example as left out: the kernels take its place in this vector for its sum of squares.
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
@@ -83,7 +87,7 @@ class JaxKernels(Jax):
         squares, totals = add_examples(list(arrays), numbers, included, sum(widths))
         ends = itertools.accumulate(widths)
         sums = [summed(totals[end - n : end], x) for n, end, x in zip(widths, ends, arrays, strict=True)]
-        return sums, jnp.where(jnp.isnan(included), 0.0, squares)
+        return sums, jnp.sqrt(jnp.where(jnp.isnan(included), 0.0, squares))
 
     def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
         """Return what the kernels make of the arrays. Its derivative is that of the portable operations."""

@@ -26,15 +26,21 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Scope
-from gradclip.backends.sums import filled, halving_sum, over_examples, times
+from gradclip.backends.sums import halving_sum
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Factors
+    from gradclip.core.coefficient import Coefficient, Rule
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
 
 
+_LOWEST = 2.0**-800  # of numerators whose quotients lie in the normal range
+
+_LARGEST = 2.0**1022  # of weights, where what is scaled to a length may be tiny
+
 _Reader = Callable[[torch.Tensor], torch.Tensor]
+_Rows = tuple[int, int]  # the first, and how many
+_Axes = Callable[[int], tuple[int, ...]]
 
 
 class Zeroed(Arrays):
@@ -47,36 +53,24 @@ class Examples(Portable):
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: torch.Tensor | None = None) -> torch.Tensor:
         if p != 2 or not self._fuses(arrays, scope):
             return super().power_sum(arrays, p, scope, divisor)
-        read = _reader(arrays)
-        norms = [self._norms(part, 2.0, scope, divisor, read) for x in arrays for part in self.parts(x)]
-        together = torch.stack(self.gather(norms))
-        return torch.sum(together * together, 0)
+        norms = self._norms(arrays, 2.0, scope.own_axes, divisor)
+        return norms * norms
 
     def largest(self, arrays: Arrays, scope: Scope) -> torch.Tensor:
         if arrays.any_complex or not self._fuses(arrays, scope):
             return super().largest(arrays, scope)
-        read = _reader(arrays)
-        norms = [self._norms(x, math.inf, scope, None, read) for x in filled(arrays, scope)]
-        return torch.amax(torch.stack(self.gather(norms)), 0)
+        return self._norms(arrays, math.inf, scope.own_axes)
 
     def _fuses(self, arrays: Arrays, scope: Scope) -> bool:
         """Say whether a tensor has many norms, in float64, which may depend on how many in the last bits."""
         return self.wide is FLOAT64 and not scope.fixed and all(scope.own_axes(x.ndim) for x in arrays)
 
-    def _norms(
-        self, x: torch.Tensor, p: float, scope: Scope, divisor: torch.Tensor | None, read: _Reader
-    ) -> torch.Tensor:
-        """Return the norms of one real tensor, over divisors if there are any."""
-        first, shared = scope.own_axes(x.ndim)[0], scope.shared_axes(x.ndim)
-        found = []
-        for b in _blocks(x, first):
-            # One layout for all, in which an example has the same norm however it lies in memory.
-            some = read(_block(x, b, first)).contiguous()
-            if divisor is not None:
-                some = some / scope.over(_block(divisor.to(x.device), b), some)
-            norm = torch.linalg.vector_norm(some, p, shared, dtype=torch.float64) if shared else self.magnitude(some)
-            found.append(norm)
-        return found[0] if len(found) == 1 else torch.cat(found)
+    def _norms(self, arrays: Arrays, p: float, axes: _Axes, divisor: torch.Tensor | None = None) -> torch.Tensor:
+        """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`."""
+        read = _reader(arrays)
+        found = [_norms_of(part, p, axes(x.ndim), divisor, read) for x in arrays for part in self.parts(x)]
+        here = self.gather(found)
+        return here[0] if len(here) == 1 else torch.linalg.vector_norm(torch.stack(here), p, 0)
 
     def power_sum_of(self, x: torch.Tensor, p: float, scope: Scope, divisor: torch.Tensor | None) -> torch.Tensor:
         own = scope.own_axes(x.ndim)
@@ -106,16 +100,65 @@ class Examples(Portable):
         if self.wide is not FLOAT64:
             return super().weighted_sums(arrays, coefficient)
         read, weights, blank = _reader(arrays), coefficient.weights(self.xp), coefficient.blank
-        spoiling = torch.sum(torch.where(blank, 0.0, weights.first * 0.0))
-        weights = replace(weights, first=torch.where(blank, math.nan, weights.first))
-        return [self._skipping_nan(x, weights, read) + spoiling.to(x.device) for x in arrays]
+        factors = [torch.where(blank, math.nan, weights.first), *([] if weights.second is None else [weights.second])]
+        return _spoiled([self._skipping_nan(x, factors, read) for x in arrays], weights.first, ~blank)
 
-    def _skipping_nan(self, x: torch.Tensor, weights: Factors, read: _Reader) -> torch.Tensor:
-        """Return the sum over examples of each times its weight; one whose weight is NaN adds nothing."""
-        mine = moved(weights, x.device)
+    def examples_error(self, count: int) -> float:
+        return count * FLOAT64.roundoff
 
-        def add(part: torch.Tensor, block: slice | None) -> torch.Tensor:
-            return torch.nansum(times(read(_block(part, block)), _rows(mine, block), over_examples), 0)
+    def weighs_all(self, arrays: Arrays) -> bool:
+        return self.wide is FLOAT64 and not any(map(self.flushed_below, arrays.formats))
+
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: torch.Tensor | None, *, spoil: bool
+    ) -> tuple[list[torch.Tensor], torch.Tensor] | None:
+        known = isinstance(weighing.numerator, float)
+        if not self.weighs_all(arrays) or (known and 0 < weighing.numerator < _LOWEST):
+            return None
+        scaled = FLOAT64 in arrays.formats
+        if scaled and not known:
+            return None
+        norms, *factors = self._scaled(arrays, weighing) if scaled else self._plain(arrays, weighing)
+        read, first = _reader(arrays), factors[0]
+        if mask is not None:
+            norms, factors[0] = torch.where(mask, norms, 0.0), torch.where(mask, first, math.nan)
+        sums = [self._skipping_nan(x, factors, read) for x in arrays]
+        return _spoiled(sums, first, mask) if spoil else sums, norms
+
+    def _plain(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
+        """Return norms whose squares stay within the range, and weights, NaN for a norm that is not finite."""
+        norms = self._norms(arrays, 2.0, _first_axis)
+        weights = weighing.numerator / weighing.upper(norms)
+        if isinstance(weighing.numerator, torch.Tensor):
+            # Numbers below the normal range may be rounded up.
+            weights = torch.nn.functional.threshold(weights, FLOAT64.tiny, 0.0)
+        # The quotient falls with the norm, so that it is the smaller of the two where an example is kept.
+        capped = torch.clamp(weights, max=_LARGEST if _keeps_none(weighing) else weighing.kept)
+        return [norms, torch.add(capped, norms, alpha=0.0)]
+
+    def _scaled(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
+        """Return norms, and weights as two factors: the first makes the largest element about 1."""
+        # No divisor, nor its inverse, is subnormal; the squares of what is left stay within the range.
+        divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis), 2.0**-1000, 2.0**1000)
+        scale, norms = torch.reciprocal(divisor), self._norms(arrays, 2.0, _first_axis, divisor)
+        upper = norms * weighing.inflate
+        upper = upper if weighing.offset == 0.0 else upper + weighing.offset * scale
+        second = torch.clamp(weighing.numerator / upper, max=_LARGEST)
+        first = torch.add(scale, norms, alpha=0.0)
+        if not _keeps_none(weighing):
+            kept = upper <= scale * weighing.keep_up_to
+            first, second = torch.where(kept, 1.0, first), torch.where(kept, weighing.kept, second)
+        return [norms * divisor, first, second]
+
+    def _skipping_nan(self, x: torch.Tensor, weights: Sequence[torch.Tensor], read: _Reader) -> torch.Tensor:
+        """Return the sum over examples of each times its weights; one whose weight is NaN adds nothing."""
+        factors = [weight.to(x.device) for weight in weights]
+
+        def add(part: torch.Tensor, block: _Rows | None) -> torch.Tensor:
+            product = read(_block(part, block))
+            for factor in factors:
+                product = product * _block(factor, block).reshape(-1, *[1] * (product.ndim - 1))
+            return torch.nansum(product, 0)
 
         return self.join([_over_blocks(partial(add, part), part) for part in self.parts(x)], x)
 
@@ -146,8 +189,42 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return mapped(value, change) if is_dataclass(value) else value
 
 
-def _rows(coefficient: Any, block: slice | None) -> Any:
-    return coefficient if block is None else mapped(coefficient, lambda value: value[block])
+def _norms_of(
+    x: torch.Tensor, p: float, own: tuple[int, ...], divisor: torch.Tensor | None, read: _Reader
+) -> torch.Tensor:
+    """Return the norms of one real tensor, one for each place along its own axes."""
+    shared = [axis for axis in range(x.ndim) if axis not in own]
+    found = []
+    for block in _blocks(x, own[0]):
+        # One layout for all, in which an example has the same norm however it lies in memory.
+        some = read(_block(x, block, own[0])).contiguous()
+        if divisor is not None:
+            shape = [n if axis in own else 1 for axis, n in enumerate(some.shape)]
+            some = some / _block(divisor.to(x.device), block).reshape(shape)
+        # No axes would be all of them.
+        found.append(
+            torch.linalg.vector_norm(some if shared else some.unsqueeze(-1), p, shared or -1, dtype=torch.float64)
+        )
+    return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _spoiled(sums: Sequence[torch.Tensor], weights: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:
+    """Return the sums, NaN where an example in the mask has the weight NaN."""
+    zeros = weights * 0.0
+    spoiling = torch.sum(zeros if mask is None else torch.where(mask, zeros, 0.0))
+    return [total + spoiling.to(total.device) for total in sums]
+
+
+def _first_axis(ndim: int) -> tuple[int, ...]:
+    return (0,)
+
+
+def _keeps_none(weighing: Rule) -> bool:
+    return isinstance(weighing.keep_up_to, float) and weighing.keep_up_to < 0
+
+
+def _rows(coefficient: Any, block: _Rows | None) -> Any:
+    return coefficient if block is None else mapped(coefficient, lambda value: _block(value, block))
 
 
 def _reader(arrays: Arrays) -> _Reader:
@@ -155,11 +232,11 @@ def _reader(arrays: Arrays) -> _Reader:
     return partial(torch.nan_to_num, nan=0.0, posinf=0.0, neginf=0.0) if isinstance(arrays, Zeroed) else lambda x: x
 
 
-def _block(x: torch.Tensor, block: slice | None, axis: int = 0) -> torch.Tensor:
-    return x if block is None else x[(*[slice(None)] * axis, block)]
+def _block(x: torch.Tensor, block: _Rows | None, axis: int = 0) -> torch.Tensor:
+    return x if block is None else x.narrow(axis, *block)
 
 
-def _over_blocks(add: Callable[[slice | None], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+def _over_blocks(add: Callable[[_Rows | None], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
     """Return the sum of what `add` returns for each block of rows."""
     first, *others = _blocks(x)
     total = add(first)
@@ -168,9 +245,9 @@ def _over_blocks(add: Callable[[slice | None], torch.Tensor], x: torch.Tensor) -
     return total
 
 
-def _blocks(x: torch.Tensor, axis: int = 0) -> Sequence[slice | None]:
-    """Return slices of an axis of which each holds at most some `_BLOCK` elements, one row at least; None is all."""
+def _blocks(x: torch.Tensor, axis: int = 0) -> Sequence[_Rows | None]:
+    """Return blocks of an axis of which each holds at most some `_BLOCK` elements, one row at least; None is all."""
     rows = max(1, _BLOCK // max(1, math.prod(x.shape[:axis] + x.shape[axis + 1 :])))
     if rows >= x.shape[axis]:
         return [None]
-    return [slice(start, start + rows) for start in range(0, x.shape[axis], rows)]
+    return [(start, min(rows, x.shape[axis] - start)) for start in range(0, x.shape[axis], rows)]
