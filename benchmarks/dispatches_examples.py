@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -39,7 +39,7 @@ class Count(TorchDispatchMode):
             return result
         self.operations += 1
         self.bytes += sum(map(size, tensors([args, kwargs, result])))
-        if kwargs and kwargs.get("dtype") and "norm" in str(func):
+        if kwargs and kwargs.get("dtype") and func is torch.ops.aten.linalg_vector_norm.default:
             given, wide = args[0], kwargs["dtype"].itemsize
             self.copied += 2 * given.numel() * wide if given.element_size() != wide else 0
         return result
@@ -70,13 +70,14 @@ def ours(grads: list[torch.Tensor], **options: Any) -> Callable[[], Any]:
 
 def opacus(grads: list[torch.Tensor], per_layer: bool = False, **_: Any) -> Callable[[], Any]:
     """Return what Opacus does to sum the same gradients."""
-    parameters = [torch.nn.Parameter(torch.zeros_like(g[0])) for g in grads]
+    parameters = [torch.nn.Parameter(g.new_zeros(g.shape[1:])) for g in grads]
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad_sample = grad
     kind, threshold = (DPPerLayerOptimizer, [1.0] * len(grads)) if per_layer else (DPOptimizer, 1.0)
-    optimizer = kind(
-        torch.optim.SGD(parameters, 0.1), noise_multiplier=0.0, max_grad_norm=threshold, expected_batch_size=1
-    )
+    with unset_fake_temporarily():  # it looks at its thresholds when it is made
+        optimizer = kind(
+            torch.optim.SGD(parameters, 0.1), noise_multiplier=0.0, max_grad_norm=threshold, expected_batch_size=1
+        )
     return torch.no_grad()(optimizer.clip_and_accumulate)
 
 

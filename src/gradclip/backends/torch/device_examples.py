@@ -9,7 +9,9 @@ A sum over examples is one product in float64 and one sum. What an example that 
 infinity, and 0 * NaN is NaN. So its weight is NaN, all its products are, and `torch.nansum` passes over NaN. An example
 that is to spoil the sum adds its NaN afterwards, to the sum.
 
-The reductions read float64 alone, in PyTorch: narrower numbers they copy. So both take a block of rows after the other.
+The reductions read float64 alone, in PyTorch: narrower numbers they copy. So they take one block after the other. Long
+rows are a list for `torch._foreach_norm`, whose kernel on CUDA adds up in float64 what it reads in any type; short rows
+would be too many for a list.
 """
 
 from __future__ import annotations
@@ -67,8 +69,14 @@ class Examples(Portable):
 
     def _norms(self, arrays: Arrays, p: float, axes: _Axes, divisor: torch.Tensor | None = None) -> torch.Tensor:
         """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`."""
-        read = _reader(arrays)
-        found = [_norms_of(part, p, axes(x.ndim), divisor, read) for x in arrays for part in self.parts(x)]
+        read, found = _reader(arrays), []
+        # PyTorch has no rule for a list of rows under `vmap`, and compiles each of them.
+        by_row = self.visible and p == 2 and divisor is None and not isinstance(arrays, Zeroed)
+        parts: list[Any] = [part for x in arrays for part in self.parts(x)]
+        for part in parts:
+            own = axes(part.ndim)
+            long = by_row and own == (0,) and 0 < part.shape[0] * _BLOCK <= 8 * part.numel() and part.is_contiguous()
+            found.append(_norms_of_rows(part) if long else _norms_of(part, p, own, divisor, read))
         here = self.gather(found)
         return here[0] if len(here) == 1 else torch.linalg.vector_norm(torch.stack(here), p, 0)
 
@@ -128,39 +136,46 @@ class Examples(Portable):
     def _plain(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
         """Return norms whose squares stay within the range, and weights, NaN for a norm that is not finite."""
         norms = self._norms(arrays, 2.0, _first_axis)
-        weights = weighing.numerator / weighing.upper(norms)
-        if isinstance(weighing.numerator, torch.Tensor):
+        upper = weighing.upper(norms)
+        weights = weighing.numerator / upper
+        if isinstance(weighing.numerator, float):
+            # The quotient falls with the norm, so that it is the smaller of the two where an example is kept.
+            weights = torch.clamp(weights, max=_LARGEST if _keeps_none(weighing) else weighing.kept)
+        else:
             # Numbers below the normal range may be rounded up.
-            weights = torch.nn.functional.threshold(weights, FLOAT64.tiny, 0.0)
-        # The quotient falls with the norm, so that it is the smaller of the two where an example is kept.
-        capped = torch.clamp(weights, max=_LARGEST if _keeps_none(weighing) else weighing.kept)
-        return [norms, torch.add(capped, norms, alpha=0.0)]
+            weights = torch.nn.functional.threshold(torch.clamp(weights, max=_LARGEST), FLOAT64.tiny, 0.0)
+            weights = torch.where(upper <= weighing.keep_up_to, weighing.kept, weights)
+        return [norms, _nan_beside(norms, weights)]
 
     def _scaled(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
         """Return norms, and weights as two factors: the first makes the largest element about 1."""
         # No divisor, nor its inverse, is subnormal; the squares of what is left stay within the range.
-        divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis), 2.0**-1000, 2.0**1000)
+        divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis), 2.0**-1022, 2.0**1022)
         scale, norms = torch.reciprocal(divisor), self._norms(arrays, 2.0, _first_axis, divisor)
         upper = norms * weighing.inflate
         upper = upper if weighing.offset == 0.0 else upper + weighing.offset * scale
         second = torch.clamp(weighing.numerator / upper, max=_LARGEST)
-        first = torch.add(scale, norms, alpha=0.0)
         if not _keeps_none(weighing):
             kept = upper <= scale * weighing.keep_up_to
-            first, second = torch.where(kept, 1.0, first), torch.where(kept, weighing.kept, second)
-        return [norms * divisor, first, second]
+            scale, second = torch.where(kept, 1.0, scale), torch.where(kept, weighing.kept, second)
+        return [norms * divisor, _nan_beside(norms, scale), second]
 
     def _skipping_nan(self, x: torch.Tensor, weights: Sequence[torch.Tensor], read: _Reader) -> torch.Tensor:
         """Return the sum over examples of each times its weights; one whose weight is NaN adds nothing."""
         factors = [weight.to(x.device) for weight in weights]
 
-        def add(part: torch.Tensor, block: _Rows | None) -> torch.Tensor:
-            product = read(_block(part, block))
-            for factor in factors:
-                product = product * _block(factor, block).reshape(-1, *[1] * (product.ndim - 1))
-            return torch.nansum(product, 0)
+        def add(part: torch.Tensor) -> torch.Tensor:
+            # Along the longest axis of one example: the sums need not be added up once more.
+            axis = max(range(1, part.ndim), key=part.shape.__getitem__, default=0)
+            found = []
+            for block in _blocks(part, axis) if axis else [None]:
+                product = read(_block(part, block, axis))
+                for factor in factors:
+                    product = product * factor.reshape(-1, *[1] * (product.ndim - 1))
+                found.append(torch.nansum(product, 0))
+            return found[0] if len(found) == 1 else torch.cat(found, axis - 1)
 
-        return self.join([_over_blocks(partial(add, part), part) for part in self.parts(x)], x)
+        return self.join(list(map(add, self.parts(x))), x)
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
         add = super().weighted_sum
@@ -189,6 +204,11 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     return mapped(value, change) if is_dataclass(value) else value
 
 
+def _norms_of_rows(x: torch.Tensor) -> torch.Tensor:
+    """Return the norms along the first axis. On CUDA this reads what it is given, without a copy in float64."""
+    return torch.stack(torch._foreach_norm(x.unbind(), 2, dtype=torch.float64))
+
+
 def _norms_of(
     x: torch.Tensor, p: float, own: tuple[int, ...], divisor: torch.Tensor | None, read: _Reader
 ) -> torch.Tensor:
@@ -215,12 +235,17 @@ def _spoiled(sums: Sequence[torch.Tensor], weights: torch.Tensor, mask: torch.Te
     return [total + spoiling.to(total.device) for total in sums]
 
 
+def _nan_beside(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the weights, NaN where a norm is not finite, for 0 * inf is NaN."""
+    return torch.add(weights, norms, alpha=0.0)
+
+
 def _first_axis(ndim: int) -> tuple[int, ...]:
     return (0,)
 
 
 def _keeps_none(weighing: Rule) -> bool:
-    return isinstance(weighing.keep_up_to, float) and weighing.keep_up_to < 0
+    return isinstance(weighing.keep_up_to, float) and weighing.keep_up_to <= 0
 
 
 def _rows(coefficient: Any, block: _Rows | None) -> Any:
