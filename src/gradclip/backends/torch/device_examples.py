@@ -34,10 +34,7 @@ if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Rule
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
-
-
 _LOWEST = 2.0**-800  # of numerators whose quotients lie in the normal range
-
 _LARGEST = 2.0**1022  # of weights, where what is scaled to a length may be tiny
 
 _Reader = Callable[[torch.Tensor], torch.Tensor]
