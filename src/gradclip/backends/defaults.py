@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
     from gradclip.backends.protocols import Array, AtOnce
-    from gradclip.core.coefficient import Rule
 
 
 class Defaults:
@@ -59,9 +58,4 @@ class Defaults:
         return None
 
     def at_once(self, arrays: Arrays) -> AtOnce | None:
-        return None
-
-    def add_examples(
-        self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
-    ) -> tuple[list[Any], Array] | None:
         return None

@@ -7,7 +7,7 @@ number, and what their devices do differently. No method here looks at a value, 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.defaults import Defaults
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
+from gradclip.backends.portable_batch import PortableBatch
 from gradclip.backends.protocols import Array, Scope
-from gradclip.backends.sums import examples_sum_error, filled, halving_sum, over_examples, raised, times
+from gradclip.backends.sums import filled, halving_sum, raised
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
 
-class Portable(Defaults, ABC):
+class Portable(Defaults, PortableBatch):
     """Reductions and scaling of arrays whose values need not be known yet."""
 
     concrete = False
@@ -247,33 +248,6 @@ class Portable(Defaults, ABC):
         # Narrowing to fewer exponents truncates what is too small; else that is done here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
-
-    def examples_error(self, count: int) -> float:
-        return examples_sum_error(count)
-
-    def weighs_all(self, arrays: Arrays) -> bool:
-        return FLOAT64 not in arrays.formats
-
-    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
-        blank = over_examples(coefficient.blank, x)
-        product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
-        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
-
-    def zeroed(self, arrays: Arrays) -> Arrays:
-        return self.without_nonfinite(arrays)
-
-    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
-        return [self.weighted_sum(x, coefficient) for x in arrays]
-
-    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
-        """Return the weighted sum of one array."""
-        weights = coefficient.weights(self.xp)
-        sums = []
-        for part in self.parts(x):
-            blank = over_examples(coefficient.blank, part)
-            product = self.xp.where(blank, 0.0, times(self.widen(part), weights, over_examples))
-            sums.append(self._sum(product, (0,)))
-        return self.join(sums, x)
 
     def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
         return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]

@@ -1,0 +1,68 @@
+"""Sums over the examples of a batch, once, in the terms of the array API standard."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.protocols import Array
+from gradclip.backends.sums import examples_sum_error, over_examples, times
+
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient, Rule
+
+
+class PortableBatch(ABC):
+    """What sums over examples add to the reductions of `Portable`."""
+
+    xp: ModuleType
+
+    @abstractmethod
+    def parts(self, x: Array) -> list[Array]: ...
+
+    @abstractmethod
+    def join(self, parts: list[Array], like: Array) -> Array: ...
+
+    @abstractmethod
+    def widen(self, x: Array) -> Array: ...
+
+    @abstractmethod
+    def without_nonfinite(self, arrays: Arrays) -> Arrays: ...
+
+    @abstractmethod
+    def _sum(self, wide: Array, axes: tuple[int, ...]) -> Array: ...
+
+    def examples_error(self, count: int) -> float:
+        return examples_sum_error(count)
+
+    def weighs_all(self, arrays: Arrays) -> bool:
+        return FLOAT64 not in arrays.formats
+
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
+    ) -> tuple[list[Any], Array] | None:
+        return None
+
+    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        blank = over_examples(coefficient.blank, x)
+        product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
+        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
+
+    def zeroed(self, arrays: Arrays) -> Arrays:
+        return self.without_nonfinite(arrays)
+
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
+        return [self.weighted_sum(x, coefficient) for x in arrays]
+
+    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        """Return the weighted sum of one array."""
+        weights = coefficient.weights(self.xp)
+        sums = []
+        for part in self.parts(x):
+            blank = over_examples(coefficient.blank, part)
+            product = self.xp.where(blank, 0.0, times(self.widen(part), weights, over_examples))
+            sums.append(self._sum(product, (0,)))
+        return self.join(sums, x)
