@@ -25,7 +25,7 @@ from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Array, HostBackend, Scope
-from gradclip.backends.sums import ENOUGH, filled, kernels_sum_error
+from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Rule
@@ -188,11 +188,12 @@ class Host(Portable):
     def rounded_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
         return chunkwise.rounded_sum(x, coefficient)
 
+    examples_error = staticmethod(examples_sum_error)
+
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: Any, *, spoil: bool
     ) -> tuple[list[np.ndarray], np.ndarray] | None:
-        if spoil:
-            return None
+        # `spoil` is for sums whose values cannot be looked at.
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
 

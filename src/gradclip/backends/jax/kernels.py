@@ -17,7 +17,7 @@ from gradclip.backends.jax.axes import varying_together
 from gradclip.backends.jax.ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax.traced import Jax
 from gradclip.backends.protocols import Backend, Scope
-from gradclip.backends.sums import ENOUGH, kernels_sum_error
+from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Rule
@@ -73,6 +73,9 @@ class JaxKernels(Jax):
 
     def unstacked(self, vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
         return entries(vectors)
+
+    def examples_error(self, count: int) -> float:
+        return examples_sum_error(count)
 
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: jax.Array | None, *, spoil: bool

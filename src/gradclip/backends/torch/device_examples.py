@@ -108,9 +108,6 @@ class Examples(Portable):
         factors = [torch.where(blank, math.nan, weights.first), *([] if weights.second is None else [weights.second])]
         return _spoiled([self._skipping_nan(x, factors, read) for x in arrays], weights.first, ~blank)
 
-    def examples_error(self, count: int) -> float:
-        return count * FLOAT64.roundoff
-
     def weighs_all(self, arrays: Arrays) -> bool:
         return self.wide is FLOAT64 and not any(map(self.flushed_below, arrays.formats))
 
