@@ -44,9 +44,11 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/tables.py --write
 
-accelerators: $(VENV)/ready  ## Count what clipping dispatches on an accelerator, beside PyTorch; no GPU is needed
+accelerators: $(VENV)/ready  ## Count what clipping asks of accelerators, beside PyTorch, Opacus and optax; no GPU is needed
 	$(BIN)/python benchmarks/dispatches.py --write
 	$(BIN)/python benchmarks/compiled.py --write
+	$(BIN)/python benchmarks/dispatches_examples.py --write
+	$(BIN)/python benchmarks/dispatches_jax.py --write
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
 gpu: $(VENV)/ready  ## Where there is a GPU: run the tests that need one, count and time

@@ -1,10 +1,10 @@
 """What `per_example_clip` asks of an accelerator, beside Opacus: operations, bytes, memory. Counts, not times.
 
-`python dispatches_examples.py` counts without one. An operation is a call that PyTorch's dispatcher passes on, a view
-too; its bytes are those of the tensors it is given and returns. Some of them copy a tensor into a wider dtype inside,
-which no dispatcher sees: `with copies` adds what they write and read for that on CUDA (`make_reduction` in PyTorch's
-`ReduceOpsUtils.h`). Both in units of the gradients' bytes; so is `peak`, the most that is allocated at a time beside
-the gradients, counted on the CPU, where a product of two dtypes copies, too.
+`python benchmarks/dispatches_examples.py [--write]` counts without one. An operation is a call that PyTorch's
+dispatcher passes on, a view too; its bytes are those of the tensors it is given and returns. Some of them copy a tensor
+into a wider dtype inside, which no dispatcher sees: `with copies` adds what they write and read for that on CUDA
+(`make_reduction` in PyTorch's `ReduceOpsUtils.h`). Both in units of the gradients' bytes; so is `peak`, the most that
+is allocated at a time beside the gradients, counted on the CPU, where a product of two dtypes copies, too.
 """
 
 from collections.abc import Callable, Iterator
@@ -15,6 +15,7 @@ from unittest import mock
 
 import torch
 from opacus.optimizers import DPOptimizer, DPPerLayerOptimizer
+from report import DISPATCHES_EXAMPLES, keep
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -125,6 +126,7 @@ CASES = [
 def main() -> None:
     print(f"20 tensors of (64, 2000); long rows: {LONG}")
     print(f"{'':32}{'operations':>11}{'bytes':>7}{'with copies':>13}{'peak':>7}   on fake CUDA tensors")
+    lines = []
     for name, dtype, shapes, options in CASES:
         for who, calls in (("gradclip", ours), ("Opacus", opacus)):
             grads = made(shapes, dtype)
@@ -134,10 +136,13 @@ def main() -> None:
             with FakeTensorMode():
                 fakes = made(shapes, dtype, "cuda")
                 fake = counted(calls(fakes, **options), fakes)
+            lines.append([name, who, found.operations, found.bytes, found.with_copies, most])
             print(
                 f"{name + ', ' + who:32}{found.operations:11}{found.bytes:7.1f}{found.with_copies:13.1f}{most:7.2f}"
-                f"   {fake.operations} operations, {fake.bytes:.1f}"
+                f"   {fake.operations} operations, {fake.bytes:.1f}",
+                flush=True,
             )
+    keep(DISPATCHES_EXAMPLES, lines, torch=torch.__version__)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What XLA makes of a jitted `clip_by_global_norm` without the kernels, as on accelerators, beside optax: counts.
 
-python benchmarks/dispatches_jax.py
+python benchmarks/dispatches_jax.py [--write]
 """
 
 import os
@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import export
+from report import DISPATCHES_JAX, keep
 from workloads import GPT2_SMALL
 
 import gradclip
@@ -38,7 +39,7 @@ def shaped(shapes, dtype):
     return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
 
 
-def lines(function, tree, platforms):
+def length(function, tree, platforms):
     """Return the length of the program for these platforms."""
     return export.export(jax.jit(function), platforms=platforms)(tree).mlir_module().count("\n")
 
@@ -53,19 +54,24 @@ def counts(function, tree):
         "bytes": compiled.cost_analysis()["bytes accessed"] / size,
         "temporaries": compiled.memory_analysis().temp_size_in_bytes / size,
         "fusions": compiled.as_text().count(" fusion("),
-        "lines, CPU": lines(function, tree, ("cpu",)),
-        "lines, cuda and tpu": lines(function, tree, ("cuda", "tpu")),
+        "lines, CPU": length(function, tree, ("cpu",)),
+        "lines, cuda and tpu": length(function, tree, ("cuda", "tpu")),
         "seconds": seconds,
     }
 
 
 def main():
     """Print one line for each dtype and function."""
+    lines = []
     for dtype in DTYPES:
         with jax.enable_x64(dtype == "float64"):
             for name, function in FUNCTIONS.items():
                 found = counts(function, shaped(GPT2_SMALL, dtype))
-                print(f"{dtype:9} {name:9}", *(f"{key} {value:.4g}" for key, value in found.items()), sep="  ")
+                lines.append([dtype, name, found])
+                print(
+                    f"{dtype:9} {name:9}", *(f"{key} {value:.4g}" for key, value in found.items()), sep="  ", flush=True
+                )
+    keep(DISPATCHES_JAX, lines, jax=jax.__version__)
 
 
 if __name__ == "__main__":

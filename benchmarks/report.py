@@ -14,6 +14,8 @@ SHARDED = RESULTS / "sharded.json"
 SHARDED_JAX = RESULTS / "sharded_jax.json"
 DISPATCHES = RESULTS / "dispatches.json"
 COMPILED = RESULTS / "compiled.json"
+DISPATCHES_JAX = RESULTS / "dispatches_jax.json"
+DISPATCHES_EXAMPLES = RESULTS / "dispatches_examples.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
 _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
@@ -27,6 +29,14 @@ def parser(description, out, less):
     options.add_argument("--quick", action="store_true", help=f"{less}; writes only where --out says")
     options.add_argument("--out", type=Path, help=f"the file to write; results/{out.name} if not given")
     return options
+
+
+def keep(path, lines, **described):
+    """Write what was counted where `--write` asks for it."""
+    options = argparse.ArgumentParser()
+    options.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    if options.parse_args().write:
+        path.write_text(json.dumps({**described, "lines": lines}, indent=1) + "\n")
 
 
 def rows(described, measured):

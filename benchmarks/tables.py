@@ -5,7 +5,19 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from report import CLIPPING, COMPILED, DISPATCHES, PER_EXAMPLE, PRIVATE_STEPS, SHARDED, SHARDED_JAX, library, rounded
+from report import (
+    CLIPPING,
+    COMPILED,
+    DISPATCHES,
+    DISPATCHES_EXAMPLES,
+    DISPATCHES_JAX,
+    PER_EXAMPLE,
+    PRIVATE_STEPS,
+    SHARDED,
+    SHARDED_JAX,
+    library,
+    rounded,
+)
 
 PEER = "torch.nn.utils.clip_grad_norm_"
 ROOT = Path(__file__).parent.parent
@@ -101,6 +113,23 @@ def of_dispatches(lines):
     )
 
 
+def of_programs(lines):
+    """Return a line for each dtype and library of what XLA makes."""
+    return "| | bytes | temporaries | fusions | lines for CUDA and TPU |\n|---|---|---|---|---|\n" + "".join(
+        f"| {dtype}, {name} | {found['bytes']:.1f} | {found['temporaries']:.2f} | {found['fusions']:,} "
+        f"| {found['lines, cuda and tpu']:,} |\n"
+        for dtype, name, found in lines
+    )
+
+
+def of_examples(lines):
+    """Return a line for each case and library of what a sum over examples dispatches."""
+    return "| | operations | bytes | with copies | peak |\n|---|---|---|---|---|\n" + "".join(
+        f"| {name}, {who} | {operations:,} | {moved:.1f} | {copied:.1f} | {most:.2f} |\n"
+        for name, who, operations, moved, copied, most in lines
+    )
+
+
 def of_compiled(lines):
     """Return a line for each number of tensors and library."""
     return "| tensors | | nodes | kernels |\n|---|---|---|---|\n" + "".join(
@@ -164,6 +193,8 @@ TABLES = [
     Table("README.md", "times", CLIPPING, of_clipping),
     Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),
     Table("docs/accelerators.md", "compiled", COMPILED, of_compiled, "lines"),
+    Table("docs/accelerators.md", "programs", DISPATCHES_JAX, of_programs, "lines"),
+    Table("docs/accelerators.md", "examples", DISPATCHES_EXAMPLES, of_examples, "lines"),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
