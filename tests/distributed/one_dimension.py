@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from gradients import (
@@ -261,6 +262,25 @@ def where_nothing_is_looked_at():
                 check_all(
                     [parameter(x, mesh(), p) for x, p in zip(full, laid, strict=True)], full, ord, nonfinite=nonfinite
                 )
+
+
+def few_operations_where_nothing_is_looked_at():
+    class Count(TorchDispatchMode):
+        operations = 0
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.operations += 1
+            return func(*args, **(kwargs or {}))
+
+    found = []
+    for count in (2, 40):
+        parameters = [parameter(numbers(2 * WORLD, seed=i), mesh(), [Shard(0)]) for i in range(count)]
+        with unseen(), Count() as counted:
+            gradclip.clip_grad_norm_(parameters, 1.0)
+        found.append(counted.operations)
+        whole = [p.grad.full_tensor().double() for p in parameters]
+        assert sum(Fraction(v) ** 2 for x in whole for v in x.tolist()) <= 1
+    assert found[0] == found[1] <= 150, found
 
 
 def raise_where_nothing_else_is_looked_at():

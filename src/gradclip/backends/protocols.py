@@ -6,7 +6,7 @@ memory. Beside each class that keeps this word, one line lets mypy check that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
@@ -175,6 +175,9 @@ class Reduce(Protocol):
 
 class AtOnce(Protocol):
     """Arrays that a device multiplies all at once by one number, with products that are rounded to nearest."""
+
+    elements: Mapping[Format, int]
+    """How many there are of each dtype, the widest first."""
 
     def clear(self, arrays: Arrays) -> None:
         """Put zeros in place of NaN and the infinities, where the arrays lie."""

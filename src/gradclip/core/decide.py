@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.protocols import Array
@@ -100,10 +102,13 @@ def _decided(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, scope: Scope, holders: "Holders"
 ) -> Decision:
     in_range = norm if norm.divisor is None else settled(backend, norm)
-    found = _multiplier(backend, arrays, clipping, in_range, holders) if scope.whole and not backend.concrete else None
+    several = scope.whole and not backend.concrete
+    found = _multiplier(backend, arrays, clipping, in_range, holders) if several else None
     if found is not None:
         return Decision(norm, found, arrays)
     threshold = backend.scalar(clipping.max_norm, arrays)
+    if several and holders.unseen_dtypes:
+        threshold = nearest.beside_processes(backend, threshold)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, holders)
     return Decision(norm, clipping.nonfinite.settled(backend, backend.xp.isfinite(norm.value), chosen), arrays)
 
@@ -112,14 +117,21 @@ def _multiplier(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
 ) -> Multiplier | None:
     """Return the one number that all elements are to be multiplied by; None where that is not the way."""
-    known = isinstance(clipping.max_norm, float) and isinstance(norm.error, float)
-    at_once = backend.at_once(arrays) if known and holders.sees_all and clipping.target.keeps else None
+    max_norm, order = clipping.max_norm, clipping.order
+    known = isinstance(max_norm, float | np.ndarray) and clipping.target.keeps and (order.p >= 1 or order.extreme)
+    everything = holders.sees_all and isinstance(norm.error, float)
+    at_once = backend.at_once(arrays) if known and (everything or holders.unseen_dtypes) else None
     if at_once is None:
         return None
-    found = nearest.bounds(arrays, clipping.order, clipping.max_norm, norm.error, norm.floor)
+    if isinstance(max_norm, np.ndarray):
+        found = nearest.bounds_of_each(backend, at_once.elements, order, max_norm.tolist(), norm.error, norm.floor)
+    elif holders.unseen_dtypes:
+        found = nearest.bounds_of_processes(at_once.elements, max_norm, norm.error)
+    else:
+        found = nearest.bounds(at_once.elements, order, max_norm, norm.error, norm.floor)
     if found is None:
         return None
-    return nearest.multiplier(backend, at_once, norm, found, arrays, blanks=clipping.nonfinite.blanks)
+    return nearest.multiplier(backend, at_once, norm, found, blanks=clipping.nonfinite.blanks)
 
 
 def from_norm(
@@ -132,11 +144,11 @@ def from_norm(
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
     at_once = backend.at_once(arrays) if isinstance(max_norm, float) else None
-    # The order of the norm is not told. At order 1 products below the normal range add the most.
-    found = None if at_once is None else nearest.bounds(arrays, Order(1.0), float(max_norm), norm.error)
+    # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
+    found = None if at_once is None else nearest.bounds(at_once.elements, Order(1.0), float(max_norm), norm.error)
     if at_once is not None and found is not None:
         found = replace(found, limit=float(max_norm))
-        return nearest.multiplier(backend, at_once, norm, found, arrays, spoils=False)
+        return nearest.multiplier(backend, at_once, norm, found, spoils=False)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)

@@ -2,37 +2,44 @@
 
 `coefficient` rounds each product toward zero. That takes an accelerator several operations for each array. One
 multiplication of all arrays takes one, but it rounds to nearest, perhaps up. So the number is lower here, and the same
-bound holds:
+bound holds, for orders from 1:
 
-1. N is the computed norm, C the threshold, and the exact norm is at most N / (1 - E) + F, as `norms` proves.
+1. N is the computed norm, C the threshold. The exact norm is at most N / (1 - E) + F, as `norms` proves.
 2. Where N <= (C - F) * (1 - E), elements are multiplied by 1. That leaves all bits as they are.
-3. Otherwise those of a dtype are multiplied by its c = K / N, rounded down, K = (C - A) * (1 - E) * (1 - u) * (1 - v).
+3. Otherwise those of a dtype are multiplied by c = K / N, rounded down, with K = (C - A) * (1 - E) * (1 - u) * (1 - v).
+   c is at most 1, so that c times the exact norm is at most (C - A + F) * (1 - u) * (1 - v).
 4. A product of an element x has at most the magnitude c*|x|*(1 + u), or c*|x| + s/2 below the normal range. Here u is
    the unit roundoff and s the smallest subnormal number of its dtype. Half types are multiplied in float32 first,
-   which costs another (1 + 2**-24) and 2**-150.
+   which costs another (1 + 2**-24) and 2**-150. Each dtype has a share of K, which counts its own u and v.
 5. c is rounded to nearest in float32 for all but float64. That costs v = 2**-24 in the normal range. Below it costs
    half a step at most, 2**-150, which is taken off before.
 6. By Minkowski's inequality the norm of the results is at most (C - A) + A, where A = F + the sum over dtypes of
-   n**(1/p) * (s/2 + 2**-150), for n elements of the dtype and the order p. All terms are rounded so that A is not
-   too small and K not too large.
+   n**(1/p) * (s/2 + 2**-150), for n elements of the dtype and the order p. For the order -inf it is at most what the
+   smallest element becomes. K is lowered by 2**-49 more, for all roundings in float64, of which there are less than 16.
+
+A norm may come in units of a power of two, its divisor. K and the limit are divided by it, exactly, since K is not
+that small: for float64 the threshold is at least 2**-500.
 
 Where A is not small beside C, as with float16 and a tiny threshold, results would be much smaller than they may be.
-There is no such number then. What decides it is known before anything is computed: no device is waited for.
+Then arrays are scaled one by one, by `coefficient`. What decides it is known before anything is computed: no device is
+waited for. Where N is beyond 2**126 * C, c has few digits in float32, or is zero, and so are the results.
 
-A number is chosen for many norms at once where `norm` is a vector.
+Many norms at once have as many numbers: `norm`, and what the threshold gives, are vectors then.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip.backends.protocols import AtOnce
+from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
+from gradclip.backends.protocols import Array, AtOnce
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm, Order
@@ -42,6 +49,13 @@ _FLOAT32_ROUNDOFF = FLOAT32.roundoff
 _HALF_STEP = FLOAT32.step / 2
 # What A may be of the threshold: results may be smaller than they could be by as much.
 _SHARE, _SHARE_OF_HALVES = 2.0**-20, 2.0**-9
+# What products below the normal range add at most: 2**50 times half a step of bfloat16, and 2**-150.
+_ADDED = 2.0**-83
+_LEAST_THRESHOLD = _ADDED / _SHARE
+
+
+Elements = Mapping[Format, int]
+"""How many elements there are of each dtype, the widest first."""
 
 
 @dataclass(frozen=True)
@@ -67,27 +81,68 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Norms up to `limit` stay; else `numerator` / norm, times the share of a dtype, is its number, not rounded yet."""
+    """Norms up to `limit` keep elements; `numerator` / norm, times the share of its dtype, scales the others."""
 
-    limit: float
-    numerator: float
+    limit: Any
+    numerator: Any
     shares: dict[Format, float]
 
 
-def bounds(arrays: Arrays, order: Order, max_norm: float, error: float, floor: float = 0.0) -> Bounds | None:
-    """Return K and the limit of this module's docstring; None where A is not small beside the threshold."""
-    # Widest first, whose share is 1.
-    formats = sorted(arrays.formats, key=_lost)
-    halves = any(element.precision < FLOAT32.precision for element in formats)
-    below = (floor + _below_normal(arrays, order)) * (1.0 + 2.0**-50)
+def bounds(elements: Elements, order: Order, max_norm: float, error: float, floor: float = 0.0) -> Bounds | None:
+    """Return K and the limit of this module's docstring; None where arrays are to be scaled one by one.
+
+    `elements` says how many there are of each dtype.
+    """
+    halves = any([element.precision < FLOAT32.precision for element in elements])  # noqa: C419
+    below = (floor + _below_normal(elements, order)) * (1.0 + 2.0**-50)
+    if max_norm < 2.0**-500 and FLOAT64 in elements and max_norm > 0:
+        return None
     if below > max_norm * (_SHARE_OF_HALVES if halves else _SHARE) and (max_norm > 0 or floor):
         return None
+    found = _bounds(max_norm, below, floor, error)
+    widest = next(iter(elements), FLOAT64)
+    # The share of the widest dtype is 1, which saves a multiplication.
+    shares = {element: 1.0 if element is widest else 1.0 - _lost(element) for element in elements}
+    return replace(found, numerator=found.numerator * (1.0 - _lost(widest)), shares=shares)
+
+
+def bounds_of_each(
+    backend: Backend, elements: Elements, order: Order, max_norms: Sequence[float], error: float, floor: float
+) -> Bounds | None:
+    """Return the same for several norms with thresholds of their own, as vectors; `elements` are those of all."""
+    found = [bounds(elements, order, max_norm, error, floor) for max_norm in max_norms]
+    known = [one for one in found if one is not None and one.limit < _LARGEST]
+    if len(known) < len(found):
+        return None
+    limit, numerator = (
+        backend.scalar(np.array(numbers), ())
+        for numbers in ([one.limit for one in known], [one.numerator for one in known])
+    )
+    return Bounds(limit, numerator, known[0].shares)
+
+
+def bounds_of_processes(elements: Elements, max_norm: float, error: Any) -> Bounds | None:
+    """Return the same where several processes hold parts, which must come to the same numbers.
+
+    What the others hold is not known here, but that products below the normal range cannot add more than `_ADDED`: this
+    holds for 2**50 elements of any dtype but float16.
+    """
+    if max_norm < _LEAST_THRESHOLD or FLOAT16 in elements:
+        return None
+    shares = {element: 1.0 - _lost(element) for element in elements}
+    return replace(_bounds(max_norm, _ADDED, 0.0, error), shares=shares)
+
+
+def beside_processes(backend: Backend, threshold: Any) -> Array:
+    """Return the threshold for arrays that are scaled one by one, where other processes use the number above."""
+    return backend.xp.where(threshold < _LEAST_THRESHOLD, threshold, threshold - _ADDED)
+
+
+def _bounds(max_norm: float, below: float, floor: float, error: Any) -> Bounds:
     threshold = min(max_norm, _LARGEST)
-    limit = threshold if max_norm > _LARGEST else (threshold - floor) * (1.0 - error) * (1.0 - 2.0**-50)
-    least = _lost(formats[0]) if formats else 0.0
-    numerator = max(0.0, threshold - below) * (1.0 - error) * (1.0 - least) * (1.0 - 2.0**-49)
-    shares = {element: 1.0 if element is formats[0] else 1.0 - _lost(element) for element in formats}
-    return Bounds(limit, numerator, shares)
+    exact = 1.0 - error
+    limit = threshold if max_norm > _LARGEST else (threshold - floor) * exact * (1.0 - 2.0**-50)
+    return Bounds(limit, max(0.0, threshold - below) * exact * (1.0 - 2.0**-49), {})
 
 
 def _lost(element: Format) -> float:
@@ -97,48 +152,31 @@ def _lost(element: Format) -> float:
     return element.roundoff + _FLOAT32_ROUNDOFF * (2 if element.precision < FLOAT32.precision else 1)
 
 
-def _below_normal(arrays: Arrays, order: Order) -> float:
+def _below_normal(elements: Elements, order: Order) -> float:
     """Return what products below the normal range can add to the norm of all results."""
-    counts: dict[Format, int] = {}
-    for x in arrays:
-        element = format_of(x)
-        counts[element] = counts.get(element, 0) + _count(x)
-    return sum(count ** (1.0 / order.p) * _half_step(element) for element, count in counts.items() if count)
-
-
-def _count(x: Any) -> int:
-    count = 2 if is_complex(x) else 1
-    for length in x.shape:
-        count *= length
-    return count
-
-
-def _half_step(element: Format) -> float:
-    return element.step / 2 + (_HALF_STEP if element.precision < FLOAT32.precision else 0.0)
+    # Half a step of float64 is no float64.
+    added = 0.0
+    for element, count in elements.items():
+        in_float32 = _HALF_STEP if element.precision < FLOAT32.precision else 0.0
+        added += count ** (1.0 / order.p) * (max(element.step / 2, FLOAT64.step) + in_float32)
+    return added
 
 
 def multiplier(
-    backend: Backend,
-    at_once: AtOnce,
-    norm: Norm,
-    found: Bounds,
-    arrays: Arrays,
-    *,
-    blanks: bool = False,
-    spoils: bool = True,
+    backend: Backend, at_once: AtOnce, norm: Norm, found: Bounds, *, blanks: bool = False, spoils: bool = True
 ) -> Multiplier:
     """Return the number that follows from a settled norm.
 
-    Where that is infinite, the number is NaN if it `spoils`, else 0. `blanks` asks for zeros where it would be NaN.
+    For an infinite norm the number is NaN if it `spoils`, else 0. With `blanks` results are zeros where it is NaN.
     """
     xp, value = backend.xp, norm.value
-    limit: Any = found.limit
-    numerator: Any = found.numerator
+    limit, numerator = found.limit, found.numerator
     if norm.divisor is not None:
-        limit, numerator = limit / norm.divisor, numerator / norm.divisor
-        numerator = xp.where(numerator < FLOAT64.tiny, 0.0, numerator)
+        # The largest number of all stands for no limit, in any unit.
+        unlimited = isinstance(limit, float) and limit == _LARGEST
+        limit, numerator = limit if unlimited else limit / norm.divisor, numerator / norm.divisor
     keep = value <= limit
-    # A product with 0 is 0, but NaN for a norm that is infinite, whose quotient would be 0.
+    # K / inf would be 0. (K - inf * 0) / inf is NaN.
     quotient = (numerator - value * 0.0 if spoils else numerator) / value
     if blanks:
         quotient = xp.where(quotient == quotient, quotient, 0.0)
@@ -146,10 +184,8 @@ def multiplier(
     for element, share in found.shares.items():
         own = quotient if share == 1.0 else quotient * share
         if element is FLOAT64:
-            own = xp.where(own < 2.0**-1021, 0.0, own)
+            factors[element.name] = xp.where(keep, 1.0, xp.where(own < 2.0**-1021, 0.0, own))
         else:
-            # Below zero there is only what float32 reads as zero.
-            own = own - _HALF_STEP
-        chosen = xp.where(keep, 1.0, own)
-        factors[element.name] = chosen if element is FLOAT64 else backend.single(chosen)
+            # What is below zero becomes -0.0 in float32, and then 0.
+            factors[element.name] = xp.abs(backend.single(xp.where(keep, 1.0, own - _HALF_STEP)))
     return Multiplier(at_once, factors, blanks)

@@ -47,7 +47,7 @@ class Order:
     extreme: bool = field(init=False, repr=False)  # whether it is a largest or smallest magnitude instead of a sum
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "extreme", math.isinf(self.p))
+        object.__setattr__(self, "extreme", self.p in (math.inf, -math.inf))
 
     @classmethod
     def parse(cls, ord: object) -> "Order":

@@ -119,7 +119,7 @@ def clip_grad_norm_(
     with backend.precision():
         at_once = backend.at_once(arrays) if policy.zeroes and holders.sees_all else None
         if at_once is not None and gradients.writable(backend):
-            # Nothing can go wrong any more, so that no copy is needed to count them as zeros.
+            # All is checked, so that they become zeros where they lie: a copy would take as much memory again.
             at_once.clear(arrays)
             clipping = replace(clipping, nonfinite=PROPAGATE)
         made = decide(backend, arrays, clipping, gradients.names, holders=holders)
@@ -135,9 +135,9 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
     Args:
         parameters: as in `clip_grad_norm_`.
         max_norm: the threshold, >= 0.
-        total_norm: the norm the gradients count as having, >= 0: a number or a scalar array, trusted to float32
-            precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all NaN, an infinite
-            one makes finite gradients zero.
+        total_norm: the norm the gradients count as having, >= 0, of an order from 1: a number or a scalar array,
+            trusted to float32 precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all
+            NaN, an infinite one makes finite gradients zero, unless `max_norm` is infinite, too.
 
     Raises:
         TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.

@@ -12,7 +12,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
 from frameworks import ALL
-from gradclip.integrations.torch import clip_grads_with_norm_
+from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_
+from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
 from rational import at_most, power_of_norm
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
@@ -244,3 +245,74 @@ def test_a_compiled_step_is_one_graph(name):
     assert nodes[0] <= 60 + (len(SHAPES) if name in ("skip", "zero") else 0), nodes
     for x, y in zip(found, expected, strict=True):
         torch.testing.assert_close(x, y, rtol=1e-6, atol=0)
+
+
+def test_a_float64_norm_beyond_the_range_is_not_clipped_to_infinity_and_tiny_thresholds_hold():
+    huge = [torch.full((2,), 1.7e308, dtype=torch.float64)]
+    written, _ = clip(huge, math.inf)
+    assert written[0].equal(huge[0])
+    for exponent in range(-1074, -940, 7):
+        for ord in (1, 2):
+            leaves = [torch.tensor([5.0, 3.0, 2.0], dtype=torch.float64) * 2.0**exponent]
+            written, _ = clip(leaves, 2.0 ** (exponent + 2), ord)
+            assert at_most(exact(written), ord, 2.0 ** (exponent + 2))
+    for large, small in ((1e120, 1e-155), (1e200, 1e-160)):
+        written, _ = clip([torch.tensor([large], dtype=torch.float64)], small)
+        assert float(written[0]) == pytest.approx(small, rel=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
+def test_orders_below_1_hold_the_bound_too(dtype):
+    rng = np.random.default_rng(5)
+    for _ in range(100):
+        leaves = [torch.tensor(rng.standard_normal(30) * 2.0 ** rng.integers(-14, 3)).to(dtype)]
+        with DEVICE.mode():
+            norm = float(get_total_norm(leaves, 0.5))
+            parameter = torch.nn.Parameter(leaves[0].clone())
+            parameter.grad = leaves[0].clone()
+            torch_clip_grad_norm_(parameter, norm * 0.8, 0.5)
+        root = sum(math.sqrt(abs(v)) for v in parameter.grad.double().tolist())
+        assert root**2 <= norm * 0.8 * (1 + 1e-12)
+
+
+def test_zeros_are_positive():
+    for max_norm, options in ((0.0, {}), (1.0, {"nonfinite": "skip"})):
+        leaves = [torch.tensor([3.0, math.nan if options else 4.0], dtype=dtype) for dtype in DTYPES[:3]]
+        written, _ = clip(leaves, max_norm, **options)
+        assert all(math.copysign(1, v) == 1 for x in written for v in x.tolist())
+
+
+def test_the_host_never_reads_what_has_not_come_from_a_device():
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class NoRace(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            to_host = str((kwargs or {}).get("device")) == "cpu"
+            assert not (to_host and (kwargs or {}).get("non_blocking")), "the host may read it too early"
+            return func(*args, **(kwargs or {}))
+
+    with FakeTensorMode():
+        for devices in (("cuda", "cpu"), ("cpu", "cuda")):
+            held = [SimpleNamespace(grad=torch.empty(5, device=device)) for device in devices]
+            with NoRace():
+                gradclip.clip_grad_norm_(held, 1.0)
+                gradclip.grad_norm(held)
+
+
+def test_a_leaf_without_elements_is_a_layer_of_norm_zero():
+    leaves = [torch.tensor([3.0, 4.0]), torch.empty(0), torch.tensor([0.5])]
+    with DEVICE.mode():
+        clipped, norms = gradclip.clip_by_layer_norm(leaves, [1.0, 1.0, 0.25])
+    assert [float(norm) for norm in norms] == [5.0, 0.0, 0.5]
+    assert [x.tolist() for x in clipped] == [pytest.approx([0.6, 0.8]), [], pytest.approx([0.25])]
+
+
+def test_lengths_may_be_dynamic_in_compiled_code():
+    torch.compiler.reset()
+    call = torch.compile(
+        lambda x: gradclip.clip_by_global_norm([x], 1.0), backend="eager", fullgraph=True, dynamic=True
+    )
+    for size in (3, 5):
+        clipped, norm = call(torch.ones(size))
+        assert float(norm) == pytest.approx(math.sqrt(size))
+        assert at_most(exact(clipped), 2, 1.0)

@@ -21,6 +21,7 @@ from gradclip.backends.protocols import Backend, Scope
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples, moved
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
+from gradclip.backends.torch.multi_tensor import moved as moved_to
 from gradclip.backends.torch.tensors import (
     PLAIN,
     dense,
@@ -44,7 +45,7 @@ class Torch(Examples):
     """Tensors whose values are not looked at: on an accelerator, under `torch.compile` and `torch.func`."""
 
     def __init__(self, device: torch.device, *, visible: bool) -> None:
-        super().__init__(namespace, FLOAT32 if device.type in _WITHOUT_FLOAT64 else FLOAT64)
+        super().__init__(namespace, FLOAT64 if _has_float64(device) else FLOAT32)
         self.device = device
         self.visible = visible
         # Compiled code meets whatever its caller has set later, and PyTorch's threads what was set when they started.
@@ -85,7 +86,10 @@ class Torch(Examples):
         if isinstance(value, torch.Tensor):
             return value.to(self.device, self.wide_dtype)
         if isinstance(value, np.ndarray):
-            return torch.tensor(value, dtype=self.wide_dtype, device=self.device)
+            made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
+            if self.device.type == "cuda" and torch.cuda.is_available():
+                made = made.pin_memory()  # from where a copy to the device lets the host go on
+            return moved_to(made, self.device)
         # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
@@ -101,7 +105,7 @@ class Torch(Examples):
 
     def gather(self, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         # Waiting for one device after the other would let all of them stand still in turn.
-        return [term.to(self.device, non_blocking=True) for term in terms]
+        return [moved_to(term, self.device) for term in terms]
 
     def single(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(torch.float32)
@@ -126,11 +130,11 @@ class Torch(Examples):
         return arrays.at_once or None
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        if not scope.whole or self._together(arrays, p) is None:
+        together = self._together(arrays, p) if scope.whole else None
+        if together is None:
             return super().sum_error(count, arrays, p, scope)
         # In any order, each term takes part in the additions of one tensor, then in those of the tensors' norms.
-        most = max(x.numel() for x in arrays.items)
-        return (most + len(arrays) + 8) * self.wide.roundoff
+        return (together.largest + len(arrays) + 8) * self.wide.roundoff
 
     def norm_at_once(self, arrays: Arrays, p: float) -> torch.Tensor | None:
         together = None if FLOAT64 in arrays.formats else self._together(arrays, p)
@@ -159,7 +163,7 @@ class Torch(Examples):
 
     def norms_of(self, arrays: Arrays, p: float) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         together = self._together(arrays, p)
-        if together is None or not all(x.numel() for x in arrays.items):
+        if together is None:
             return None
         if FLOAT64 not in arrays.formats or p == math.inf:
             return together.norms(arrays, p, self.device), None
@@ -223,6 +227,12 @@ class Torch(Examples):
 
 
 _checked: type[Backend] = Torch
+
+
+def _has_float64(device: torch.device) -> bool:
+    if device.type == "xpu":  # some have it
+        return bool(torch.xpu.get_device_properties(device).has_fp64)
+    return device.type not in _WITHOUT_FLOAT64
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:

@@ -5,18 +5,19 @@ nothing but the norms. Devices order the additions differently, so the bounds he
 `torch._foreach_mul_` has a fast path only where the factor has the tensors' dtype. In its slow path CUDA rounds a
 scalar of another dtype to that of the tensor, to nearest: so the half types are multiplied in other ways.
 
+One operation may launch a kernel for each tensor: it does so for bfloat16, and where each tensor has its own factor.
 PyTorch's own optimizers stand on these operations. Their names are private, but the same from 2.6 to 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
-from gradclip.backends.formats import dtype_name, format_of
+from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip.backends.protocols import AtOnce
 from gradclip.backends.torch.tensors import PLAIN, put_all, writable
 
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
     from gradclip.core.nearest import Multiplier
 
 _TYPES = PLAIN | {FakeTensor}
+_FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _HALVES = (torch.float16, torch.bfloat16)
+_UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices that have what GradScaler unscales with
 # Before 2.13 the CUDA kernels count the elements of a tensor in 32 bits.
 _MOST = 2**63 - 1 if torch.__version__ >= (2, 13) else 2**31 - 1
 
@@ -33,31 +36,44 @@ _MOST = 2**63 - 1 if torch.__version__ >= (2, 13) else 2**31 - 1
 class MultiTensor:
     """Tensors, by their places in a list, of which those that share a device and a dtype are taken together."""
 
-    def __init__(self, kinds: Sequence[Sequence[int]]) -> None:
+    elements: Mapping[Format, int]
+
+    def __init__(self, kinds: Sequence[Sequence[int]], elements: dict[Format, int], largest: int) -> None:
         self._kinds = kinds
+        self.elements = elements
+        self.largest = largest
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> MultiTensor | None:
         """Sort tensors by device and dtype. None where there are none, or one is out of the ordinary."""
-        if not ordinary(tensors):
+        if not tensors or not ordinary(tensors):
             return None
         found: dict[Any, list[int]] = {}
         for index, x in enumerate(tensors):
             found.setdefault((x.device, x.dtype), []).append(index)
-        return cls(list(found.values())) if found else None
+        counts = [x.numel() for x in tensors]
+        of_dtype = {dtype: 0 for _, dtype in found}
+        for (_, dtype), kind in found.items():
+            of_dtype[dtype] += sum([counts[index] for index in kind])
+        elements = {_FORMATS[dtype]: of_dtype[dtype] for dtype in _FORMATS if dtype in of_dtype}
+        return cls(list(found.values()), elements, max(counts))
 
     def norms(
         self, arrays: Arrays, p: float, device: torch.device, divisor: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Return the norms of the tensors, those without elements apart, as a float64 vector on a device.
+        """Return the norms of the tensors as a float64 vector on a device.
 
         They come in the order of the tensors where these lie on one device. The tensors are divided first where
         there is a divisor, a float64 scalar, or a vector with one for each of them.
         """
         found: dict[int, torch.Tensor] = {}
+        zero: torch.Tensor | None = None
         for kind in self._kinds:
             # Some releases raise for the largest magnitude of no elements.
             filled = [index for index in kind if arrays[index].numel()]
+            if len(filled) < len(kind):
+                zero = torch.zeros((), dtype=torch.float64, device=device) if zero is None else zero
+                found.update((index, zero) for index in set(kind).difference(filled))
             if not filled:
                 continue
             some = [arrays[index] for index in filled]
@@ -68,7 +84,7 @@ class MultiTensor:
         for index in sorted(found):
             by_device.setdefault(found[index].device, []).append(found[index])
         # Stacked before they move: one copy for each device, and no waiting for one after the other.
-        vectors = [torch.stack(some).to(device, non_blocking=True) for some in by_device.values()]
+        vectors = [moved(torch.stack(some), device) for some in by_device.values()]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
     def clear(self, arrays: Arrays) -> None:
@@ -144,6 +160,11 @@ class MultiTensor:
 _checked: type[AtOnce] = MultiTensor
 
 
+def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device. The host must not read it before it has come."""
+    return x.to(device, non_blocking=device.type != "cpu")
+
+
 def ordinary(tensors: Sequence[Any]) -> bool:
     """Say whether these are dense tensors of PyTorch itself, fake ones among them, of real numbers."""
     return set(map(type, tensors)) <= _TYPES and all(map(_is_ordinary, tensors))
@@ -172,7 +193,7 @@ def _each(values: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | list[t
 
 def _one_for_all(some: Sequence[torch.Tensor], by: Multiplier) -> torch.Tensor:
     factor: torch.Tensor = by.factors[dtype_name(some[0])]
-    return factor.to(some[0].device, non_blocking=True)
+    return moved(factor, some[0].device)
 
 
 def _multiply(some: Sequence[torch.Tensor], by: torch.Tensor | list[torch.Tensor]) -> None:
@@ -181,7 +202,7 @@ def _multiply(some: Sequence[torch.Tensor], by: torch.Tensor | list[torch.Tensor
     The factor is float64 for float64, else float32, and each product is rounded to the tensors' dtype once more.
     """
     dtype = some[0].dtype
-    if isinstance(by, torch.Tensor) and dtype is torch.float16:
+    if isinstance(by, torch.Tensor) and dtype is torch.float16 and some[0].device.type in _UNSCALES:
         # What GradScaler unscales with: it multiplies in float32, and leaves alone what it would multiply by 1.
         torch._amp_foreach_non_finite_check_and_unscale_(some, torch.zeros_like(by), by)
     elif isinstance(by, torch.Tensor) and dtype not in _HALVES:

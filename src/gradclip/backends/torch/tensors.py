@@ -82,7 +82,7 @@ def writable(tensor: torch.Tensor) -> bool:
         return tensor.is_coalesced()
     if tensor.layout is not torch.strided:
         return True
-    if any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+    if not tensor.is_contiguous() and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
         return False
     # Compiled code has no way to ask for the rest, and meets no such tensors.
     return torch.compiler.is_compiling() or not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
