@@ -31,7 +31,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -93,17 +93,17 @@ def bounds(elements: Elements, order: Order, max_norm: float, error: float, floo
 
     `elements` says how many there are of each dtype.
     """
-    halves = any([element.precision < FLOAT32.precision for element in elements])  # noqa: C419
+    halves = any(element.precision < FLOAT32.precision for element in elements)
     below = (floor + _below_normal(elements, order)) * (1.0 + 2.0**-50)
     if max_norm < 2.0**-500 and FLOAT64 in elements and max_norm > 0:
         return None
     if below > max_norm * (_SHARE_OF_HALVES if halves else _SHARE) and (max_norm > 0 or floor):
         return None
-    found = _bounds(max_norm, below, floor, error)
+    limit, numerator = _limit_and_numerator(max_norm, below, floor, error)
     widest = next(iter(elements), FLOAT64)
     # The share of the widest dtype is 1, which saves a multiplication.
     shares = {element: 1.0 if element is widest else 1.0 - _lost(element) for element in elements}
-    return replace(found, numerator=found.numerator * (1.0 - _lost(widest)), shares=shares)
+    return Bounds(limit, numerator * (1.0 - _lost(widest)), shares)
 
 
 def bounds_of_each(
@@ -129,8 +129,9 @@ def bounds_of_processes(elements: Elements, max_norm: float, error: Any) -> Boun
     """
     if max_norm < _LEAST_THRESHOLD or FLOAT16 in elements:
         return None
-    shares = {element: 1.0 - _lost(element) for element in elements}
-    return replace(_bounds(max_norm, _ADDED, 0.0, error), shares=shares)
+    limit, numerator = _limit_and_numerator(max_norm, _ADDED, 0.0, error)
+    # No dtype goes first, since other processes may hold others.
+    return Bounds(limit, numerator, {element: 1.0 - _lost(element) for element in elements})
 
 
 def beside_processes(backend: Backend, threshold: Any) -> Array:
@@ -138,11 +139,12 @@ def beside_processes(backend: Backend, threshold: Any) -> Array:
     return backend.xp.where(threshold < _LEAST_THRESHOLD, threshold, threshold - _ADDED)
 
 
-def _bounds(max_norm: float, below: float, floor: float, error: Any) -> Bounds:
+def _limit_and_numerator(max_norm: float, below: float, floor: float, error: Any) -> tuple[Any, Any]:
+    """Return what norms are kept up to, and K without what the dtypes lose: A is `below`."""
     threshold = min(max_norm, _LARGEST)
     exact = 1.0 - error
     limit = threshold if max_norm > _LARGEST else (threshold - floor) * exact * (1.0 - 2.0**-50)
-    return Bounds(limit, max(0.0, threshold - below) * exact * (1.0 - 2.0**-49), {})
+    return limit, max(0.0, threshold - below) * exact * (1.0 - 2.0**-49)
 
 
 def _lost(element: Format) -> float:
@@ -154,11 +156,11 @@ def _lost(element: Format) -> float:
 
 def _below_normal(elements: Elements, order: Order) -> float:
     """Return what products below the normal range can add to the norm of all results."""
-    # Half a step of float64 is no float64.
     added = 0.0
     for element, count in elements.items():
+        half_step = element.step / 2 or FLOAT64.step  # half a step of float64 is no float64
         in_float32 = _HALF_STEP if element.precision < FLOAT32.precision else 0.0
-        added += count ** (1.0 / order.p) * (max(element.step / 2, FLOAT64.step) + in_float32)
+        added += count ** (1.0 / order.p) * (half_step + in_float32)
     return added
 
 
