@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
 
 if TYPE_CHECKING:
-    from gradclip.backends.protocols import Array, Scope
+    from gradclip.backends.values import Array, Scope
 
 
 A = TypeVar("A", bound="Array")

@@ -11,7 +11,7 @@ from gradclip.backends.memory import Region, any_overlap
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
-    from gradclip.backends.protocols import Array, AtOnce
+    from gradclip.backends.values import Array, AtOnce
 
 
 class Defaults:

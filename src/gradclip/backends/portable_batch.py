@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Array
 from gradclip.backends.sums import over_examples, times
+from gradclip.backends.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Rule

@@ -1,4 +1,4 @@
-"""What the core asks of a backend, and a backend of a scope: small protocols, the only place where each is described.
+"""What the core asks of a backend: small protocols, the only place where each is described.
 
 `Backend` is all that the core may use of any framework, `HostBackend` what only those have whose arrays lie in host
 memory. Beside each class that keeps this word, one line lets mypy check that it does.
@@ -6,10 +6,12 @@ memory. Beside each class that keeps this word, one line lets mypy check that it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+
+from gradclip.backends.values import Array, AtOnce, Axes, Scope
 
 if TYPE_CHECKING:  # these import this module
     from gradclip.backends.arrays import Arrays
@@ -17,56 +19,6 @@ if TYPE_CHECKING:  # these import this module
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
     from gradclip.core.coefficient import Coefficient, Rule
-    from gradclip.core.nearest import Multiplier
-
-
-class Array(Protocol):
-    """What portable code computes with: an array, or a scalar, of any framework; `other` is one too, or a number."""
-
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def ndim(self) -> int: ...
-    @property
-    def dtype(self) -> Any: ...
-    def __getitem__(self, key: Any, /) -> Any: ...
-    def __add__(self, other: Any, /) -> Array: ...
-    def __mul__(self, other: Any, /) -> Array: ...
-    def __truediv__(self, other: Any, /) -> Array: ...
-    def __pow__(self, other: Any, /) -> Array: ...
-    def __and__(self, other: Any, /) -> Array: ...
-    def __lt__(self, other: Any, /) -> Array: ...
-    def __gt__(self, other: Any, /) -> Array: ...
-    def __invert__(self) -> Array: ...
-    def __neg__(self) -> Array: ...
-    def __float__(self) -> float: ...
-
-
-class Scope(Protocol):
-    """Which elements share a norm. `gradclip.core.scopes` has the values."""
-
-    @property
-    def whole(self) -> bool:
-        """Whether all elements of all arrays share one norm."""
-
-    @property
-    def fixed(self) -> bool:
-        """Whether a norm must be the same, to the last bit, whatever else is measured."""
-
-    def own_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes, in order, along which each place has a norm of its own."""
-
-    def shared_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes, in order, whose elements share a norm."""
-
-    def norms_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the norms of an array of this shape."""
-
-    def elements(self, shape: Sequence[int]) -> int:
-        """Return how many elements of an array of this shape share a norm."""
-
-    def over(self, value: Array, like: Array) -> Array:
-        """Shape a value with one entry for each norm so that it broadcasts to an array. A scalar stays as it is."""
 
 
 class Arithmetic(Protocol):
@@ -173,25 +125,6 @@ class Reduce(Protocol):
         """Return the arrays with zeros in place of NaN and the infinities."""
 
 
-class AtOnce(Protocol):
-    """Arrays that a device multiplies all at once by one number, with products that are rounded to nearest."""
-
-    elements: Mapping[Format, int]
-    """How many there are of each dtype, the widest first."""
-
-    def clear(self, arrays: Arrays) -> None:
-        """Put zeros in place of NaN and the infinities, where the arrays lie."""
-
-    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
-        """Return the arrays multiplied."""
-
-    def multiplied_each(self, arrays: Arrays, by: Multiplier, sizes: Sequence[int]) -> list[Any]:
-        """Return the arrays multiplied by a vector of numbers: so many of them by the first, and so on."""
-
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
-        """Multiply the gradients `leaves`, which are `arrays`, from `new` on; return them, or what replaces them."""
-
-
 class Scale(Protocol):
     """From arrays to smaller ones. No element exceeds the exact product."""
 
@@ -285,22 +218,6 @@ class InPlace(Protocol):
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | Array) -> Sequence[Any]:
         """Clamp the gradients `leaves`, which are `arrays`; return them, or others that replace them."""
-
-
-class Axes(Protocol):
-    """Axes of a mesh, over which arrays are sharded, in code that runs on each device's own shards."""
-
-    def count(self) -> int:
-        """Return how many devices there are along them."""
-
-    def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return lists of the arrays, one for each set of axes that they are sharded over."""
-
-    def total(self, terms: Sequence[Any]) -> Any:
-        """Return the sum of the terms of all devices. A term that is replicated counts once."""
-
-    def largest(self, terms: Sequence[Any]) -> Any:
-        """Return the largest of the terms of all devices."""
 
 
 class Held(Protocol):

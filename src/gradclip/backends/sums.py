@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gradclip import native
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Array, Scope
+from gradclip.backends.values import Array, Scope
 
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays

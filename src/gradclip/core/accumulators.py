@@ -29,7 +29,7 @@ from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
 
 LARGEST_ORDER = 8.0

@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.scopes import LAYER, TREE
 
 if TYPE_CHECKING:

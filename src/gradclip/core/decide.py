@@ -9,7 +9,7 @@ import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core import nearest
 from gradclip.core.coefficient import (
     Coefficient,

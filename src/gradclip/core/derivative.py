@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import Target
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order

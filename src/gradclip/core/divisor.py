@@ -21,7 +21,7 @@ CPUs and in CUDA without fast math.
 import math
 
 from gradclip.backends import Backend
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
 
 SMALLEST, LARGEST = 2.0**-50, 2.0**100

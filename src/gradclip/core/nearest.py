@@ -39,7 +39,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
-from gradclip.backends.protocols import Array, AtOnce
+from gradclip.backends.values import Array, AtOnce
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm, Order

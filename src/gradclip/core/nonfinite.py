@@ -22,7 +22,7 @@ from gradclip.wording import listed
 
 if TYPE_CHECKING:
     from gradclip.backends import Backend
-    from gradclip.backends.protocols import Array
+    from gradclip.backends.values import Array
     from gradclip.core.coefficient import Coefficient
 
 

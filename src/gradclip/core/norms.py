@@ -33,7 +33,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, Format, format_of
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.scopes import LAYER, TREE, Scope
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 
 
 @dataclass(frozen=True)

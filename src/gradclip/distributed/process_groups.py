@@ -26,10 +26,11 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.protocols import Array, in_host_memory
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.torch import reductions
 from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
 from gradclip.backends.torch.groups import Group, check_known, check_named, groups
+from gradclip.backends.values import Array
 from gradclip.core import accumulators, exact
 from gradclip.core.holders import Check, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves

@@ -9,8 +9,8 @@ import numpy as np
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
-from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_known, entry_of, find, known, load
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
 from gradclip.core.nearest import Multiplier
 from gradclip.parameters import ParameterList

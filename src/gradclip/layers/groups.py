@@ -9,8 +9,9 @@ from typing import Any
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
-from gradclip.backends.protocols import Array, in_host_memory
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import find
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.derivative import ClipRule

@@ -14,7 +14,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import product_format
-from gradclip.backends.protocols import Array
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import CLIP, Coefficient, Factors
 from gradclip.core.decide import Clipping, decide_each
 from gradclip.core.derivative import ClipRule, LayersRule

@@ -9,8 +9,8 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.protocols import Array
 from gradclip.backends.registry import find, ways_to_examples
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import Target
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule

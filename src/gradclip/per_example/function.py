@@ -8,8 +8,8 @@ from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
-from gradclip.backends.protocols import Array
 from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
+from gradclip.backends.values import Array
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (
     batch_size,

@@ -11,8 +11,8 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import Array
 from gradclip.backends.sums import ENOUGH
+from gradclip.backends.values import Array
 from gradclip.core.coefficient import Rule, Target, exceeds, rule_for_sums, settled
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.nonfinite import SKIP

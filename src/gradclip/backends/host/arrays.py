@@ -20,7 +20,7 @@ from gradclip.backends.formats import (
     is_complex,
     low_bits_mask,
 )
-from gradclip.backends.protocols import Scope
+from gradclip.backends.values import Scope
 from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15  # elements: 256 KiB in float64, little enough to stay in cache

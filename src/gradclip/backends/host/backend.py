@@ -24,8 +24,9 @@ from gradclip.backends.host.in_place import clamp_, scale_, scale_known
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Array, HostBackend, Scope
+from gradclip.backends.protocols import HostBackend
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
+from gradclip.backends.values import Array, Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Rule

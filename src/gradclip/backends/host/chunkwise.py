@@ -20,8 +20,8 @@ from gradclip.backends.host.arrays import (
     wide_chunks,
     widened,
 )
-from gradclip.backends.protocols import Scope
 from gradclip.backends.sums import raised
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import split
-from gradclip.backends.protocols import Scope
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors

@@ -21,7 +21,8 @@ from gradclip.backends.jax.ffi import usable
 from gradclip.backends.jax.kernels import JaxKernels
 from gradclip.backends.jax.places import copied, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
-from gradclip.backends.protocols import HostBackend, Scope
+from gradclip.backends.protocols import HostBackend
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

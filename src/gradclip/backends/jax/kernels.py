@@ -16,8 +16,9 @@ from gradclip.backends.formats import is_complex
 from gradclip.backends.jax.axes import varying_together
 from gradclip.backends.jax.ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax.traced import Jax
-from gradclip.backends.protocols import Backend, Scope
+from gradclip.backends.protocols import Backend
 from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Rule

@@ -30,8 +30,8 @@ from gradclip.backends.jax.reading import (
     sums,
 )
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Scope
 from gradclip.backends.sums import raised
+from gradclip.backends.values import Scope
 
 
 class JaxNorms(Portable):

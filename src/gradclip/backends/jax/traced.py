@@ -36,7 +36,8 @@ from gradclip.backends.jax.norms import JaxNorms
 from gradclip.backends.jax.places import like, of_numpy, typed_like
 from gradclip.backends.jax.reading import FLUSHED, as_integers, nearest
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Backend, Scope
+from gradclip.backends.protocols import Backend
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

@@ -17,7 +17,7 @@ from gradclip.backends import any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
 from gradclip.backends.memory import Region
-from gradclip.backends.protocols import Backend, Scope
+from gradclip.backends.protocols import Backend
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples, moved
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
@@ -33,6 +33,7 @@ from gradclip.backends.torch.tensors import (
     stored,
     writable,
 )
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

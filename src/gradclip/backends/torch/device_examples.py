@@ -27,8 +27,8 @@ import torch
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Scope
 from gradclip.backends.sums import halving_sum
+from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Rule

@@ -18,8 +18,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor
 
 from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
-from gradclip.backends.protocols import AtOnce
 from gradclip.backends.torch.tensors import PLAIN, put_all, writable
+from gradclip.backends.values import AtOnce
 
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
