@@ -11,13 +11,12 @@ from contextlib import AbstractContextManager
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from gradclip.backends.values import Array, AtOnce, Axes, Scope
-
-if TYPE_CHECKING:  # these import this module
+if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
+    from gradclip.backends.values import Array, AtOnce, Axes, Scope
     from gradclip.core.coefficient import Coefficient, Rule
 
 

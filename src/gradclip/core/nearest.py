@@ -121,7 +121,7 @@ def bounds_of_each(
     return Bounds(limit, numerator, known[0].shares)
 
 
-def bounds_of_processes(elements: Elements, max_norm: float, error: Any) -> Bounds | None:
+def bounds_of_processes(elements: Elements, max_norm: float, error: float | Array) -> Bounds | None:
     """Return the same where several processes hold parts, which must come to the same numbers.
 
     What the others hold is not known here, but that products below the normal range cannot add more than `_ADDED`: this
@@ -134,15 +134,16 @@ def bounds_of_processes(elements: Elements, max_norm: float, error: Any) -> Boun
     return Bounds(limit, numerator, {element: 1.0 - _lost(element) for element in elements})
 
 
-def beside_processes(backend: Backend, threshold: Any) -> Array:
+def beside_processes(backend: Backend, threshold: Array) -> Array:
     """Return the threshold for arrays that are scaled one by one, where other processes use the number above."""
-    return backend.xp.where(threshold < _LEAST_THRESHOLD, threshold, threshold - _ADDED)
+    lower: Array = backend.xp.where(threshold < _LEAST_THRESHOLD, threshold, threshold + -_ADDED)
+    return lower
 
 
-def _limit_and_numerator(max_norm: float, below: float, floor: float, error: Any) -> tuple[Any, Any]:
+def _limit_and_numerator(max_norm: float, below: float, floor: float, error: float | Array) -> tuple[Any, Any]:
     """Return what norms are kept up to, and K without what the dtypes lose: A is `below`."""
     threshold = min(max_norm, _LARGEST)
-    exact = 1.0 - error
+    exact: Any = -error + 1.0
     limit = threshold if max_norm > _LARGEST else (threshold - floor) * exact * (1.0 - 2.0**-50)
     return limit, max(0.0, threshold - below) * exact * (1.0 - 2.0**-49)
 
