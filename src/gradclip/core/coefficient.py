@@ -262,19 +262,6 @@ def needs_split(backend: Backend, arrays: Arrays) -> bool:
     return backend.wide in arrays.formats
 
 
-def settled(backend: Backend, norm: Norm) -> Norm:
-    """Return the norm with a power of two for a divisor, 1 for ordinary norms, and a value well inside the range."""
-    if norm.divisor is None:
-        return norm
-    xp, digits = backend.xp, backend.wide.max_exponent  # 1024, or 128
-    one = xp.ones_like(norm.divisor)
-    big, small = norm.divisor > 2.0 ** (digits * 3 // 8), norm.divisor < 2.0 ** -(digits * 3 // 8)
-    large, little = 2.0 ** (digits // 2), 2.0 ** -(digits // 8)
-    unit = xp.where(big, one * large, xp.where(small, one * little, one))
-    inverse = xp.where(big, one / large, xp.where(small, one / little, one))
-    return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)
-
-
 def _in_units_of(norm: Norm, threshold: float | Array) -> Any:
     """Return a threshold in units of the divisor of a settled norm."""
     return threshold if norm.divisor is None else threshold / norm.divisor

@@ -16,12 +16,11 @@ from gradclip.core.coefficient import (
     Target,
     coefficient,
     needs_split,
-    settled,
     undecided,
 )
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm, Order, measure, settled
 from gradclip.core.scopes import LAYER, TREE, Scope
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ it is nothing, and the smallest magnitude has it in its `floor`.
 import math
 import numbers
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial as partial_of
 from typing import Any
 
@@ -276,3 +276,16 @@ def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool)
 def norm_dtype(arrays: Arrays) -> str:
     """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
     return "float64" if FLOAT64 in arrays.formats else "float32"
+
+
+def settled(backend: Backend, norm: Norm) -> Norm:
+    """Return the norm with a power of two for a divisor, 1 for ordinary norms, and a value well inside the range."""
+    if norm.divisor is None:
+        return norm
+    xp, digits = backend.xp, backend.wide.max_exponent  # 1024, or 128
+    one = xp.ones_like(norm.divisor)
+    big, small = norm.divisor > 2.0 ** (digits * 3 // 8), norm.divisor < 2.0 ** -(digits * 3 // 8)
+    large, little = 2.0 ** (digits // 2), 2.0 ** -(digits // 8)
+    unit = xp.where(big, one * large, xp.where(small, one * little, one))
+    inverse = xp.where(big, one / large, xp.where(small, one / little, one))
+    return replace(norm, value=norm.value * (norm.divisor * inverse), divisor=unit)

@@ -13,7 +13,8 @@ from typing import Any
 import optree
 
 from gradclip.arguments import shape_of_mask
-from gradclip.backends.registry import instead_of_parameters, known, models_of
+from gradclip.backends.entries import Entry
+from gradclip.backends.registry import entries_of, instead_of_parameters, known, models_of
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
 from gradclip.typing import Mask
@@ -171,3 +172,14 @@ def _refilled(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
             "dict(...) of it."
         ) from error
     return made
+
+
+def check_batches_of(framework: Entry, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
+    """Raise a TypeError where a batch holds arrays of another framework than the parameters."""
+    for i in batch_argnums:
+        for other in entries_of(flatten(args[i]).leaves):
+            if other.has_derivatives and other is not framework:
+                raise TypeError(
+                    f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
+                    "Convert one of them."
+                )

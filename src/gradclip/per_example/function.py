@@ -14,6 +14,7 @@ from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (
     batch_size,
     check_assumption,
+    check_batches_of,
     check_parameters,
     check_positions,
     closed,
@@ -280,21 +281,12 @@ class ClippedFunction:
                 )
         if found or all_numbers(leaves):
             framework = differentiating(leaves)
-            self._check_batch_of(framework, args)
+            check_batches_of(framework, args, self.batch_argnums)
             return framework
         raise TypeError(
             f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
             f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them, or say with argnums where they are."
         )
-
-    def _check_batch_of(self, framework: Entry, args: Sequence[Any]) -> None:
-        for i in self.batch_argnums:
-            for other in entries_of(flatten(args[i]).leaves):
-                if other.has_derivatives and other is not framework:
-                    raise TypeError(
-                        f"argument {i} holds arrays of {other.module}, but the parameters are of {framework.module}. "
-                        "Convert one of them."
-                    )
 
 
 def _without_batch_axis(x: Any) -> Any:

@@ -13,10 +13,10 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import Rule, Target, exceeds, rule_for_sums, settled
+from gradclip.core.coefficient import Rule, Target, exceeds, rule_for_sums
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.nonfinite import SKIP
-from gradclip.core.norms import Norm, relative_error
+from gradclip.core.norms import Norm, relative_error, settled
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 
 if TYPE_CHECKING:

@@ -180,15 +180,9 @@ class Host(Portable):
     def chosen_where(self, flags: Any, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
         return super().chosen_where(flags, compute, found) if np.any(flags) else found
 
-    def count_nonfinite(self, x: HostArray) -> tuple[int, int]:
-        return chunkwise.count_nonfinite(x)
-
-    def weighted_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
-        return chunkwise.weighted_sum(x, coefficient)
-
-    def rounded_sum(self, x: HostArray, coefficient: Coefficient) -> np.ndarray:
-        return chunkwise.rounded_sum(x, coefficient)
-
+    count_nonfinite = staticmethod(chunkwise.count_nonfinite)
+    weighted_sum = staticmethod(chunkwise.weighted_sum)
+    rounded_sum = staticmethod(chunkwise.rounded_sum)
     examples_error = staticmethod(examples_sum_error)
 
     def add_examples(
