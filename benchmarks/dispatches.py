@@ -3,14 +3,16 @@
 Without a GPU the tensors are fake ones of the device "cuda": the checks of devices are the real ones, but nothing is
 computed. These are counts, then, not times. With a GPU the calls are timed, too, by its own events.
 
-Bytes are those of the arguments of each operation and of the tensors it makes, over those of the gradients. `new` are
-only those it makes. A wait is a look at a value, which lets the host stand still until the device is done.
+Bytes are those of the arguments of each operation and of the tensors it makes, over those of the gradients. `peak` is
+the most that lives at a time of what a call makes. A wait is a look at a value, which lets the host stand still until
+the device is done.
 """
 
 import argparse
 import contextlib
 import json
 import statistics
+import weakref
 from collections import Counter
 from types import SimpleNamespace
 
@@ -34,7 +36,8 @@ class Count(TorchDispatchMode):
 
     def __init__(self):
         super().__init__()
-        self.operations, self.bytes, self.new, self.waits = Counter(), 0, 0, 0
+        self.operations, self.bytes, self.waits = Counter(), 0, 0
+        self.alive = self.peak = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
@@ -43,12 +46,18 @@ class Count(TorchDispatchMode):
         if name.startswith("prim.") or func.is_view:
             return found
         given = tree_leaves((args, kwargs))
-        new = sum(size(x) for x in tree_leaves(found) if not any(x is one for one in given))
+        new = [x for x in tree_leaves(found) if isinstance(x, torch.Tensor) and not any(x is one for one in given)]
         self.operations[name] += 1
         self.waits += any(wait in name for wait in WAITS)
-        self.bytes += sum(map(size, given)) + new
-        self.new += new
+        self.bytes += sum(map(size, [*given, *new]))
+        for x in new:
+            self._counts(size(x))
+            weakref.finalize(x, self._counts, -size(x))
         return found
+
+    def _counts(self, more):
+        self.alive += more
+        self.peak = max(self.peak, self.alive)
 
 
 def size(x):
@@ -91,11 +100,11 @@ CALLS = {
 
 
 def counted(call, grads):
-    """Return the operations of a call, its bytes, those it makes, and its waits."""
+    """Return the operations of a call, its bytes, its peak, and its waits."""
     with Count() as count:
         call()
     whole = sum(map(size, grads))
-    return [sum(count.operations.values()), round(count.bytes / whole, 2), round(count.new / whole, 2), count.waits]
+    return [sum(count.operations.values()), round(count.bytes / whole, 2), round(count.peak / whole, 2), count.waits]
 
 
 def made(dtype, *, real):
@@ -140,9 +149,9 @@ def main():
     write = parser.parse_args().write
     found = measure()
     print(f"device {found['device']}, PyTorch {found['torch']}, 148 gradients")
-    print(f"{'dtype':9} {'call':31} {'operations':>10} {'bytes':>6} {'new':>6} {'waits':>5} {'ms':>8}")
-    for dtype, name, operations, moved, new, waits, *time in found["lines"]:
-        print(f"{dtype:9} {name:31} {operations:10} {moved:6.2f} {new:6.2f} {waits:5} {time[0] if time else '-':>8}")
+    print(f"{'dtype':9} {'call':31} {'operations':>10} {'bytes':>6} {'peak':>6} {'waits':>5} {'ms':>8}")
+    for dtype, name, operations, moved, peak, waits, *time in found["lines"]:
+        print(f"{dtype:9} {name:31} {operations:10} {moved:6.2f} {peak:6.2f} {waits:5} {time[0] if time else '-':>8}")
     if write:
         device = "" if found["device"].startswith("none") else f"_{found['device'].replace(' ', '_')}"
         DISPATCHES.with_stem(f"{DISPATCHES.stem}{device}").write_text(json.dumps(found, indent=1) + "\n")

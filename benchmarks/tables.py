@@ -103,10 +103,10 @@ def of_meshes(rows):
 
 
 def of_dispatches(lines):
-    """Return a line for each call: operations and bytes of each dtype."""
+    """Return a line for each call: operations, bytes and memory of each dtype."""
     calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
-    found = {(dtype, name): f"{operations:,} and {moved:.1f}" for dtype, name, operations, moved, *_ in lines}
-    head = f"| operations, and bytes | {' | '.join(dtypes)} |\n|---|{'---|' * len(dtypes)}\n"
+    found = {(dtype, name): f"{ops:,}, {moved:.1f}, {peak:.1f}" for dtype, name, ops, moved, peak, *_ in lines}
+    head = f"| operations, bytes, peak | {' | '.join(dtypes)} |\n|---|{'---|' * len(dtypes)}\n"
     return head + "".join(
         f"| {call.replace(PEER, f'`{PEER}`')} | {' | '.join(found[dtype, call] for dtype in dtypes)} |\n"
         for call in calls
