@@ -26,16 +26,8 @@ class ParameterList:
     beside: Sequence[Any] = ()
     tree: Any = None
     names: Sequence[str | None] = ()
-    gradients: list[Any] = field(init=False, repr=False)  # the `.grad` of each; None where it has no such attribute
-    _lacking: int | None = field(init=False, repr=False, default=None)  # the first that has none
-
-    def __post_init__(self) -> None:
-        try:
-            gradients = self._gradients_of_all()
-        except AttributeError:
-            object.__setattr__(self, "_lacking", [hasattr(one, "grad") for one in self.parameters].index(False))
-            gradients = [getattr(parameter, "grad", None) for parameter in self.parameters]
-        object.__setattr__(self, "gradients", gradients)
+    _gradients: Any = field(init=False, repr=False, default=None)
+    _lacking: int | None = field(init=False, repr=False, default=None)  # the first parameter without a `.grad`
 
     @classmethod
     def of(cls, parameters: Parameters) -> "ParameterList":
@@ -60,6 +52,20 @@ class ParameterList:
         params = list(chain.from_iterable(params for params, _ in groups))
         return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
 
+    @property
+    def gradients(self) -> list[Any]:
+        """The `.grad` of each parameter, read once; None where it has no such attribute."""
+        # No `cached_property`: compiled code cannot take its lock.
+        if self._gradients is None:
+            try:
+                gradients = self._gradients_of_all()
+            except AttributeError:
+                lacking = [hasattr(parameter, "grad") for parameter in self.parameters].index(False)
+                object.__setattr__(self, "_lacking", lacking)
+                gradients = [getattr(parameter, "grad", None) for parameter in self.parameters]
+            object.__setattr__(self, "_gradients", gradients)
+        return self._gradients
+
     def _gradients_of_all(self) -> list[Any]:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
@@ -71,7 +77,7 @@ class ParameterList:
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""
-        lacking = self._lacking
+        lacking = self._lacking if self.gradients else None
         if lacking is not None:
             raise TypeError(
                 f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "

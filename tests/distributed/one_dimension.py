@@ -173,6 +173,15 @@ def float64_beside_halves():
             close(parameters[1].grad.to_local(), clipped.chunk(WORLD)[dist.get_rank()])
 
 
+def float64_that_another_process_holds():
+    halves, wide = numbers(64, 64, seed=1, dtype=torch.bfloat16), numbers(3, seed=2, dtype=torch.float64)
+    own = holder(wide if dist.get_rank() == 0 else halves.clone() * 2.0 ** dist.get_rank())
+    held = [wide, *(halves * 2.0**rank for rank in range(1, WORLD))]
+    exact = math.sqrt(sum(Fraction(v) ** 2 for x in held for v in x.double().flatten().tolist()))
+    norm = gradclip.grad_norm([own], process_group=dist.group.WORLD)
+    assert abs(float(norm) / exact - 1) < 1e-14
+
+
 def tied_gradients():
     full = numbers(8, seed=1)
     p = parameter(full, mesh(), [Shard(0)])

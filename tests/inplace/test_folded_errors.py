@@ -74,3 +74,20 @@ def test_a_gradient_of_two_parameters_is_refused():
     params[0].grad = params[1].grad = torch.ones(2)
     with pytest.raises(ValueError, match="share the memory of their gradients"):
         optimizer.step()
+
+
+def test_a_step_of_its_own_is_refused():
+    class ByHand(torch.optim.SGD):
+        def step(self, closure=None):
+            raise AssertionError("it need not divide gradients")
+
+    class Named(torch.optim.SGD):
+        pass
+
+    weight, _ = plain()
+    with pytest.raises(TypeError, match="ByHand has a step of its own"):
+        fold_into(ByHand([weight], lr=1.0, fused=True), 1.0)
+    optimizer = Named([weight], lr=1.0, fused=True)
+    fold_into(optimizer, 1.0)
+    optimizer.step()
+    assert weight.detach().tolist() == pytest.approx([-0.6, -0.8])

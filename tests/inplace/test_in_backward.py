@@ -217,3 +217,24 @@ def test_thresholds_by_name_need_names():
 def test_other_arguments_are_checked(arguments):
     with pytest.raises(ValueError, match=f"{next(iter(arguments))} must"):
         clip_in_backward(model(), 1.0, **arguments)
+
+
+def test_other_gradients_are_not_written():
+    """PyTorch keeps a view of what it hands to other parameters as a gradient."""
+    a, b, x = torch.nn.Parameter(torch.zeros(2, 1)), torch.nn.Parameter(torch.ones(2)), torch.tensor([3.0, 4.0])
+    clipping = clip_in_backward([("a", a), ("b", b)], {"a": 1.0, "b": math.inf})
+    ((b * torch.tensor([1.0, 2.0]) + a.view(2)) @ x).backward()
+    assert b.grad.tolist() == [3.0, 8.0]
+    assert a.grad.flatten().tolist() == pytest.approx([0.6, 0.8])
+    assert float(clipping.norms["b"]) == pytest.approx(math.sqrt(73))
+    given = torch.tensor([3.0, 4.0])
+    a.grad = None
+    torch.autograd.backward([a.view(2)], [given])
+    assert given.tolist() == [3.0, 4.0]
+
+
+def test_gradients_of_gradients_are_refused():
+    weight = torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    clip_in_backward([weight], 1.0)
+    with pytest.raises(RuntimeError, match=r"create_graph=True.*remove\(\)"):
+        (weight**2).sum().backward(create_graph=True)

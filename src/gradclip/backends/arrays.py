@@ -49,6 +49,10 @@ class Arrays(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
 
+    def alike(self, items: Sequence[Any]) -> Self:
+        """Return other arrays that are read as these are."""
+        return type(self)(items)
+
     def as_precise_as(self, dtypes: Iterable[str]) -> Self:
         """Return the arrays, to be measured as precisely as their norm together with others of these dtypes."""
         if not self.only_halves or _OF_DTYPES[frozenset(dtypes).intersection(SUPPORTED)][-1]:

@@ -45,7 +45,7 @@ class Portable(Defaults, PortableBatch):
         return Arrays(prepared)
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
-        return Arrays([arrays[index] for index in indices])
+        return arrays.alike([arrays[index] for index in indices])
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
         arrays = list(map(self.prepare_in_place, leaves))
@@ -92,7 +92,7 @@ class Portable(Defaults, PortableBatch):
         return [[vector[i] for i in range(vector.shape[0])] for vector in vectors]
 
     def quartered(self, arrays: Arrays) -> Arrays:
-        return Arrays([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
+        return arrays.alike([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
 
     def chosen_where(self, flags: Array, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))

@@ -11,7 +11,8 @@ result satisfies ||y|| <= C in exact arithmetic. The argument, with v = 2**-24:
    less than 2**-49, and rounded to float32: S >= S0 / c * (1 + 2v + 2**-49) / (1 + v).
 4. Rounding to nearest makes a quotient larger by a factor of at most (1 + 2v) / (1 + v), also where it is formed in
    float64 first. So |y_i| <= (c / S0) * (1 - 2**-50) * |x_i|, or larger by 2**-150 below float32's normal range.
-5. Fewer than 2**50 such elements add less than 2**-100 to a norm. With C >= 2**-50 that is within the 2**-50 to spare.
+5. Fewer than 2**50 such elements add less than 2**-100 to a norm. With C >= 2**-50 that is at most C * 2**-50, which is
+   to spare.
 
 Where 2 keeps S0, and that is not 1, quotients below the normal range may be larger by 2**-150 each. Where S would leave
 float32's range it is infinite, and finite gradients become zeros. The division is taken to be that of IEEE 754, as on

@@ -260,7 +260,7 @@ def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
     """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
     fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
     groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
-    return list(map(Arrays, groups))
+    return list(map(arrays.alike, groups))
 
 
 def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool) -> float:

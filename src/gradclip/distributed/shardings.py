@@ -12,7 +12,6 @@ from typing import Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import bare_name
 from gradclip.backends.torch.distributed import layouts, sharded_over
 from gradclip.backends.torch.groups import Group, groups
 from gradclip.parameters import UNNAMED, ParameterList
@@ -28,8 +27,6 @@ class Shardings:
         self._all, self._of_gradients = _all_shardings(params, groups(named))
         self.groups = _sequence(self._all)
         self._place = {group: place for place, group in enumerate(self.groups)}
-        # Of the parameters, since a process may lack the gradient that asks for more precision.
-        self._dtypes = {bare_name(dtype) for dtype in {getattr(one, "dtype", None) for one in params.parameters}}
 
     def __len__(self) -> int:
         return len(self._all)
@@ -49,14 +46,13 @@ class Shardings:
         return [number for number, sharding in enumerate(self._all) if group in sharding]
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
-        """Return the arrays of each sharding, to be measured as precisely as all of them together."""
-        dtypes = self._dtypes | arrays.dtypes
+        """Return the arrays of each sharding, to be measured as precisely as float64 wants: others may hold that."""
         if len(self._all) == 1:
-            return [arrays.as_precise_as(dtypes)]
+            return [arrays.as_precise_as(["float64"])]
         indices: list[list[int]] = [[] for _ in self._all]
         for index, number in enumerate(self._of_gradients):
             indices[number].append(index)
-        return [backend.chosen(arrays, chosen).as_precise_as(dtypes) for chosen in indices]
+        return [backend.chosen(arrays, chosen).as_precise_as(["float64"]) for chosen in indices]
 
     def reduced(
         self,

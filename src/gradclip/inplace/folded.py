@@ -120,7 +120,7 @@ class Folded:
         skips = self._nonfinite.raises and found_inf is not None and bool(found_inf.item())
         policy = PROPAGATE if skips else self._nonfinite
         with processes.preparing():
-            processes.ask(self._order, policy, self._max_norm)
+            processes.ask(self._order, self._nonfinite, self._max_norm)
             gradients, backend, arrays = entered(params, processes, *(() if scale is None else (scale,)))
             _check_apart(gradients, params)
         holders = processes.holders(backend)

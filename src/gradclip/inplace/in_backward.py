@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from gradclip.arguments import check_threshold
+from gradclip.backends.torch.optimizers import with_memory_of_its_own
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.inplace.clip import clip_grad_norm_
@@ -41,6 +42,12 @@ class ClippedInBackward:
 
     def _clip(self, name: str) -> Callable[[torch.Tensor], None]:
         def clip(parameter: torch.Tensor) -> None:
+            if parameter.grad is not None and parameter.grad.requires_grad:
+                raise RuntimeError(
+                    f"the gradient of {name} is to be differentiated itself (create_graph=True), which clipping in the "
+                    "backward pass would not follow. Call remove(), and gradclip.clip_by_global_norm on the gradients."
+                )
+            with_memory_of_its_own(parameter)
             # Names are for the error, and cost time.
             given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
             self.norms[name] = clip_grad_norm_(given, self.thresholds[name], self._order, nonfinite=self._nonfinite)
@@ -75,7 +82,7 @@ def clip_in_backward(
         ValueError: no parameter that requires a gradient, one that is computed from others, one with hooks already that
         run after its gradient is accumulated, names that do not match, a threshold that is negative or NaN.
         TypeError: what is no tensor, a dict of thresholds for parameters without names. In the backward pass:
-        FloatingPointError under "raise".
+        FloatingPointError under "raise"; RuntimeError under `create_graph=True`.
 
     Call this before whatever makes optimizers step in the backward pass: hooks run in the order in which they were
     registered. Clipping a model whose optimizers do so after the pass, by `clip_grad_norm_`, finds no gradients.

@@ -219,3 +219,31 @@ def test_devices_without_float64_add_in_pairs(monkeypatch):
         summed, _ = gradclip.per_example_clip(grads, 1.0)
     for a, b in zip(expected, summed, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("rule", ["clip", "normalize"])
+@pytest.mark.parametrize("max_norm", [0.0, torch.tensor(0.0)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_an_example_of_zeros_spoils_nothing_at_threshold_zero(rule, max_norm, dtype):
+    with DEVICE.mode():
+        total, _ = gradclip.per_example_clip(torch.zeros(2, 3, dtype=dtype), max_norm, rule=rule, nonfinite="propagate")
+    assert total.tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("max_norm", [1.0, torch.tensor(1.0), 1e-250])
+def test_zeros_stand_for_nan_where_dtypes_are_mixed(max_norm):
+    grads = {"w": torch.tensor([[3.0, 4.0], [math.nan, 1.0]]), "b": torch.tensor([1.0, 2.0], dtype=torch.float64)}
+    expected, _ = gradclip.per_example_clip(grads, max_norm, nonfinite="zero")
+    with DEVICE.mode():
+        found, _ = gradclip.per_example_clip(grads, max_norm, nonfinite="zero")
+    for name in grads:
+        torch.testing.assert_close(found[name], expected[name], rtol=1e-6, atol=0)
+
+
+def test_leaves_without_elements_beside_float64():
+    grads = [torch.ones(2, 2, dtype=torch.float64), torch.zeros(2, 0, dtype=torch.float64)]
+    with DEVICE.mode():
+        (found, nothing), _ = gradclip.per_example_clip(grads, 1.0)
+        only, _ = gradclip.per_example_clip(grads[1:], 1.0)
+    assert found.tolist() == pytest.approx([2**0.5] * 2)
+    assert nothing.shape == only[0].shape == (0,)

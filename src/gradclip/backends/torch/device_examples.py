@@ -69,7 +69,9 @@ class Examples(Portable):
         read, found = _reader(arrays), []
         # PyTorch has no rule for a list of rows under `vmap`, and compiles each of them.
         by_row = self.visible and p == 2 and divisor is None and not isinstance(arrays, Zeroed)
-        parts: list[Any] = [part for x in arrays for part in self.parts(x)]
+        # PyTorch has no largest magnitude of no elements.
+        some = [x for x in arrays if math.prod([n for axis, n in enumerate(x.shape) if axis not in axes(x.ndim)])]
+        parts: list[Any] = [part for x in some or arrays[:1] for part in self.parts(x)]
         for part in parts:
             own = axes(part.ndim)
             long = by_row and own == (0,) and 0 < part.shape[0] * _BLOCK <= 8 * part.numel() and part.is_contiguous()
@@ -131,7 +133,7 @@ class Examples(Portable):
         """Return norms whose squares stay within the range, and weights, NaN for a norm that is not finite."""
         norms = self._norms(arrays, 2.0, _first_axis)
         upper = weighing.upper(norms)
-        weights = weighing.numerator / upper
+        weights = _quotient(weighing.numerator, upper)
         if isinstance(weighing.numerator, float):
             # The quotient falls with the norm, so that it is the smaller of the two where an example is kept.
             weights = torch.clamp(weights, max=_LARGEST if _keeps_none(weighing) else weighing.kept)
@@ -148,7 +150,7 @@ class Examples(Portable):
         scale, norms = torch.reciprocal(divisor), self._norms(arrays, 2.0, _first_axis, divisor)
         upper = norms * weighing.inflate
         upper = upper if weighing.offset == 0.0 else upper + weighing.offset * scale
-        second = torch.clamp(weighing.numerator / upper, max=_LARGEST)
+        second = torch.clamp(_quotient(weighing.numerator, upper), max=_LARGEST)
         if not _keeps_none(weighing):
             kept = upper <= scale * weighing.keep_up_to
             scale, second = torch.where(kept, 1.0, scale), torch.where(kept, weighing.kept, second)
@@ -227,6 +229,13 @@ def _spoiled(sums: Sequence[torch.Tensor], weights: torch.Tensor, mask: torch.Te
     zeros = weights * 0.0
     spoiling = torch.sum(zeros if mask is None else torch.where(mask, zeros, 0.0))
     return [total + spoiling.to(total.device) for total in sums]
+
+
+def _quotient(numerator: float | torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
+    """Return the quotient, 0 where both are 0: that is no NaN of an example."""
+    if isinstance(numerator, float):
+        return numerator / upper if numerator else torch.zeros_like(upper)
+    return torch.where(upper > 0, numerator / upper, 0.0)
 
 
 def _nan_beside(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,7 @@
 """Fused optimizers of PyTorch: those that divide gradients as they read them, and what a step of theirs leaves."""
 
 import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +16,11 @@ def check_fused(optimizer: object) -> None:
         raise TypeError(
             "clipping can be folded into Adam, AdamW, SGD and Adagrad of torch.optim, got "
             f"{type(optimizer).__name__}. Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
+        )
+    if inspect.unwrap(type(optimizer).step) not in [inspect.unwrap(kind.step) for kind in (Adam, AdamW, SGD, Adagrad)]:
+        raise TypeError(
+            f"{type(optimizer).__name__} has a step of its own, which need not divide gradients as PyTorch's does. "
+            "Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
     if not (fused and all(group.get("fused") for group in optimizer.param_groups)):
@@ -43,12 +49,27 @@ def clear_momentum(optimizer: Optimizer, parameters: Sequence[torch.Tensor], ski
         momentum.masked_fill_(skipped.to(momentum.device), 0.0)
 
 
+def with_memory_of_its_own(parameter: torch.Tensor) -> None:
+    """Replace a gradient by a copy where the backward pass may still read its memory, or another gradient lies there.
+
+    PyTorch does not copy a gradient that it can keep: it may be a view of what it hands to other parameters, too.
+    """
+    grad = parameter.grad
+    if grad is None or grad.layout is not torch.strided or type(grad) is not torch.Tensor:
+        return
+    # One use is that of the gradient itself, one that of the object that asks here.
+    if torch._C._storage_Use_Count(grad.untyped_storage()._cdata) > 2:
+        parameter.grad = grad.clone()
+
+
 class Guard:
     """A step that puts the attributes back where it fails; hooks after a step run only where it does not."""
 
     def __init__(self, optimizer: Optimizer, restore: Callable[[Optimizer], None]) -> None:
         self._before = vars(optimizer).get("step")
 
+        # Compiled code would take the divisor for what it was when it was compiled.
+        @torch.compiler.disable
         @functools.wraps(optimizer.step)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
             try:
