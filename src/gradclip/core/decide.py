@@ -142,12 +142,12 @@ def from_norm(
     """
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
-    at_once = backend.at_once(arrays) if isinstance(max_norm, float) else None
-    # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
-    found = None if at_once is None else nearest.bounds(at_once.elements, Order(1.0), float(max_norm), norm.error)
-    if at_once is not None and found is not None:
-        found = replace(found, limit=float(max_norm))
-        return nearest.multiplier(backend, at_once, norm, found, spoils=False)
+    at_once = backend.at_once(arrays)
+    if at_once is not None and isinstance(max_norm, float):
+        # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
+        found = nearest.bounds(at_once.elements, Order(1.0), max_norm, norm.error)
+        if found is not None:
+            return nearest.multiplier(backend, at_once, norm, replace(found, limit=max_norm), spoils=False)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)

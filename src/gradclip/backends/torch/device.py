@@ -20,8 +20,7 @@ from gradclip.backends.memory import Region
 from gradclip.backends.protocols import Backend
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples, moved
-from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
-from gradclip.backends.torch.multi_tensor import moved as moved_to
+from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
 from gradclip.backends.torch.tensors import (
     PLAIN,
     dense,
@@ -90,7 +89,7 @@ class Torch(Examples):
             made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
             if self.device.type == "cuda" and torch.cuda.is_available():
                 made = made.pin_memory()  # from where a copy to the device lets the host go on
-            return moved_to(made, self.device)
+            return sent(made, self.device)
         # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
@@ -106,7 +105,7 @@ class Torch(Examples):
 
     def gather(self, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         # Waiting for one device after the other would let all of them stand still in turn.
-        return [moved_to(term, self.device) for term in terms]
+        return [sent(term, self.device) for term in terms]
 
     def single(self, value: torch.Tensor) -> torch.Tensor:
         return value.to(torch.float32)

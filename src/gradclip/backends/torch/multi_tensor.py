@@ -84,14 +84,14 @@ class MultiTensor:
         for index in sorted(found):
             by_device.setdefault(found[index].device, []).append(found[index])
         # Stacked before they move: one copy for each device, and no waiting for one after the other.
-        vectors = [moved(torch.stack(some), device) for some in by_device.values()]
+        vectors = [sent(torch.stack(some), device) for some in by_device.values()]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
     def clear(self, arrays: Arrays) -> None:
         without_nonfinite_(arrays.items)
 
     def multiplied(self, arrays: Arrays, by: Multiplier) -> list[torch.Tensor]:
-        return self._new(arrays, by, lambda _, some: _one_for_all(some, by))
+        return self._products(arrays, by, lambda _, some: _one_for_all(some, by))
 
     def multiplied_each(self, arrays: Arrays, by: Multiplier, sizes: Sequence[int]) -> list[torch.Tensor]:
         layer_of = [layer for layer, size in enumerate(sizes) for _ in range(size)]
@@ -100,7 +100,7 @@ class MultiTensor:
             vector = _one_for_all(some, by)
             return _each(vector.view(-1, 1) if some[0].dtype in _HALVES else vector, [layer_of[i] for i in kind])
 
-        return self._new(arrays, by, factors)
+        return self._products(arrays, by, factors)
 
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
         if not all(map(writable, leaves)):
@@ -124,43 +124,50 @@ class MultiTensor:
 
     def clamped(self, arrays: Arrays, bound: float) -> list[torch.Tensor]:
         """Return the tensors so clamped."""
-        made = list(arrays)
-        for kind in self._kinds:
-            some = [arrays[index] for index in kind]
+
+        def clamped(_: Sequence[int], some: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             limit = format_of(some[0]).toward_zero(bound)
             results = torch._foreach_clamp_max(some, limit)
             torch._foreach_clamp_min_(results, -limit)
-            for index, result in zip(kind, results, strict=True):
-                made[index] = result
-        return made
+            return results
 
-    def _new(
+        return self._made(arrays, clamped)
+
+    def _products(
         self,
         arrays: Arrays,
         by: Multiplier,
         factors: Callable[[Sequence[int], Sequence[torch.Tensor]], torch.Tensor | list[torch.Tensor]],
     ) -> list[torch.Tensor]:
-        made = list(arrays)
-        for kind in self._kinds:
-            some = [arrays[index] for index in kind]
+        def products(kind: Sequence[int], some: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             factor = factors(kind, some)
             if some[0].dtype in _HALVES:
                 # They would come back in float32. Times a number of the host they are only copied.
-                products = torch._foreach_mul(some, 1.0)
-                _multiply(products, factor)
+                results = torch._foreach_mul(some, 1.0)
+                _multiply(results, factor)
             else:
-                products = torch._foreach_mul(some, factor)
+                results = torch._foreach_mul(some, factor)
             if by.blanks:
-                without_nonfinite_(products)
-            for index, product in zip(kind, products, strict=True):
-                made[index] = product
+                without_nonfinite_(results)
+            return results
+
+        return self._made(arrays, products)
+
+    def _made(
+        self, arrays: Arrays, make: Callable[[Sequence[int], Sequence[torch.Tensor]], Sequence[torch.Tensor]]
+    ) -> list[torch.Tensor]:
+        """Return what is made of the tensors of each device and dtype, in the order of all."""
+        made = list(arrays)
+        for kind in self._kinds:
+            for index, result in zip(kind, make(kind, [arrays[index] for index in kind]), strict=True):
+                made[index] = result
         return made
 
 
 _checked: type[AtOnce] = MultiTensor
 
 
-def moved(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor on a device. The host must not read it before it has come."""
     return x.to(device, non_blocking=device.type != "cpu")
 
@@ -193,7 +200,7 @@ def _each(values: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | list[t
 
 def _one_for_all(some: Sequence[torch.Tensor], by: Multiplier) -> torch.Tensor:
     factor: torch.Tensor = by.factors[dtype_name(some[0])]
-    return moved(factor, some[0].device)
+    return sent(factor, some[0].device)
 
 
 def _multiply(some: Sequence[torch.Tensor], by: torch.Tensor | list[torch.Tensor]) -> None:
