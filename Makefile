@@ -39,6 +39,7 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py
+	$(BIN)/python benchmarks/folded.py --write
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py

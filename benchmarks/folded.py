@@ -5,11 +5,13 @@ least, and how many times as long as the step alone.
 """
 
 import argparse
+import json
 import math
 import time
 
 import torch
 from in_place import CASES, parameters_of
+from report import FOLDED
 from timing import medians
 from workloads import GPT2_SMALL
 
@@ -51,19 +53,24 @@ def contenders(parameters, optimizer, max_norm):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--repeats", type=int, default=15, help="the number of steps of each contender")
-    repeats = options.parse_args().repeats
+    options.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    given = options.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
     parameters = parameters_of(GPT2_SMALL, torch.float32)
     for parameter in parameters:
         torch.nn.init.normal_(parameter)
     norm = math.sqrt(sum(parameter.numel() for parameter in parameters))
+    lines = []
     for name, make in OPTIMIZERS.items():
         for case in CASES:
             max_norm = norm / 2 if case == "clipped" else 1e9
-            found = medians(contenders(parameters, make(parameters), max_norm), repeats, clock=time.thread_time)
+            found = medians(contenders(parameters, make(parameters), max_norm), given.repeats, clock=time.thread_time)
             for contender, ms in found.items():
+                lines.append([name, case, contender, ms / found["step alone"]])
                 print(f"{name:<6} {case:<12} {contender:<42} {ms:8.1f} ms {ms / found['step alone']:6.2f}", flush=True)
+    if given.write:
+        FOLDED.write_text(json.dumps({"torch": torch.__version__, "lines": lines}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ DISPATCHES = RESULTS / "dispatches.json"
 COMPILED = RESULTS / "compiled.json"
 DISPATCHES_JAX = RESULTS / "dispatches_jax.json"
 DISPATCHES_EXAMPLES = RESULTS / "dispatches_examples.json"
+FOLDED = RESULTS / "folded.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
 _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}

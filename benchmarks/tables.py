@@ -11,6 +11,7 @@ from report import (
     DISPATCHES,
     DISPATCHES_EXAMPLES,
     DISPATCHES_JAX,
+    FOLDED,
     PER_EXAMPLE,
     PRIVATE_STEPS,
     SHARDED,
@@ -113,6 +114,22 @@ def of_dispatches(lines):
     )
 
 
+def of_few_dispatches(lines):
+    """Return a line for each of the calls that most programs make."""
+    few = (PEER, "clip_grad_norm_", "grad_norm", "clip_by_global_norm")
+    return of_dispatches([line for line in lines if line[1] in few])
+
+
+def of_folded(lines):
+    """Return a line for each way to clip before or within a step, with its time over that of the step alone."""
+    calls, cases = ({at(line): None for line in lines} for at in (lambda line: line[2], lambda line: tuple(line[:2])))
+    found = {(name, case, call): times for name, case, call, times in lines}
+    head = f"| | {' | '.join(map(', '.join, cases))} |\n|---|{'---|' * len(cases)}\n"
+    return head + "".join(
+        f"| {call} | {' | '.join(f'{found[*case, call]:.2f}' for case in cases)} |\n" for call in calls
+    )
+
+
 def of_programs(lines):
     """Return a line for each dtype and library of what XLA makes."""
     return "| | bytes | temporaries | fusions | lines for CUDA and TPU |\n|---|---|---|---|---|\n" + "".join(
@@ -191,6 +208,8 @@ class Table:
 
 TABLES = [
     Table("README.md", "times", CLIPPING, of_clipping),
+    Table("README.md", "counts", DISPATCHES, of_few_dispatches, "lines"),
+    Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),
     Table("docs/accelerators.md", "compiled", COMPILED, of_compiled, "lines"),
     Table("docs/accelerators.md", "programs", DISPATCHES_JAX, of_programs, "lines"),
