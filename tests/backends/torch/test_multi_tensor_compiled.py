@@ -1,0 +1,62 @@
+"""Multi-tensor operations within `torch.compile`: one graph, few nodes, the values of calls that are not compiled."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from frameworks import ALL
+from gradclip.integrations.torch import clip_grads_with_norm_
+from rational import at_most
+
+DEVICE = next(f for f in ALL if f.name == "torch-device")
+SHAPES = [(40, 30), (30,), (30, 7), ()] * 5
+
+
+CALLS = {
+    "clip_grad_norm_": lambda params: gradclip.clip_grad_norm_(params, 1.0),
+    "skip": lambda params: gradclip.clip_grad_norm_(params, 1.0, nonfinite="skip"),
+    "zero": lambda params: gradclip.clip_grad_norm_(params, 1.0, nonfinite="zero"),
+    "grad_norm": gradclip.grad_norm,
+    "clip_grads_with_norm_": lambda params: clip_grads_with_norm_(params, 1.0, 20.0),
+    "clip_grad_value_": lambda params: gradclip.clip_grad_value_(params, 0.5),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_compiled_step_is_one_graph(name):
+    def clipped(call):
+        params = [torch.nn.Parameter(torch.zeros(shape)) for shape in SHAPES]
+        rng = np.random.default_rng(3)
+        for param in params:
+            param.grad = torch.tensor(rng.standard_normal(param.shape), dtype=torch.float32)
+        call(params)
+        return [param.grad for param in params]
+
+    torch.compiler.reset()
+    nodes = []
+
+    def backend(graph, _):
+        nodes.append(len([node for node in graph.graph.nodes if node.op != "placeholder"]))
+        return graph.forward
+
+    found = clipped(torch.compile(CALLS[name], backend=backend, fullgraph=True))
+    with DEVICE.mode():
+        expected = clipped(CALLS[name])
+    assert len(nodes) == 1
+    assert nodes[0] <= 60 + (len(SHAPES) if name in ("skip", "zero") else 0), nodes
+    for x, y in zip(found, expected, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-6, atol=0)
+
+
+def test_lengths_may_be_dynamic_in_compiled_code():
+    torch.compiler.reset()
+    call = torch.compile(
+        lambda x: gradclip.clip_by_global_norm([x], 1.0), backend="eager", fullgraph=True, dynamic=True
+    )
+    for size in (3, 5):
+        clipped, norm = call(torch.ones(size))
+        assert float(norm) == pytest.approx(math.sqrt(size))
+        assert at_most([x.double().numpy() for x in clipped], 2, 1.0)
