@@ -42,7 +42,7 @@ class Decision:
     """What was measured and what follows: the norm, the coefficient, the arrays to scale."""
 
     norm: Norm
-    coefficient: Any
+    coefficient: Any  # a `Coefficient`, or where all elements share a norm perhaps a `Multiplier`
     arrays: Arrays
 
 
