@@ -6,6 +6,7 @@ from typing import Any
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
+from gradclip.core import fast_path
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ValueRule
@@ -46,7 +47,11 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     5.0
 
     """
-    flat, order = flatten(tree), Order.parse(ord)
+    order = Order.parse(ord)
+    found = fast_path.global_norm(tree, order) if axis_name is None else None
+    if found is not None:
+        return found
+    flat = flatten(tree)
     warn_of_parameters(flat.leaves)
     return norm_of(*backend_and_holders(flat, axis_name), flat.leaves, order)
 
@@ -87,6 +92,7 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     return shape.arrange([norms[number] for number in range(len(groups))])
 
 
+@ordinary_arithmetic
 def clip_by_global_norm(
     tree: Tree, max_norm: Threshold, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
 ) -> tuple[Tree, Scalar]:
@@ -117,8 +123,11 @@ def clip_by_global_norm(
     ([0.6, 0.8], 5.0)
 
     """
-    flat = flatten(tree)
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    found = fast_path.clip_by_global_norm(tree, max_norm, clipping.order) if axis_name is None else None
+    if found is not None:
+        return found
+    flat = flatten(tree)
     leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 

@@ -29,10 +29,12 @@ def test_no_layer_is_clipped_or_measured_alone(kind, thresholds, monkeypatch):
     assert list(map(float, norms)) == list(map(float, again))
 
 
-def test_each_norm_of_pytorch_has_memory_of_its_own():
+def test_each_norm_of_pytorch_changes_alone():
+    """They are entries of one vector, because a tensor for each takes three times as long as all the rest."""
     _, norms = gradclip.clip_by_layer_norm(make("torch", 5), 1.0)
-    assert len({norm.untyped_storage().data_ptr() for norm in norms}) == 5
-    assert all(norm.untyped_storage().nbytes() == 4 for norm in norms)
+    before = list(map(float, norms))
+    norms[2].zero_()
+    assert list(map(float, norms)) == [*before[:2], 0.0, *before[3:]]
 
 
 def test_results_share_no_memory_with_the_input():

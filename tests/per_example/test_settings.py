@@ -47,12 +47,12 @@ def loss(w, x):
 
 def test_settings_are_checked_once_and_not_for_each_microbatch(monkeypatch):
     checked = []
-    check = per_example_settings.check_grid
-    monkeypatch.setattr(per_example_settings, "check_grid", lambda grid: checked.append(grid) or check(grid))
+    check = per_example_settings._checked_gamma
+    monkeypatch.setattr(per_example_settings, "_checked_gamma", lambda gamma: checked.append(gamma) or check(gamma))
     clipped = gradclip.clipped_grad(loss, 1.0, microbatch_size=2)
     clipped(jnp.ones(2), jnp.ones((6, 2)))
     clipped.sensitivity("replace_one")
-    assert checked == [None]
+    assert checked == [0.01]
 
 
 def test_a_function_of_other_settings_clips_and_promises_by_them():

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from gradclip.backends import Backend
     from gradclip.backends.batching import Batching
     from gradclip.backends.host.arrays import HostArray
+    from gradclip.backends.protocols import HostBackend
 
 
 class Sparse(NamedTuple):
@@ -62,6 +63,14 @@ class Framework(ABC):
     @abstractmethod
     def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> "Backend":
         """Return the backend for these leaves, and for the thresholds and masks that come with them."""
+
+    def on_fast_path(self, leaves: Sequence[Any]) -> "HostBackend | None":
+        """Return the backend for arrays in host memory whose values anyone may see; None where in doubt."""
+        return None
+
+    def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+        """Return the gradients of parameters of the framework; None where it takes more than to read them."""
+        return None
 
     def batching(self, method: str) -> "Batching":
         """Return what takes functions over batches: all examples at a time, or for "loop" one after the other."""

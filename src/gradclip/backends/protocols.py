@@ -12,12 +12,15 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
     from gradclip.backends.values import Array, AtOnce, Axes, Scope
     from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.native._kernels import Arrays as KernelArrays
 
 
 class Arithmetic(Protocol):
@@ -244,6 +247,21 @@ class HostBackend(Backend, Protocol):
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         """Return prepared leaves as arrays of which the kernels know those that they can read."""
+
+    def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
+        """Return how the kernels know leaves as they are; None where they do not know all of them."""
+
+    def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
+        """Return new leaves, copies or with any values, in the same order in memory."""
+
+    def number(self, value: float, dtype: str) -> Any:
+        """Return a number as a scalar of the framework."""
+
+    def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
+        """Return numbers as a new array of the framework in the named dtype."""
+
+    def wrote(self, leaves: Sequence[Any]) -> None:
+        """Take note that gradients have been written behind their framework's back."""
 
     def threads(self) -> int:
         """Return how many threads a call may use."""

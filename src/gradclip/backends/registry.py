@@ -93,6 +93,12 @@ def entry_of(value: object) -> Entry | None:
     return None if key is None else _ENTRIES.get(key)
 
 
+def framework_of(value: object) -> "Framework | None":
+    """Return what the framework of an array supplies; None for anything else, numbers too."""
+    key = _key_of(value)
+    return None if key not in _ENTRIES else load(_ENTRIES[key])
+
+
 def entries_of(values: Iterable[Any]) -> list[Entry]:
     """Return the frameworks of all arrays among the values, in the registry's order."""
     keys = _keys_of(list(values))

@@ -33,8 +33,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
@@ -48,6 +51,8 @@ if TYPE_CHECKING:
 _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
+_NARROW_LOWERED = 1.0 - 2.0**-22
+_LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ class Rule(NamedTuple):
         return _raised(norms, self.inflate, self.offset)
 
 
-def _raised(norms: Array, inflate: Any, offset: Any) -> Array:
+def _raised(norms: Any, inflate: Any, offset: Any) -> Any:
     raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
     # Not even zero is added where it is known: in compiled code that would be one more operation.
     return raised if isinstance(offset, float) and offset == 0 else raised + offset
@@ -165,9 +170,15 @@ def rule_for_sums(xp: ModuleType, target: Target, max_norm: float | Array, error
     """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
     # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
     rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
-    lowered = 1.0 - 16.0 * FLOAT64.roundoff
-    kept = rule.kept if target.keeps else rule.kept * lowered
-    return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * lowered)
+    kept = rule.kept if target.keeps else rule.kept * _LOWERED
+    return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * _LOWERED)
+
+
+# Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
+@lru_cache(maxsize=64)
+def known_rule_for_sums(target: Target, max_norm: float, error: float) -> Rule:
+    """Return the same rule in plain numbers."""
+    return Rule(*map(float, rule_for_sums(np, target, max_norm, error)))
 
 
 def coefficient(
@@ -194,6 +205,25 @@ def coefficient(
     if not (split and backend.wide is FLOAT64):
         return Coefficient(fits, never, Factors(_flushed(xp, plain, backend.wide.tiny)), narrow)
     return Coefficient(fits, never, _tiny_too(backend, norm, rule.numerator, upper, plain, ~fits), narrow)
+
+
+KEPT = ((1.0, 1.0), (1.0, 1.0))
+
+
+def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, float], tuple[float, float]] | None:
+    """Return the factors, wide and narrow, that `coefficient` finds for one ordinary norm; `KEPT` where elements stay.
+
+    None where the error leaves open which is larger, and where a factor would lie below the normal range of float32.
+    """
+    upper = _raised(norm, 1.0 / (1.0 - error), 0.0)
+    if upper <= max_norm:
+        return KEPT
+    wide = max_norm / upper * _LOWERED
+    narrow = wide * _NARROW_LOWERED
+    # A threshold that is negative, or NaN, comes to no such factor.
+    if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
+        return None
+    return (wide, 1.0), (narrow, 1.0)
 
 
 def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, never: Array) -> Coefficient:
@@ -247,7 +277,7 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
     if backend.wide is not FLOAT64:
         return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
     xp = backend.xp
-    lowered = factor * (1.0 - 2.0**-22)
+    lowered = factor * _NARROW_LOWERED
     one = xp.ones_like(factor)
     tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
     first = _flushed(xp, xp.where(tiny, lowered / _NARROW_SECOND, lowered), _NARROW_SECOND)

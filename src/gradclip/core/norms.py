@@ -57,6 +57,8 @@ class Order:
         """
         if isinstance(ord, Order):
             return ord
+        if type(ord) in (float, int) and ord in _USUAL_ORDERS:
+            return _USUAL_ORDERS[ord]
         if ord is None:
             return cls(2.0)
         if isinstance(ord, str) and ord in ("inf", "-inf"):
@@ -72,6 +74,10 @@ class Order:
             f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r:.80}. "
             "For the Euclidean norm leave it out."
         )
+
+
+EUCLIDEAN = Order(2.0)
+_USUAL_ORDERS: dict[object, Order] = {1.0: Order(1.0), 2.0: EUCLIDEAN, math.inf: Order(math.inf)}
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
+from gradclip.core import fast_path
 from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide, from_norm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
@@ -47,6 +48,11 @@ def grad_norm(
     5.0
 
     """
+    parameters = fast_path.reusable(parameters)
+    if process_group is None and mesh is None:
+        found = fast_path.grad_norm(parameters, Order.parse(ord))
+        if found is not None:
+            return found
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():
@@ -108,6 +114,12 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
+    parameters = fast_path.reusable(parameters)
+    if process_group is None and mesh is None:
+        Nonfinite.named(nonfinite)
+        found = fast_path.clip_grad_norm_(parameters, max_norm, Order.parse(ord))
+        if found is not None:
+            return found
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():

@@ -50,8 +50,7 @@ def clip_groups(
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name, *max_norms)
-    thresholds = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
-    given = list(map(scalar_array, max_norms))
+    thresholds, given = _checked(max_norms, backend)
     clipped = list(flat.leaves)
     outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
     only_numbers = all(array is None for array in given)
@@ -72,6 +71,14 @@ def clip_groups(
     return clipped, [norms[number] for number in range(len(groups))]
 
 
+def _checked(max_norms: Sequence[Any], backend: Backend) -> tuple[list[Any], list[Any]]:
+    """Return thresholds, checked, and those of them that came as scalar arrays, None in place of numbers."""
+    if len(set(map(id, max_norms))) == 1:  # one for all layers, of which there may be many
+        first = max_norms[0]
+        return [check_threshold(first, backend=backend)] * len(max_norms), [scalar_array(first)] * len(max_norms)
+    return [check_threshold(one, backend=backend) for one in max_norms], list(map(scalar_array, max_norms))
+
+
 def _clip_at_once(
     backend: Backend,
     flat: FlatTree,
@@ -89,14 +96,9 @@ def _clip_at_once(
         if not made:
             return {}
         known, results = made
-        norms = known.norms(flat.leaves)
-        pairs = zip(known.members, known.group_of, results, strict=True)
-        ours = [(index, result) for index, group, result in pairs if known.numbers[group] in norms]
-        indices = [index for index, _ in ours]
-        left = backend.leave_all([result for _, result in ours], [flat.leaves[index] for index in indices])
-        for index, result in zip(indices, left, strict=True):
+        for index, result in known.results(results, flat.leaves).items():
             clipped[index] = result
-        return norms
+        return known.norms(flat.leaves)
 
 
 def measured_at_once(
@@ -105,7 +107,7 @@ def measured_at_once(
     """Measure many groups of leaves with one call, where that can be done."""
     if len(groups) < 2 or not in_host_memory(backend) or not backend.plain(flat.leaves):
         return None
-    return at_once.measured(backend, list(map(backend.prepare, flat.leaves)), groups, order)
+    return at_once.measured(backend, flat.leaves, groups, order)
 
 
 def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -> tuple[Backend, Holders]:

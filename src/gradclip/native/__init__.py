@@ -76,13 +76,6 @@ def describe_buffers(arrays: Sequence[Any]) -> Described:
     return Described(*kernels.describe_buffers(list(arrays)))
 
 
-def describe_tensors(tensors: Sequence[Any], exchange_api: Any) -> Described:
-    """Describe tensors by the DLPack exchange table of their type."""
-    if kernels is None:
-        return Described(None, range(len(tensors)))
-    return Described(*kernels.describe_tensors(list(tensors), exchange_api))
-
-
 @cache
 def default_threads() -> int:
     """Return OMP_NUM_THREADS where it is set, else the number of processors that this process may use."""

@@ -75,6 +75,12 @@ int64_t Arrays::count() const {
   return elements;
 }
 
+std::vector<int64_t> Arrays::counts() const {
+  std::vector<int64_t> counts;
+  for (const Span& span : spans_) counts.push_back(span.count);
+  return counts;
+}
+
 bool Arrays::only_halves() const {
   return std::all_of(spans_.begin(), spans_.end(), [](const Span& span) { return item_size(span.dtype) == 2; });
 }

@@ -24,6 +24,7 @@ class Arrays {
   const std::vector<Span>& spans() const { return spans_; }
   std::size_t size() const { return spans_.size(); }
   int64_t count() const;
+  std::vector<int64_t> counts() const;
   std::vector<std::string> dtypes() const;
 
   // Whether two of the arrays, or of the other stretches of memory (begin, end), have bytes in common.

@@ -17,21 +17,49 @@ struct Axis {
   int64_t stride;
 };
 
-// What one array is, strides counted in `unit` bytes. One layout serves all arrays of a call, so that nothing is
-// allocated for each of thousands of small tensors.
+// What one array is: its axes from the last to the first, strides counted in `unit` bytes. One layout serves all arrays
+// of a call, so that nothing is allocated for each of thousands of small tensors.
 struct Layout {
   std::byte* data;
   Dtype dtype;
   std::vector<Axis> axes;
   int64_t unit;
+  bool in_order;
+  bool writable;
 
-  void start(std::byte* at, Dtype of, int64_t bytes) {
+  void start(std::byte* at, Dtype of, int64_t bytes, bool may_write) {
     data = at;
     dtype = of;
     unit = bytes;
     axes.clear();
+    writable = may_write;
   }
 };
+
+bool lies_in_order(const Layout& layout, int64_t item) {
+  int64_t expected = item;
+  for (const Axis& axis : layout.axes) {
+    // The stride of an axis of length 1 is never used, so it may be any number.
+    if (axis.length == 1) continue;
+    if (axis.stride * layout.unit != expected) return false;
+    expected *= axis.length;
+  }
+  return true;
+}
+
+// Whether an array that lies in another order fills a run of memory, each place once. Moves `data` to its beginning.
+bool fills_a_run(Layout& layout, int64_t item) {
+  std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
+  const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
+  std::sort(layout.axes.begin(), layout.axes.end(), by_stride);
+  int64_t expected = item;
+  for (const Axis& axis : layout.axes) {
+    if (std::abs(axis.stride) * layout.unit != expected) return false;
+    if (axis.stride < 0) layout.data += (axis.length - 1) * axis.stride * layout.unit;
+    expected *= axis.length;
+  }
+  return true;
+}
 
 // No memory begins below. A tensor without memory has its offset for an address, which may be a small number.
 constexpr std::uintptr_t kLowestAddress = 65536;
@@ -41,18 +69,10 @@ std::optional<Span> dense_span(Layout& layout) {
   const int64_t item = kItemSizes[static_cast<std::size_t>(layout.dtype)];
   int64_t count = 1;
   for (const Axis& axis : layout.axes) count *= axis.length;
+  layout.in_order = count == 0 || lies_in_order(layout, item);
   if (count == 0) return Span{nullptr, 0, layout.dtype};
   if (reinterpret_cast<std::uintptr_t>(layout.data) < kLowestAddress) return std::nullopt;
-  // The stride of an axis of length 1 is never used, so it may be any number.
-  std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
-  const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
-  std::sort(layout.axes.begin(), layout.axes.end(), by_stride);
-  int64_t expected = item;
-  for (const Axis& axis : layout.axes) {
-    if (std::abs(axis.stride) * layout.unit != expected) return std::nullopt;
-    if (axis.stride < 0) layout.data += (axis.length - 1) * axis.stride * layout.unit;
-    expected *= axis.length;
-  }
+  if (!layout.in_order && !fills_a_run(layout, item)) return std::nullopt;
   // Numbers are read as C++ objects, which must be aligned; a complex one as its two parts.
   const int64_t alignment = is_complex(layout.dtype) ? item / 2 : item;
   if (reinterpret_cast<std::uintptr_t>(layout.data) % static_cast<std::uintptr_t>(alignment)) return std::nullopt;
@@ -82,8 +102,8 @@ std::optional<Span> span_of_buffer(PyObject* array, Layout& layout) {
   }
   std::optional<Span> span;
   if (const auto dtype = dtype_of_format(view.format ? view.format : "B")) {
-    layout.start(static_cast<std::byte*>(view.buf), *dtype, 1);
-    for (int i = 0; i < view.ndim; ++i) layout.axes.push_back({view.shape[i], view.strides[i]});
+    layout.start(static_cast<std::byte*>(view.buf), *dtype, 1, !view.readonly);
+    for (int i = view.ndim - 1; i >= 0; --i) layout.axes.push_back({view.shape[i], view.strides[i]});
     span = dense_span(layout);
   }
   PyBuffer_Release(&view);
@@ -110,7 +130,7 @@ std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::Fro
   const auto dtype = dtype_of(view.dtype);
   if (view.device.type != dlpack::kCpu || !dtype) return std::nullopt;
   const int64_t item = kItemSizes[static_cast<std::size_t>(*dtype)];
-  layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item);
+  layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item, true);
   int64_t contiguous = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {
     // DLPack leaves the strides out where an array is contiguous.
@@ -128,6 +148,8 @@ Described describe(const nb::list& arrays, const SpanOf& span_of) {
   for (nb::handle array : arrays) {
     if (const auto span = span_of(array.ptr(), layout)) {
       described.arrays.add(span->data, span->count, span->dtype);
+      described.in_order &= layout.in_order;
+      described.writable &= layout.writable;
     } else {
       described.left_out.push_back(index);
     }

@@ -13,6 +13,8 @@
 struct Described {
   Arrays arrays;
   std::vector<int64_t> left_out;
+  bool in_order = true;  // whether all arrays lie in the order of their indices, the last one first
+  bool writable = true;
 };
 
 // Unsigned 16-bit integers stand for bfloat16, which the buffer protocol does not know.

@@ -21,12 +21,16 @@ using Pair = std::pair<double, double>;
 
 // Arrays and the Python objects whose memory they are in: held, since the memory would be freed with them.
 struct HeldArrays : Arrays {
-  HeldArrays(Arrays arrays, nb::list sources) : Arrays(std::move(arrays)), sources(std::move(sources)) {}
+  HeldArrays(Arrays arrays, nb::list sources, bool in_order, bool writable)
+      : Arrays(std::move(arrays)), sources(std::move(sources)), in_order(in_order), writable(writable) {}
   nb::list sources;
+  bool in_order;
+  bool writable;
 };
 
 static std::pair<HeldArrays, std::vector<int64_t>> held(Described described, nb::list sources) {
-  return {HeldArrays(std::move(described.arrays), std::move(sources)), std::move(described.left_out)};
+  HeldArrays arrays(std::move(described.arrays), std::move(sources), described.in_order, described.writable);
+  return {std::move(arrays), std::move(described.left_out)};
 }
 
 static nb::capsule capsule_of(xla_ffi::Function* function) {
@@ -39,9 +43,10 @@ NB_MODULE(_kernels, m) {
 
   nb::class_<Arrays>(m, "Arrays")
       .def_prop_ro("count", &Arrays::count)
+      .def_prop_ro("counts", &Arrays::counts)
       .def_prop_ro("dtypes", &Arrays::dtypes)
       .def("__len__", &Arrays::size)
-      .def("overlap", &Arrays::overlap, "others"_a)
+      .def("overlap", &Arrays::overlap, "others"_a = std::vector<Arrays::Stretch>())
       .def(
           "sum",
           [](const Arrays& self, double p, double divisor, bool in_float, int threads) {
@@ -98,7 +103,9 @@ NB_MODULE(_kernels, m) {
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 
-  nb::class_<HeldArrays, Arrays>(m, "HeldArrays");
+  nb::class_<HeldArrays, Arrays>(m, "HeldArrays")
+      .def_ro("in_order", &HeldArrays::in_order)
+      .def_ro("writable", &HeldArrays::writable);
 
   m.def("describe_buffers", [](nb::list arrays) { return held(describe_buffers(arrays), arrays); }, "arrays"_a);
   m.def(

@@ -17,6 +17,7 @@ from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.scopes import EXAMPLE
+from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Batch
@@ -119,6 +120,10 @@ def per_example_clip(
         grid=grid,
         to_unit=to_unit,
     )
+    found = fast_path.clip_examples(grads, settings) if mask is None else None
+    if found is not None:
+        total, clipped, norms = found
+        return total, PerExampleInfo(clipped, norms)
     return clip_examples(grads, settings, check_mask(mask))
 
 

@@ -49,7 +49,8 @@ class PerExampleSettings:
         check_name("rule", self.rule, RULES)
         object.__setattr__(self, "gamma", _checked_gamma(self.gamma))
         object.__setattr__(self, "sum_dtype", _checked_dtype(self.sum_dtype))
-        object.__setattr__(self, "grid", check_grid(self.grid))
+        if self.grid is not None:
+            object.__setattr__(self, "grid", check_grid(self.grid))
         thresholds = self._thresholds()
         if self.to_unit and (self.per_layer or self.grid is not None):
             raise ValueError(

@@ -3,17 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import Rule, Target, exceeds, rule_for_sums
+from gradclip.core.coefficient import exceeds, known_rule_for_sums, rule_for_sums
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.nonfinite import SKIP
 from gradclip.core.norms import Norm, relative_error, settled
@@ -30,12 +27,6 @@ class Summed:
     sums: Sequence[Any]
     norm: Norm
     clipped: Any
-
-
-# Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
-@lru_cache(maxsize=64)
-def _known_rule(target: Target, max_norm: float, error: float) -> Rule:
-    return Rule(*map(float, rule_for_sums(np, target, max_norm, error)))
 
 
 @dataclass(frozen=True)
@@ -87,7 +78,7 @@ class Batch:
             return None
         error = relative_error(clipping.order, backend.examples_error(count), FLOAT64, exact=False)
         if isinstance(clipping.max_norm, float):
-            rule = _known_rule(clipping.target, float(clipping.max_norm), error)
+            rule = known_rule_for_sums(clipping.target, float(clipping.max_norm), error)
         else:
             rule = rule_for_sums(backend.xp, clipping.target, clipping.max_norm, error)
         found = backend.add_examples(arrays, rule, mask, spoil=spoil)

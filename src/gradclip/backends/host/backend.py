@@ -20,6 +20,7 @@ from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import SUPPORTED, bare_name, sum_dtype
 from gradclip.backends.host import chunkwise, examples
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
+from gradclip.backends.host.in_host_memory import InHostMemory
 from gradclip.backends.host.in_place import clamp_, scale_, scale_known
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.memory import Region, region_of_array
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 _is_writeable = attrgetter("flags.writeable")
 
 
-class Host(Portable):
+class Host(InHostMemory, Portable):
     """Clipping over NumPy arrays."""
 
     concrete = True
@@ -48,9 +49,6 @@ class Host(Portable):
     def precision(self) -> AbstractContextManager[Any]:
         # Overflow to infinity is an answer here, and no mistake to warn of.
         return np.errstate(all="ignore")
-
-    def threads(self) -> int:
-        return native.default_threads()
 
     def prepare(self, leaf: object) -> np.ndarray:
         if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
@@ -90,9 +88,6 @@ class Host(Portable):
             return all(map(_is_writeable, leaves))
         return all(map(self.writable, leaves))
 
-    def wrote(self, leaves: Sequence[Any]) -> None:
-        """Take note that gradients have been written behind their framework's back."""
-
     def empty_like(self, x: HostArray) -> HostArray:
         """Return an array for a result, in the same memory order."""
         return HostArray(np.empty_like(x.data), x.dtype)
@@ -110,9 +105,6 @@ class Host(Portable):
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
         return np.asarray(value).astype(dtype)[()]
-
-    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        return list(self.leave_scalar(values, dtype, leaves))
 
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Any:
         return np.float64(value)
@@ -216,6 +208,12 @@ class Host(Portable):
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
         """Return copies in memory from `empty_like`, which a framework may align as it needs."""
         results = [self.empty_like(x) for x in arrays]
+        known, others = split(arrays)
+        places = None if others else split(viewed_arrays(results))[0]
+        if known and places and all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True)):
+            # By several threads, because most of the time goes to new pages of memory.
+            known.scale_groups(places, [0] * len(results), [True], [[1.0]] * 4, self.threads())
+            return results
         for x, y in zip(arrays, results, strict=True):
             y.data[...] = x.data
         return results

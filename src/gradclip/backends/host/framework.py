@@ -1,5 +1,6 @@
 """NumPy, as the registry knows it."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -7,13 +8,19 @@ import numpy as np
 from gradclip.backends.formats import BFLOAT16, bare_name
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.backend import backend
+from gradclip.backends.host.backend import HOST, Host, backend
 
 
 class NumPy(Framework):
     """Arrays in host memory."""
 
     backend = staticmethod(backend)
+
+    def on_fast_path(self, leaves: Sequence[Any]) -> Host | None:
+        return HOST
+
+    def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+        return parameters  # a tree of arrays: these are the gradients themselves
 
     def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))

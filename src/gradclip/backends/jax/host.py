@@ -13,19 +13,18 @@ import numpy as np
 from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
-from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite
+from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
 from gradclip.backends.jax.axes import NamedAxes
 from gradclip.backends.jax.ffi import usable
 from gradclip.backends.jax.kernels import JaxKernels
-from gradclip.backends.jax.places import copied, of_numpy, placed_first, put, typed_like
+from gradclip.backends.jax.places import of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.backends.protocols import HostBackend
-from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    pass
 
 _ALIGNMENT = 64  # bytes
 
@@ -35,6 +34,9 @@ class JaxHost(Host):
 
     def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
+
+    def known(self, leaves: Sequence[Any]) -> None:
+        return None  # results are made by JAX
 
     def prepare(self, leaf: object) -> Any:
         return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)
@@ -59,24 +61,15 @@ class JaxHost(Host):
         aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
         return HostArray(aligned.reshape(x.shape), x.dtype)
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
-        if not (scope.whole and coefficient.keep) or isinstance(arrays, OnlyFinite):
-            return super().shrink(arrays, coefficient, scope)
-        # A copy of a JAX array is made by JAX, in `leave`, in one call for all of them.
-        return [x.copy() if x.origin is None else x for x in arrays]
-
     def leave(self, array: Any, leaf: object) -> Any:
         return self.leave_all([array], [leaf])[0]
 
     def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        kept = iter(copied([x.origin for x in arrays if x.origin is not None]))
-        new = [(x, leaf) for x, leaf in zip(arrays, leaves, strict=True) if x.origin is None and not of_numpy(leaf)]
+        new = [(x, leaf) for x, leaf in zip(arrays, leaves, strict=True) if not of_numpy(leaf)]
         made = iter(put([_as_jax_knows(x) for x, _ in new], [leaf for _, leaf in new]))
 
         def result(x: HostArray, leaf: object) -> Any:
-            if x.origin is None and of_numpy(leaf):
-                return super(JaxHost, self).leave(x, leaf)
-            return typed_like(next(made if x.origin is None else kept), leaf)
+            return super(JaxHost, self).leave(x, leaf) if of_numpy(leaf) else typed_like(next(made), leaf)
 
         return list(map(result, arrays, leaves))
 

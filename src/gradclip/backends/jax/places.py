@@ -9,11 +9,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.extend.core.primitives import convert_element_type_p
-
-_LARGE = 1 << 20  # bytes; from there on, and of one array alone, XLA's copy is the faster one
 
 
 def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
@@ -29,14 +26,6 @@ def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
         for index, array in zip(indices, made, strict=True):
             results[index] = array
     return results
-
-
-def copied(arrays: Sequence[jax.Array]) -> list[jax.Array]:
-    """Return copies of the arrays, in memory of their own."""
-    # No aliases, although JAX arrays never change: to donate a result would delete the input that shares its memory.
-    large = [len(arrays) == 1 or x.nbytes >= _LARGE for x in arrays]
-    made = iter(jax.device_put([x for x, alone in zip(arrays, large, strict=True) if not alone], may_alias=False))
-    return [_copied(x) if alone else next(made) for x, alone in zip(arrays, large, strict=True)]
 
 
 def like(array: jax.Array, leaf: object) -> Any:
@@ -68,14 +57,6 @@ def placed_first(leaves: Sequence[Any]) -> Any:
     """Return the leaf whose device a number for all leaves gets: the first that is committed, or the first array."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     return next((x for x in arrays if x.committed), arrays[0] if arrays else None)
-
-
-def _copied(x: jax.Array) -> jax.Array:
-    if x.committed:
-        return jnp.copy(x)
-    (device,) = x.devices()
-    with jax.default_device(device):  # else the copy would lie on the default device
-        return jnp.copy(x)
 
 
 def _place(like: object) -> Hashable:

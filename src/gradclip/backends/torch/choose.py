@@ -55,4 +55,12 @@ def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
     return Torch(tensors[0].device, visible=seen)
 
 
+def on_fast_path(leaves: Sequence[Any]) -> TorchHost | None:
+    """Return the backend for plain tensors in host memory, not parameters, if nothing records what is done to them."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return None
+    plain = torch.nn.Parameter not in set(map(type, leaves)) and in_host_memory(leaves)
+    return HOST if plain and visible(leaves) else None
+
+
 HOST = TorchHost()

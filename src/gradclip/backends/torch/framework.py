@@ -8,15 +8,22 @@ import torch
 
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
-from gradclip.backends.torch.choose import backend
-from gradclip.backends.torch.tensors import on_host
+from gradclip.backends.torch.choose import backend, on_fast_path
+from gradclip.backends.torch.tensors import PLAIN, on_host
 
 
 class Torch(Framework):
     """Tensors on any device."""
 
     backend = staticmethod(backend)
+    on_fast_path = staticmethod(on_fast_path)
     on_host = staticmethod(on_host)
+
+    def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+        if not set(map(type, parameters)) <= PLAIN:
+            return None
+        gradients = [parameter.grad for parameter in parameters]
+        return [grad for grad in gradients if grad is not None]
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.torch.batching import TorchBatching

@@ -1,8 +1,10 @@
 """PyTorch tensors in host memory."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -28,6 +30,10 @@ from gradclip.backends.torch.tensors import (
     writable,
 )
 
+if TYPE_CHECKING:
+    from gradclip.native._kernels import Arrays as KernelArrays
+
+_SCALARS = {"float32": torch.float32, "float64": torch.float64}
 _FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -53,6 +59,19 @@ class TorchHost(Host):
         forward = torch.autograd.forward_ad._current_level >= 0
         asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
         return super().plain(leaves) and not (forward or asked)
+
+    def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
+        known = described(leaves)
+        return None if known.left_out else known.kernels
+
+    def new_like(self, leaves: Sequence[torch.Tensor], *, copied: bool) -> list[Any]:
+        return [leaf.clone() for leaf in leaves] if copied else list(map(torch.empty_like, leaves))
+
+    def number(self, value: float, dtype: str) -> torch.Tensor:
+        return torch.scalar_tensor(value, dtype=_SCALARS[dtype], device="cpu")
+
+    def array(self, values: np.ndarray | np.generic, dtype: str) -> torch.Tensor:
+        return torch.from_numpy(np.asarray(values.astype(dtype)))
 
     def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
         # Such a tensor shares memory with its original: the numbers there are not its own.
@@ -124,8 +143,8 @@ class TorchHost(Host):
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        # Each in memory of its own: the entries of a vector would all keep the whole of it alive.
-        return [scalar.clone() for scalar in super().leave_scalars(values, dtype, leaves)]
+        # Entries of one vector: to make a tensor of each takes three times as long.
+        return list(torch.from_numpy(np.asarray(values).astype(dtype)).unbind())
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)

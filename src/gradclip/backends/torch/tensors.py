@@ -20,10 +20,12 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 def described(tensors: Sequence[Any]) -> native.Described:
     """Describe CPU tensors to the kernels as they lie in memory: of a conjugate that is its original."""
+    if native.kernels is None:
+        return native.Described(None, range(len(tensors)))
     # Only newer versions of PyTorch have this table, by which C++ reads tensors without a Python call for each.
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange_api is not None:
-        return native.describe_tensors(tensors, exchange_api)
+        return native.Described(*native.kernels.describe_tensors(list(tensors), exchange_api))
     dense = [t.layout is torch.strided and not t.is_conj() and not t.is_neg() for t in tensors]
     # It stands for tensors that NumPy cannot view. The kernels do not know its dtype, and leave it out.
     empty = np.empty(0, np.int8)

@@ -1,0 +1,47 @@
+"""What only arrays in host memory offer: how the kernels know them, new ones like them, plain numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip import native
+
+if TYPE_CHECKING:
+    from gradclip.native._kernels import Arrays as KernelArrays
+
+_ARRAYS = {np.ndarray}
+_DTYPES = {np.dtype(name) for name in ("float16", "float32", "float64")}
+_SCALARS = {"float32": np.float32, "float64": np.float64}
+
+
+class InHostMemory:
+    """The answers for NumPy's arrays."""
+
+    def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
+        # Integers of 16 bits would be taken for bfloat16.
+        ordinary = set(map(type, leaves)) == _ARRAYS and {leaf.dtype for leaf in leaves} <= _DTYPES
+        if native.kernels is None or not ordinary:
+            return None
+        kernels, left_out = native.kernels.describe_buffers(list(leaves))
+        return None if left_out else kernels
+
+    def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
+        return [leaf.copy() for leaf in leaves] if copied else list(map(np.empty_like, leaves))
+
+    def number(self, value: float, dtype: str) -> Any:
+        return _SCALARS[dtype](value)
+
+    def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
+        return values.astype(dtype)
+
+    def threads(self) -> int:
+        return native.default_threads()
+
+    def wrote(self, leaves: Sequence[Any]) -> None:
+        """Take note that gradients have been written behind their framework's back."""
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        return list(self.array(np.asarray(values), dtype))

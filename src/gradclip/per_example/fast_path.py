@@ -1,0 +1,69 @@
+"""The fast path of sums over examples: ordinary batches in few steps, to the bits of the general path.
+
+A batch is ordinary where the kernels read it, each example is clipped as a whole to a number, without a mask or a grid,
+and the first reading settles every norm. For all others None is returned, and the general path is taken.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import optree
+
+from gradclip import native
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.sums import ENOUGH, examples_sum_error
+from gradclip.core.coefficient import Target, known_rule_for_sums
+from gradclip.core.fast_path import Ordinary, alike, dtype_of_norm, is_number, read
+from gradclip.core.norms import EUCLIDEAN, relative_error
+from gradclip.per_example.settings import PerExampleSettings
+
+
+def clip_examples(grads: object, settings: PerExampleSettings) -> tuple[Any, Any, Any] | None:
+    """Return the sums as a tree, the number of examples clipped, and the norms."""
+    if settings.per_layer or settings.grid is not None or not is_number(settings.max_norm):
+        return None
+    leaves, structure = optree.tree_flatten(grads)
+    given = read(leaves)
+    if given is None or not given.known.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
+        return None
+    widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
+    dtypes = tuple(given.known.dtypes)
+    arrays = alike(dtypes)
+    if not leaves[0].shape or not len(leaves[0]) or not sum(widths) or arrays.any_complex:
+        return None
+    totals, norms = _added(given, settings.target, float(settings.max_norm), widths)
+    if not np.isfinite(norms).all() or (FLOAT64 in arrays.formats and not (norms > math.sqrt(ENOUGH)).all()):
+        return None
+    clipped = np.int64(np.count_nonzero(norms > settings.max_norm))
+    sums = _sums(given, settings, totals, widths)
+    array = given.backend.array
+    return optree.tree_unflatten(structure, sums), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
+
+
+def _added(given: Ordinary, target: Target, max_norm: float, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums over examples, one after the other, and the norms, in float64."""
+    squares, totals = np.zeros(len(given.leaves[0])), np.zeros(sum(widths))
+    into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
+    rule = known_rule_for_sums(target, max_norm, error_of_norms(sum(widths)))
+    native.kernels.add_examples(given.known, len(squares), rule, into[0], into[1], given.backend.threads())
+    return totals, np.sqrt(squares)
+
+
+def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, widths: Sequence[int]) -> list[Any]:
+    """Return the sum over examples of each leaf as an array of the framework."""
+    sums, start = [], 0
+    for leaf, width in zip(given.leaves, widths, strict=True):
+        own = "float64" if leaf.dtype.itemsize == 8 else "float32"
+        total = totals[start : start + width].reshape(leaf.shape[1:])
+        sums.append(given.backend.array(total, settings.dtype_of_sums or own))
+        start += width
+    return sums
+
+
+@lru_cache(maxsize=64)
+def error_of_norms(count: int) -> float:
+    """Return a bound on the relative error of the norm of an example of `count` elements, added up as it is weighed."""
+    return relative_error(EUCLIDEAN, examples_sum_error(count), FLOAT64, exact=False)

@@ -1,0 +1,245 @@
+"""The fast path: to the bit what the general path makes of ordinary calls, and nothing for all others."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip.core import fast_path
+from gradclip.core.norms import Order
+
+DOORS = ("grad_norm", "global_norm", "clip_grad_norm_", "clip_by_global_norm")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+TORCH, NUMPY = "torch", "numpy"
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """Return what calls a function without the fast path."""
+
+    def call(function, *args, **kwargs):
+        with monkeypatch.context() as patch:
+            for name in DOORS:
+                patch.setattr(fast_path, name, lambda *_: None)
+            return function(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Return the names of the functions of the fast path that found an answer, in order."""
+    found = []
+
+    def noting(name, function):
+        def noted(*args):
+            result = function(*args)
+            if result is not None:
+                found.append(name)
+            return result
+
+        return noted
+
+    for name in DOORS:
+        monkeypatch.setattr(fast_path, name, noting(name, getattr(fast_path, name)))
+    return found
+
+
+def leaves(kind, dtypes, scale, seed=0):
+    """Return arrays of several shapes, one for each dtype, with magnitudes about a scale."""
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [(3,), (2, 5), (), (70_000,), (4, 1, 3)]
+    made = [
+        (torch.randn(shapes[i % len(shapes)], generator=generator, dtype=torch.float64) * scale).to(
+            getattr(torch, dtype)
+        )
+        for i, dtype in enumerate(dtypes)
+    ]
+    return made if kind == TORCH else [x.numpy() for x in made]
+
+
+def same(x, y):
+    if isinstance(x, torch.Tensor):
+        return x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y) and x.stride() == y.stride()
+    return type(x) is type(y) and x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x, y)
+
+
+def cases():
+    for kind in (TORCH, NUMPY):
+        known = [dtype for dtype in DTYPES if kind == TORCH or dtype != "bfloat16"]
+        for dtypes in [*([dtype] * 5 for dtype in known), known, known[:2], [known[-1], known[0]]]:
+            for scale in (1.0, 1e-3, 50.0):
+                yield pytest.param(kind, dtypes, scale, id=f"{kind}-{'-'.join(dict.fromkeys(dtypes))}-{scale}")
+
+
+@pytest.mark.parametrize("ord", [1, 2, 2.0, math.inf])
+@pytest.mark.parametrize(("kind", "dtypes", "scale"), list(cases()))
+def test_the_bits_are_those_of_the_general_path(general, taken, kind, dtypes, scale, ord):
+    tree = {"a": leaves(kind, dtypes, scale)}
+    norm = gradclip.global_norm(tree, ord)
+    assert same(norm, general(gradclip.global_norm, tree, ord))
+    for max_norm in (float(norm) * 2, float(norm) / 3, float(norm) * 1e-5, math.inf, 1):
+        new, before = gradclip.clip_by_global_norm(tree, max_norm, ord=ord)
+        expected, same_norm = general(gradclip.clip_by_global_norm, tree, max_norm, ord=ord)
+        assert same(before, same_norm)
+        assert all(map(same, new["a"], expected["a"]))
+        assert not any(x is y for x, y in zip(new["a"], tree["a"], strict=True))
+        pairs = [in_place(kind, tree["a"]) for _ in range(2)]
+        assert same(
+            gradclip.clip_grad_norm_(pairs[0][0], max_norm, ord),
+            general(gradclip.clip_grad_norm_, pairs[1][0], max_norm, ord),
+        )
+        assert all(map(same, pairs[0][1](), pairs[1][1]()))
+        assert all(map(same, pairs[0][1](), expected["a"]))
+    assert same(gradclip.grad_norm(in_place(kind, tree["a"])[0], ord), norm)
+    assert taken == ["global_norm", *["clip_by_global_norm", "clip_grad_norm_"] * 5, "grad_norm"]
+
+
+def in_place(kind, arrays):
+    """Return what `clip_grad_norm_` takes, and what returns the gradients."""
+    copies = [x.clone() if kind == TORCH else x.copy() for x in arrays]
+    if kind == NUMPY:
+        return {"a": copies}, lambda: copies
+    parameters = [torch.nn.Parameter(torch.zeros_like(x)) for x in copies]
+    for parameter, grad in zip(parameters, copies, strict=True):
+        parameter.grad = grad
+    return parameters, lambda: [parameter.grad for parameter in parameters]
+
+
+def parameter(grad):
+    made = torch.nn.Parameter(torch.zeros(grad.shape, dtype=grad.dtype))
+    made.grad = grad
+    return made
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def read_only():
+    array = np.ones(3)
+    array.flags.writeable = False
+    return array
+
+
+SHARED = torch.ones(4)
+TWICE = np.ones(4)
+UNUSUAL = {
+    "NaN": ([parameter(torch.tensor([math.nan, 1.0]))], 1.0, 2),
+    "an infinity": ([parameter(torch.tensor([math.inf, 1.0]))], 1.0, math.inf),
+    "another order": ([parameter(torch.ones(2))], 1.0, 3),
+    "the smallest magnitude": ([parameter(torch.ones(2))], 1.0, -math.inf),
+    "as large as the threshold": ([parameter(torch.ones(4))], 2.0, 2),
+    "a tiny threshold": ([parameter(torch.ones(2))], 1e-40, 2),
+    "no threshold at all": ([parameter(torch.ones(2))], 0.0, 2),
+    "a threshold in a tensor": ([parameter(torch.ones(2))], torch.tensor(1.0), 2),
+    "a threshold of NumPy": ([parameter(torch.ones(2))], np.float32(1.0), 2),
+    "sums that underflow": ([np.full(3, 1e-200)], 1e-201, 2),
+    "sums that overflow": ([np.full(3, 1e200)], 1.0, 2),
+    "complex": ([np.ones(3, complex)], 1.0, 2),
+    "integers": ([np.ones(3, int)], 1.0, 2),
+    "16-bit integers": ([np.ones(3, np.uint16)], 1.0, 2),
+    "another byte order": ([np.ones(3, ">f4")], 1.0, 2),
+    "masked": ([np.ma.masked_array(np.ones(3), [True, False, False])], 1.0, 2),
+    "read-only": ([read_only()], 1.0, 2),
+    "the same array twice": ([TWICE, TWICE], 1.0, 2),
+    "shared memory": ([parameter(SHARED[:3]), parameter(SHARED[1:])], 1.0, 2),
+    "expanded": ([parameter(torch.ones(1).expand(3))], 1.0, 2),
+    "sparse": ([parameter(torch.eye(2).to_sparse())], 1.0, 2),
+    "a subclass": ([parameter(torch.ones(3).as_subclass(Subclass))], 1.0, 2),
+    "holders of other kinds": ([SimpleNamespace(grad=np.ones(3))], 1.0, 2),
+    "two frameworks": ([parameter(torch.ones(3)), np.ones(3)], 1.0, 2),
+    "parameters in a dict": ({"w": parameter(torch.ones(3))}, 1.0, 2),
+    "groups": ([{"params": [parameter(torch.ones(3))]}], 1.0, 2),
+    "no gradient": ([torch.nn.Parameter(torch.ones(3))], 1.0, 2),
+    "nothing": ([], 1.0, 2),
+    "on another device": ([SimpleNamespace(grad=torch.ones(3, device="meta"))], 1.0, 2),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_what_is_not_ordinary_is_left_to_the_general_path(case):
+    parameters, max_norm, ord = UNUSUAL[case]
+    assert fast_path.clip_grad_norm_(parameters, max_norm, Order.parse(ord)) is None
+
+
+@pytest.mark.parametrize("case", ["the same array twice", "shared memory", "NaN", "another order", "expanded"])
+def test_norms_of_what_is_not_ordinary_are_left_to_the_general_path(case):
+    parameters, _, ord = UNUSUAL[case]
+    assert fast_path.grad_norm(parameters, Order.parse(ord)) is None
+
+
+def test_gradients_that_share_memory_count_once():
+    square = torch.ones(2, 2)
+    assert float(gradclip.grad_norm([parameter(square), parameter(square.T)])) == 2.0
+
+
+def test_parameters_in_place_of_gradients_are_warned_of():
+    with torch.no_grad(), pytest.warns(UserWarning, match="grad"):
+        gradclip.global_norm([parameter(torch.ones(3))])
+    assert fast_path.global_norm([torch.nn.Parameter(torch.ones(4), requires_grad=False)], Order(2.0)) is None
+
+
+@pytest.mark.parametrize("max_norm", [-1.0, -1, math.nan, 2**60, True, "1", None])
+def test_thresholds_that_are_no_ordinary_numbers_are_left_to_the_general_path(max_norm):
+    given = [parameter(torch.ones(3))]
+    assert fast_path.clip_grad_norm_(given, max_norm, Order(2.0)) is None
+    assert given[0].grad.tolist() == [1.0] * 3
+
+
+def test_new_trees_of_what_is_not_ordinary_are_left_to_the_general_path():
+    wanted = torch.ones(3, requires_grad=True)
+    for tree in (torch.ones(2, 3).T, wanted, torch.nn.Parameter(torch.ones(3)), 1.0, np.float32(1.0), {}, "text"):
+        assert fast_path.clip_by_global_norm(tree, 1.0, Order(2.0)) is None
+    with torch.no_grad():
+        assert fast_path.clip_by_global_norm(wanted, 1.0, Order(2.0)) is not None
+    with torch.autograd.forward_ad.dual_level():
+        assert fast_path.clip_by_global_norm(torch.ones(3), 1.0, Order(2.0)) is None
+
+
+def test_what_is_transformed_or_recorded_is_left_to_the_general_path():
+    def check(x):
+        assert fast_path.clip_by_global_norm(x, 1.0, Order(2.0)) is None
+        return x
+
+    torch.func.vmap(check)(torch.ones(2, 3))
+    torch.func.grad(lambda x: check(x).sum())(torch.ones(3))
+    with pytest.warns(DeprecationWarning, match="deprecated"):
+        torch.jit.trace(check, torch.ones(3), check_trace=False)
+    with torch._subclasses.FakeTensorMode():
+        check(torch.ones(3))
+    torch.fx.experimental.proxy_tensor.make_fx(check)(torch.ones(3))
+
+
+def test_a_generator_is_read_once():
+    model = torch.nn.Linear(2, 2)
+    model(torch.ones(1, 2)).sum().backward()
+    norm = gradclip.grad_norm(list(model.parameters()))
+    assert float(gradclip.clip_grad_norm_(model.parameters(), 0.5)) == float(norm)
+    assert float(gradclip.grad_norm(model.parameters())) <= 0.5
+    used_up = model.parameters()
+    list(used_up)
+    with pytest.raises(ValueError, match="used up"):
+        gradclip.clip_grad_norm_(used_up, 1.0)
+
+
+def test_a_clipped_gradient_gets_a_new_version():
+    given = parameter(torch.ones(3))
+    before = given.grad._version
+    gradclip.clip_grad_norm_([given], 10.0)
+    assert given.grad._version == before
+    gradclip.clip_grad_norm_([given], 1.0)
+    assert given.grad._version > before
+
+
+def test_norms_stay_on_the_cpu_whatever_the_default_device():
+    torch.set_default_device("meta")
+    try:
+        with torch.device("cpu"):
+            x = torch.ones(4)
+        assert gradclip.global_norm([x]).item() == 2.0
+    finally:
+        torch.set_default_device(None)

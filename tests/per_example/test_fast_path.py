@@ -1,0 +1,108 @@
+"""The fast path of private sums: to the bit what the general path makes of ordinary batches, nothing for others."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip.per_example import fast_path
+from gradclip.per_example.settings import PerExampleSettings
+
+
+@pytest.fixture
+def general(monkeypatch):
+    """Return what calls `per_example_clip` without the fast path."""
+
+    def call(*args, **kwargs):
+        with monkeypatch.context() as patch:
+            patch.setattr(fast_path, "clip_examples", lambda *_: None)
+            return gradclip.per_example_clip(*args, **kwargs)
+
+    return call
+
+
+@pytest.fixture
+def taken(monkeypatch):
+    """Return whether the fast path found an answer, call by call."""
+    found, function = [], fast_path.clip_examples
+
+    def noted(*args):
+        result = function(*args)
+        found.append(result is not None)
+        return result
+
+    monkeypatch.setattr(fast_path, "clip_examples", noted)
+    return found
+
+
+def batch(kind, dtypes, examples=5):
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3,), (), (2, 4), (1, 700)]
+    made = {
+        str(i): torch.randn((examples, *shapes[i % 4]), generator=generator).to(getattr(torch, dtype))
+        for i, dtype in enumerate(dtypes)
+    }
+    return made if kind == "torch" else {key: x.numpy() for key, x in made.items()}
+
+
+def same(x, y):
+    if isinstance(x, torch.Tensor):
+        return x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y)
+    return type(x) is type(y) and x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x, y)
+
+
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("dtypes", [["float32"] * 4, ["float64"] * 2, ["float16", "float32", "float64"]])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"rule": "normalize"}, {"rule": "automatic", "gamma": 0.1}, {"to_unit": True}, {"sum_dtype": "float64"}],
+    ids=str,
+)
+def test_the_bits_are_those_of_the_general_path(general, taken, kind, dtypes, settings):
+    grads = batch(kind, dtypes)
+    for max_norm in (0.5, 2, 1e9, math.inf) if not settings else (0.5,):
+        summed, info = gradclip.per_example_clip(grads, max_norm, **settings)
+        expected, told = general(grads, max_norm, **settings)
+        assert list(summed) == list(expected)
+        assert all(same(summed[key], expected[key]) for key in summed)
+        assert same(info.norms, told.norms)
+        assert same(info.num_clipped, told.num_clipped)
+    assert set(taken) == {True}
+
+
+def with_nan(grads):
+    grads["0"][1, 0] = math.nan
+    return grads
+
+
+UNUSUAL = {
+    "NaN in one example": (with_nan(batch("torch", ["float32"])), {}),
+    "an example of zeros in float64": ({"w": np.zeros((2, 3))}, {}),
+    "sums that overflow": ({"w": np.full((2, 3), 1e200)}, {}),
+    "by layer": (batch("numpy", ["float32"]), {"per_layer": True}),
+    "on a grid": (batch("numpy", ["float32"]), {"grid": 1000}),
+    "a tree of thresholds": (batch("numpy", ["float32"]), {"max_norm": {"0": 1.0}}),
+    "a threshold in an array": (batch("numpy", ["float32"]), {"max_norm": np.float32(1.0)}),
+    "complex": ({"w": np.ones((2, 3), complex)}, {}),
+    "integers": ({"w": np.ones((2, 3), int)}, {}),
+    "no common batch": ({"w": np.ones((2, 3)), "b": np.ones((3, 3))}, {}),
+    "no batch": ({"w": np.array(1.0)}, {}),
+    "no examples": ({"w": np.ones((0, 3))}, {}),
+    "no elements": ({"w": np.ones((2, 0))}, {}),
+    "no arrays": ({}, {}),
+    "another order in memory": ({"w": np.ones((3, 2)).T}, {}),
+}
+
+
+@pytest.mark.parametrize("case", UNUSUAL)
+def test_what_is_not_ordinary_is_left_to_the_general_path(case):
+    grads, settings = UNUSUAL[case]
+    assert fast_path.clip_examples(grads, PerExampleSettings(**{"max_norm": 1.0, **settings})) is None
+
+
+def test_a_mask_is_left_to_the_general_path(taken):
+    _, info = gradclip.per_example_clip(batch("torch", ["float32"]), 0.1, mask=[True] * 4 + [False])
+    assert int(info.num_clipped) == 4
+    assert not any(taken)
