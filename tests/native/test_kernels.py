@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.backends.formats import FLOAT64, format_named, product_format
+from gradclip.backends.formats import FLOAT64, format_named
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.in_place import clamp_
@@ -90,6 +90,24 @@ def test_extremes_and_clamping_give_the_same_bits(dtype, variant):
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("dtype", REAL)
+@pytest.mark.parametrize("steps", [1, 5, None], ids=["one step", "five steps", "beyond the largest number"])
+def test_bounds_at_the_ends_of_a_range_are_those_that_the_dtype_holds(variant, dtype, steps):
+    kernels.use_variant(variant)
+    known_format = format_named(dtype)
+    bound = math.nextafter(math.inf, 0.0) if steps is None else steps * known_format.step
+    data = host_array([math.inf, -math.inf, math.nan, 1.0, 0.0, -steps * known_format.step if steps else -1.0], dtype)
+    expected = [bound if steps else known_format.largest, -bound if steps else -known_format.largest]
+    for kind in (with_kernels, without_kernels):
+        x = data.copy()
+        clamp_(kind([x]), bound, threads=1)
+        found = number(x).astype(np.float64)
+        assert found[:2].tolist() == expected
+        assert np.isnan(found[2])
+        assert found[3:].tolist() == [min(1.0, bound), 0.0, -bound if steps else -1.0]
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_as_without_kernels(variant, dtype, size):
@@ -128,14 +146,14 @@ def test_every_kind_of_number_is_scaled_as_without_kernels(variant, dtype):
 
 
 def product_factors(x, coefficient):
-    chosen = coefficient.wide if product_format(x, FLOAT64) is FLOAT64 else coefficient.narrow
+    chosen = coefficient.wide if format_named(x.dtype) is FLOAT64 else coefficient.narrow
     return np.longdouble(chosen.first) * np.longdouble(chosen.second)
 
 
 def check_not_above(x, y, factor):
     """|y| is at most |x| times the factor and half a unit of the product's rounding."""
     exact = np.abs(number(x).astype(np.longdouble)) * factor
-    unit = 2.0**-53 if product_format(x, FLOAT64) is FLOAT64 else 2.0**-24
+    unit = 2.0**-53 if format_named(x.dtype) is FLOAT64 else 2.0**-24
     finite = np.isfinite(exact)
     assert (np.abs(number(y).astype(np.longdouble))[finite] <= exact[finite] * (1 + np.longdouble(unit))).all()
 

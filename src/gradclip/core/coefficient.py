@@ -11,10 +11,14 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
 4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest. That is this
-   arithmetic, where the remaining 8u cover at most two multiplications, and float32 for the half types, for which c is
-   lowered by 4v, v = 2**-24: one v for c in float32, one for the product, two to spare. Then the product is rounded
-   toward zero in the dtype of its leaf. A product below the normal range of its own format, where rounding adds up to
-   half a step, is moved one step toward zero, or to zero. So |y_i| <= (C / N) * |x_i| for every element i.
+   arithmetic, where the remaining 8u cover at most two multiplications, or float32, for which c is lowered by 2v, v =
+   2**-24: one v for c in float32, one for the product, since (1 - 2v) * (1 + v)**2 < 1 - 3v**2, and 3v**2 covers the
+   roundoff of (1 - 2v) * c. Then the product is rounded toward zero in the dtype of its leaf. A product below the
+   normal range of its own format, where rounding adds up to half a step, is moved one step toward zero, or to zero.
+   So |y_i| <= (C / N) * |x_i| for every element i.
+   The half types are multiplied in float32, and on the host float32 is, and the parts of complex64. Of the exact
+   product with c a normal float32 result lacks at most 3v, relatively, and half a unit in its last place: less than
+   four units.
 5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
 A coefficient can lie beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
@@ -51,7 +55,7 @@ if TYPE_CHECKING:
 _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
-_NARROW_LOWERED = 1.0 - 2.0**-22
+_NARROW_LOWERED = 1.0 - 2.0**-23
 _LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
 
 
@@ -67,8 +71,8 @@ class Factors:
 class Coefficient:
     """What happens to the elements that share a norm; each value is a scalar, or has one entry an example.
 
-    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of the half types by
-    `narrow`, in float32, all others, and sums over examples, by `wide`.
+    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of the half types,
+    and on the host those of float32, by `narrow`, in float32; all others, and sums over examples, by `wide`.
     """
 
     keep: Any

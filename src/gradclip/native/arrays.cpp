@@ -191,7 +191,7 @@ void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) 
   // Backward: what the norm read last is still in cache.
   share_out(pieces, threads, Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
-    const Factors& factors = item_size(span.dtype) == 2 ? narrow : wide;
+    const Factors& factors = span.dtype == Dtype::float64 ? wide : narrow;
     kernels_of(span.dtype)
         .scale(start_of(span, pieces[i]), start_of(into[pieces[i].array], pieces[i]), pieces[i].count, factors.first,
                factors.second);
@@ -212,7 +212,7 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
       std::memcpy(target, source, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
       return;
     }
-    const Factors& factors = item_size(span.dtype) == 2 ? scaling.narrow : scaling.wide;
+    const Factors& factors = span.dtype == Dtype::float64 ? scaling.wide : scaling.narrow;
     kernels_of(span.dtype).scale(source, target, pieces[i].count, factors.first, factors.second);
   });
 }

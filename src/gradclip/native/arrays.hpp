@@ -56,7 +56,7 @@ class Arrays {
   void scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of, const std::vector<Scaling>& scalings,
                     int threads) const;
 
-  // Writes each array, scaled (by `narrow` if of a half type), to the array of `to` with the same index. `to` may be
+  // Writes each array, scaled (by `wide` if of float64), to the array of `to` with the same index. `to` may be
   // these arrays themselves.
   void scale(const Arrays& to, Factors wide, Factors narrow, int threads) const;
   void fill_zero(int threads) const;

@@ -1,4 +1,4 @@
-// Floating-point formats: how 16 elements are widened, and how results are rounded toward zero.
+// Floating-point formats: how 16 elements are widened, and how products are narrowed, toward zero.
 // Internal linkage as in lanes.hpp. The lanes of 16 elements are the same whatever the width of a vector.
 #pragma once
 
@@ -54,32 +54,10 @@ inline Vector<Number> not_above(Vector<Number> y) {
   return (Vector<Number>)((Vector<Integer>)y + below_normal);
 }
 
-inline Vector<double> magnitudes_of(Vector<double> x) {
-  return (Vector<double>)((Vector<int64_t>)x & std::numeric_limits<int64_t>::max());
-}
-
-// Two vectors in one, as float, rounded to nearest.
-inline Vector<float> nearest_float(Vector<double> low, Vector<double> high) {
-#if defined(__AVX2__)
-  const __m128 lower = _mm256_cvtpd_ps((__m256d)low), upper = _mm256_cvtpd_ps((__m256d)high);
-  return (Vector<float>)_mm256_set_m128(upper, lower);
-#elif defined(__x86_64__)
-  return (Vector<float>)_mm_movelh_ps(_mm_cvtpd_ps((__m128d)low), _mm_cvtpd_ps((__m128d)high));
-#else
-  return Vector<float>{float(low[0]), float(low[1]), float(high[0]), float(high[1])};
-#endif
-}
-
-// Two masks of 64 bits a lane in one of 32 bits a lane.
-inline Vector<int32_t> joined(Vector<int64_t> low, Vector<int64_t> high) {
-#if defined(__AVX2__)
-  const __m256 mixed = _mm256_shuffle_ps((__m256)low, (__m256)high, 0x88);
-  return (Vector<int32_t>)_mm256_permute4x64_epi64((__m256i)mixed, 0xd8);
-#elif defined(__x86_64__)
-  return (Vector<int32_t>)_mm_shuffle_ps((__m128)low, (__m128)high, 0x88);
-#else
-  return Vector<int32_t>{int32_t(low[0]), int32_t(low[1]), int32_t(high[0]), int32_t(high[1])};
-#endif
+// Whether a number is not zero and at most the smallest normal one: fewer instructions than to tell exactly.
+inline Vector<int32_t> maybe_below_normal(Vector<float> x) {
+  const auto magnitude = (Vector<uint32_t>)x & 0x7fffffffu;
+  return (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
 }
 
 inline bool any(Vector<int32_t> mask) {
@@ -92,24 +70,8 @@ inline bool any(Vector<int32_t> mask) {
 #endif
 }
 
-// Without the bits that a normal float does not have, so that a conversion has nothing to round.
-inline Vector<double> cut_to_float(Vector<double> x) {
-  return (Vector<double>)((Vector<int64_t>)x & ~int64_t{0x1fffffff});
-}
-
-// Whether a float is not zero and at most the smallest normal one.
-inline Vector<int32_t> maybe_below_normal(Vector<float> x) {
-  const auto magnitude = (Vector<uint32_t>)x & 0x7fffffffu;
-  return (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
-}
-
-// Two vectors in one, as float, toward zero: to nearest first, and one step back where that led away from zero.
-inline Vector<float> toward_zero(Vector<double> low, Vector<double> high) {
-  const Vector<float> nearest = nearest_float(low, high);
-  const Widened back = widened(nearest);
-  const Vector<int32_t> too_large = joined(magnitudes_of(back.low) > magnitudes_of(low),
-                                           magnitudes_of(back.high) > magnitudes_of(high));
-  return (Vector<float>)((Vector<int32_t>)nearest + too_large);
+inline Vector<double> magnitudes_of(Vector<double> x) {
+  return (Vector<double>)((Vector<int64_t>)x & std::numeric_limits<int64_t>::max());
 }
 
 struct Float64 {
@@ -120,16 +82,13 @@ struct Float64 {
 
   static Lanes<double> load(const Raw* x) { return Lanes<double>::load(x); }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
-  static void store(Lanes<double> y, Raw* x) {
-    for (auto& vector : y.v) vector = not_above<double>(vector);
-    y.store(x);
-  }
+  static void store(const Lanes<double>& y, Raw* x) { y.store(x); }
 };
 
 struct Float32 {
   using Raw = float;
   using Bits = int32_t;
-  using Product = double;
+  using Product = float;
   static constexpr Bits kInfinity = 0x7f800000;
 
   static Lanes<double> load(const Raw* x) {
@@ -144,19 +103,7 @@ struct Float32 {
 #endif
   }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
-  // Cutting bits off is right for normal results, and fast. The others are rare, and done again.
-  static void store(const Lanes<double>& y, Raw* x) {
-    Lanes<float> narrow;
-    Vector<int32_t> rare = {};
-    for (int i = 0; i < Lanes<float>::kVectors; ++i) {
-      narrow.v[i] = nearest_float(cut_to_float(y.v[2 * i]), cut_to_float(y.v[2 * i + 1]));
-      rare |= maybe_below_normal(narrow.v[i]);
-    }
-    if (any(rare)) [[unlikely]] {
-      for (int i = 0; i < Lanes<float>::kVectors; ++i) narrow.v[i] = toward_zero(y.v[2 * i], y.v[2 * i + 1]);
-    }
-    narrow.store(x);
-  }
+  static void store(const Lanes<float>& y, Raw* x) { y.store(x); }
 };
 
 // The upper half of a float. Elements of even index are on the lower eight lanes, those of odd index on the others: a
@@ -196,8 +143,7 @@ struct BFloat16 {
 
  private:
   // A NaN keeps a bit of its own, so that it does not become an infinity.
-  static Vector<uint32_t> upper_bits(Vector<float> product) {
-    const Vector<float> y = not_above<float>(product);
+  static Vector<uint32_t> upper_bits(Vector<float> y) {
     return ((Vector<uint32_t>)y & 0xffff0000) | ((Vector<uint32_t>)(y != y) & 0x400000);
   }
 };
@@ -216,7 +162,6 @@ struct Float16 {
     return lanes;
   }
   static Lanes<float> load_in_order(const Raw* x) { return load(x); }
-  // Without `not_above`: what is below float's normal range is zero here.
   static void store(const Lanes<float>& y, Raw* x) {
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
       store_to(x + i * Lanes<float>::kSize, narrowed(y.v[i]));

@@ -5,34 +5,68 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 #include "formats.hpp"
 #include "kernels.hpp"
 
 namespace {
 
-// Products are rounded to nearest; `store` makes of them what is not above the exact ones.
-template <class Format, bool twice>
+// Elements in the format in which they are multiplied.
+template <class Format>
+inline Lanes<typename Format::Product> load_to_multiply(const typename Format::Raw* x) {
+  using Product = typename Format::Product;
+  if constexpr (std::is_same_v<typename Format::Raw, Product>) return Lanes<Product>::load(x);
+  else return Format::load(x);
+}
+
+// Products are rounded to nearest, for which the factors are lowered. That does not cover those below the normal range,
+// which are rare in float, and looked for in several lanes at a time. float16 has zeros there.
+template <class Format, int kGroups>
+inline void move_down(Lanes<typename Format::Product> (&lanes)[kGroups]) {
+  if constexpr (std::is_same_v<Format, Float16>) return;
+  if constexpr (std::is_same_v<typename Format::Product, float>) {
+    Vector<int32_t> rare = {};
+    for (const auto& group : lanes) {
+      for (const auto& vector : group.v) rare |= maybe_below_normal(vector);
+    }
+    if (!any(rare)) [[likely]] return;
+  }
+  for (auto& group : lanes) {
+    for (auto& vector : group.v) vector = not_above<typename Format::Product>(vector);
+  }
+}
+
+template <class Format, bool twice, int kGroups>
 inline void scale_lanes(const typename Format::Raw* x, typename Format::Raw* y, typename Format::Product first,
                         typename Format::Product second) {
-  auto lanes = Format::load(x);
-  for (auto& vector : lanes.v) {
-    vector *= first;
-    if constexpr (twice) vector *= second;
+  Lanes<typename Format::Product> lanes[kGroups];
+  for (int group = 0; group < kGroups; ++group) {
+    lanes[group] = load_to_multiply<Format>(x + group * kLanes);
+    for (auto& vector : lanes[group].v) {
+      vector *= first;
+      if constexpr (twice) vector *= second;
+    }
   }
-  Format::store(lanes, y);
+  move_down<Format>(lanes);
+  for (int group = 0; group < kGroups; ++group) Format::store(lanes[group], y + group * kLanes);
 }
 
 template <class Format, bool twice>
 inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, int64_t count,
                         typename Format::Product first, typename Format::Product second) {
-  const int64_t filled = count / kLanes * kLanes;
-  for (int64_t i = 0; i < filled; i += kLanes) scale_lanes<Format, twice>(x + i, y + i, first, second);
+  // As many as there are registers for.
+  constexpr int kGroups = kBytes / 2 / sizeof(typename Format::Product);
+  int64_t i = 0;
+  for (; i + kGroups * kLanes <= count; i += kGroups * kLanes) {
+    scale_lanes<Format, twice, kGroups>(x + i, y + i, first, second);
+  }
+  for (; i + kLanes <= count; i += kLanes) scale_lanes<Format, twice, 1>(x + i, y + i, first, second);
   // The rest goes through the same code, so that no element depends on where it lies.
   typename Format::Raw last[kLanes] = {};
-  std::copy(x + filled, x + count, last);
-  scale_lanes<Format, twice>(last, last, first, second);
-  std::copy_n(last, count - filled, y + filled);
+  std::copy(x + i, x + count, last);
+  scale_lanes<Format, twice, 1>(last, last, first, second);
+  std::copy_n(last, count - i, y + i);
 }
 
 template <class Format>
@@ -49,6 +83,10 @@ void scale_kernel(const void* from, void* to, int64_t count, double first, doubl
 template <class Format>
 inline typename Format::Bits bound_bits(double bound) {
   using Product = typename Format::Product;
+  // Products are never larger than elements, so that `store` need not know what to make of such numbers.
+  constexpr auto kLargest = static_cast<typename Format::Bits>(Format::kInfinity - 1);
+  if (std::isinf(bound)) return Format::kInfinity;
+  if (bound >= wide<Format>(std::bit_cast<typename Format::Raw>(kLargest))) return kLargest;
   // The conversion rounds to nearest, which may be up.
   auto product = static_cast<Product>(bound);
   if (product > bound) product = std::nextafter(product, Product{0});

@@ -26,7 +26,7 @@ def test_host_arrays_of_any_layout(layout):
     assert float(norm.value) == pytest.approx(np.sqrt(np.sum(x.astype(np.float64) ** 2)), rel=1e-14)
     chosen = coefficient(HOST, norm, np.float64(1.0), split=False)
     shrunk = HOST.shrink(HOST.enter([x]), chosen, TREE)[0].data
-    np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-23)
+    np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-22)
     if layout != "broadcast":
         scale_(HOST.enter([x]), chosen, TREE, threads=1)
         assert np.array_equal(x, shrunk)

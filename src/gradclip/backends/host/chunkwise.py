@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends.formats import FLOAT64, format_of, is_complex, product_format
+from gradclip.backends.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
 from gradclip.backends.host.arrays import (
     HostArray,
     as_float,
@@ -98,9 +98,7 @@ def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
         x.data[...] = 0
         return
     for part in x.parts():
-        # The coefficient is lowered by as much as products in float32, or in float64, may be rounded up.
-        target, source = format_of(part), product_format(part, FLOAT64)
-        factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
+        target, (source, factors) = format_of(part), _products_of(part, coefficient)
         for chunk in part.chunks("readwrite"):
             product = multiplied(chunk, part.dtype, source, factors.first, factors.second)
             chunk[...] = narrowed(product, target)
@@ -110,8 +108,7 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
     """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
     own = scope.own_axes(len(x.shape))
     for part in x.parts():
-        target, source = format_of(part), product_format(part, FLOAT64)
-        factors = coefficient.wide if source is FLOAT64 else coefficient.narrow
+        target, (source, factors) = format_of(part), _products_of(part, coefficient)
         data = rows_first(part.data, own)
         second = 1.0 if factors.second is None else factors.second  # a product with 1 is exact
         of_rows = [
@@ -122,6 +119,11 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
             scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
             # Rows that are kept are not written at all, so that they stay bit for bit.
             np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
+
+
+def _products_of(part: HostArray, coefficient: Coefficient) -> tuple[Format, Factors]:
+    """Return the format in which a real array is multiplied, as the kernels do, and by what."""
+    return (FLOAT64, coefficient.wide) if format_of(part) is FLOAT64 else (FLOAT32, coefficient.narrow)
 
 
 def weighted_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
@@ -147,11 +149,12 @@ def rounded_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
 
 def clamp_chunks(x: HostArray, bound: float) -> None:
     """Clamp an array where it is; write only the chunks in which something changes."""
+    limit = format_of(x).toward_zero(bound)
     for chunk in x.chunks("readwrite"):
         wide = widened(chunk, x.dtype)
         # NaN is not above the bound, and stays.
-        if (np.abs(wide) > bound).any():
-            chunk[...] = narrowed(np.clip(wide, -bound, bound), format_of(x))
+        if (np.abs(wide) > limit).any():
+            chunk[...] = narrowed(np.clip(wide, -limit, limit), format_of(x))
 
 
 def _over_rows(value: np.ndarray | np.generic | float, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
