@@ -7,11 +7,11 @@ import torch
 from in_place import parameters_of
 from workloads import WORKLOADS
 
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.inplace.gradients import Gradients
 from gradclip.parameters import ParameterList
 

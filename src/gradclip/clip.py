@@ -7,11 +7,11 @@ from gradclip.arguments import check_real, check_threshold, is_single_threshold,
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core import fast_path
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.layers import traced
 from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.tree import flatten

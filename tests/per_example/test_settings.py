@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.core.coefficient import Target
+from gradclip.core.rules import Target
 from gradclip.per_example import settings as per_example_settings
 from gradclip.per_example.settings import PerExampleSettings
 

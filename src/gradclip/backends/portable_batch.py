@@ -12,7 +12,8 @@ from gradclip.backends.sums import over_examples, times
 from gradclip.backends.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.rules import Rule
 
 
 class PortableBatch(ABC):

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from gradclip.backends.host.arrays import HostArrays
     from gradclip.backends.memory import Region
     from gradclip.backends.values import Array, AtOnce, Axes, Scope
-    from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.rules import Rule
     from gradclip.native._kernels import Arrays as KernelArrays
 
 

@@ -37,16 +37,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.values import Array
+from gradclip.core.rules import CLIP, LOWERED, Target, raised_by
 from gradclip.core.scopes import LAYER, TREE
 
 if TYPE_CHECKING:
@@ -56,7 +54,6 @@ _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
 _NARROW_LOWERED = 1.0 - 2.0**-23
-_LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
 
 
 @dataclass(frozen=True)
@@ -99,92 +96,6 @@ class Coefficient:
         return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
 
 
-class Rule(NamedTuple):
-    """The coefficient of a norm N: `kept` where upper <= keep_up_to, else numerator / upper.
-
-    There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
-    """
-
-    inflate: Any
-    offset: Any
-    keep_up_to: Any
-    kept: Any
-    numerator: Any
-
-    def upper(self, norms: Array) -> Array:
-        """Return what norms are compared with, and divided by."""
-        return _raised(norms, self.inflate, self.offset)
-
-
-def _raised(norms: Any, inflate: Any, offset: Any) -> Any:
-    raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
-    # Not even zero is added where it is known: in compiled code that would be one more operation.
-    return raised if isinstance(offset, float) and offset == 0 else raised + offset
-
-
-@dataclass(frozen=True)
-class Target:
-    """Which `Rule` follows from a threshold C, of which a negative one counts as 0.
-
-    | target                  | offset | keep_up_to | kept       | numerator |
-    |-------------------------|--------|------------|------------|-----------|
-    | the threshold           | 0      | C          | 1          | C         |
-    | a `length`              | 0      | C * share  | length / C | length    |
-    | either, with a `gamma`  | gamma  | none       |            | as above  |
-
-    A length is 1, or the steps of a grid, of which the threshold has a `share` and to whose `integers` the result is
-    rounded. With the threshold for a target, what is kept stays bit for bit.
-    """
-
-    length: float | None = None
-    gamma: float | None = None
-    share: float = 1.0
-    integers: bool = False
-
-    @property
-    def keeps(self) -> bool:
-        """Whether elements may stay bit for bit."""
-        return self.length is None and self.gamma is None
-
-    @property
-    def follows(self) -> bool:
-        """Whether the numerator is the threshold."""
-        return self.length is None
-
-    def rule(self, xp: ModuleType, max_norm: Any) -> Rule:
-        """Return the rule of a threshold, for norms without an error."""
-        threshold = xp.where(max_norm < 0, 0.0, max_norm)
-        if self.length is None and self.gamma is None:
-            return Rule(1.0, 0.0, threshold, 1.0, threshold)
-        numerator = threshold
-        if self.length is not None:  # A choice between two plain numbers would be float32 in PyTorch: it may round up.
-            none = max_norm <= 0 if self.integers else max_norm < 0
-            numerator = xp.where(none, 0.0, xp.full_like(threshold, self.length))
-        if self.gamma is not None:
-            return Rule(1.0, self.gamma, -1.0, 0.0, numerator)
-        keep_up_to = threshold * self.share
-        some = keep_up_to > 0
-        return Rule(1.0, 0.0, keep_up_to, xp.where(some, numerator / xp.where(some, keep_up_to, 1.0), 0.0), numerator)
-
-
-CLIP = Target()
-
-
-def rule_for_sums(xp: ModuleType, target: Target, max_norm: float | Array, error: float) -> Rule:
-    """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
-    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
-    rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
-    kept = rule.kept if target.keeps else rule.kept * _LOWERED
-    return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * _LOWERED)
-
-
-# Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
-@lru_cache(maxsize=64)
-def known_rule_for_sums(target: Target, max_norm: float, error: float) -> Rule:
-    """Return the same rule in plain numbers."""
-    return Rule(*map(float, rule_for_sums(np, target, max_norm, error)))
-
-
 def coefficient(
     backend: Backend, norm: Norm, max_norm: float | Array, target: Target = CLIP, *, split: bool = False
 ) -> Coefficient:
@@ -219,10 +130,10 @@ def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, 
 
     None where the error leaves open which is larger, and where a factor would lie below the normal range of float32.
     """
-    upper = _raised(norm, 1.0 / (1.0 - error), 0.0)
+    upper = norm * (1.0 / (1.0 - error))
     if upper <= max_norm:
         return KEPT
-    wide = max_norm / upper * _LOWERED
+    wide = max_norm / upper * LOWERED
     narrow = wide * _NARROW_LOWERED
     # A threshold that is negative, or NaN, comes to no such factor.
     if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
@@ -309,7 +220,7 @@ def _upper(norm: Norm, offset: float = 0.0) -> Array:
     """Return the upper of a rule with an offset, in units of the norm's divisor, its error and floor counted in."""
     # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
     floor = 0.0 if isinstance(norm.floor, float) and norm.floor == 0 else _in_units_of(norm, norm.floor)
-    return _raised(norm.value, 1.0 / (1.0 - norm.error), floor + _in_units_of(norm, offset) if offset else floor)
+    return raised_by(norm.value, 1.0 / (1.0 - norm.error), floor + _in_units_of(norm, offset) if offset else floor)
 
 
 def undecided(norm: Norm, max_norm: float | Array) -> bool:

@@ -11,16 +11,11 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.values import Array
 from gradclip.core import nearest
-from gradclip.core.coefficient import (
-    Coefficient,
-    Target,
-    coefficient,
-    needs_split,
-    undecided,
-)
+from gradclip.core.coefficient import Coefficient, coefficient, needs_split, undecided
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.rules import Target
 from gradclip.core.scopes import LAYER, TREE, Scope
 
 if TYPE_CHECKING:

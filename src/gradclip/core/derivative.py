@@ -4,7 +4,7 @@ With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k
 
     dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
 
-Where a `coefficient.Rule` does not keep elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the
+Where a `rules.Rule` does not keep elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the
 numerator is the threshold, else 0. Where it does, k = kept, and a = 0: if bits are kept, b = 0 and scale = 1, else
 scale = keep_up_to, and b = -k.
 
@@ -21,9 +21,9 @@ from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import Target
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.rules import Target
 from gradclip.core.scopes import Scope
 
 

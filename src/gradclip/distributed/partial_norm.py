@@ -20,11 +20,11 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find, without_values
 from gradclip.core import accumulators
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.rules import CLIP
 from gradclip.core.scopes import TREE
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Policy, Threshold, Tree

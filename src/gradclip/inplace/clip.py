@@ -11,10 +11,10 @@ from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.core import fast_path
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide, from_norm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import entered
 from gradclip.parameters import ParameterList

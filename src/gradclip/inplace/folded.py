@@ -16,11 +16,11 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.torch.optimizers import Guard, check_fused, clear_momentum, without_momentum
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import processes_of
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList

@@ -7,10 +7,10 @@ from typing import Any
 from gradclip.arguments import check_threshold, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered

@@ -12,12 +12,12 @@ from gradclip.backends import Backend
 from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import find
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import CLIP
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER, TREE
 from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.layers import at_once, traced

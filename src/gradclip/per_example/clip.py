@@ -11,11 +11,11 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.registry import find, ways_to_examples
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import Target
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.rules import Target
 from gradclip.core.scopes import EXAMPLE
 from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for

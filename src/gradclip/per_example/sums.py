@@ -10,10 +10,11 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH
 from gradclip.backends.values import Array
-from gradclip.core.coefficient import exceeds, known_rule_for_sums, rule_for_sums
+from gradclip.core.coefficient import exceeds
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.nonfinite import SKIP
 from gradclip.core.norms import Norm, relative_error, settled
+from gradclip.core.rules import known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 
 if TYPE_CHECKING:

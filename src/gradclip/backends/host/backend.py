@@ -30,7 +30,8 @@ from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_s
 from gradclip.backends.values import Array, Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.rules import Rule
 
 _is_writeable = attrgetter("flags.writeable")
 

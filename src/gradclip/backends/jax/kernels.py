@@ -21,7 +21,7 @@ from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Rule
+    from gradclip.core.rules import Rule
 
 
 class JaxKernels(Jax):

@@ -31,7 +31,8 @@ from gradclip.backends.sums import halving_sum
 from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Rule
+    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.rules import Rule
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB, where one of the batch might not fit
 _LOWEST = 2.0**-800  # of numerators whose quotients lie in the normal range

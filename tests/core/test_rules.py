@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from gradclip.backends.host.backend import HOST
-from gradclip.core.coefficient import CLIP, Target, coefficient, rule_for_sums
+from gradclip.core.coefficient import coefficient
 from gradclip.core.derivative import ClipRule
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
+from gradclip.core.rules import CLIP, Target, rule_for_sums
 from gradclip.core.scopes import TREE
 
 ERROR = 40 * 2.0**-53
