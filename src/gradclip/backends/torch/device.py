@@ -19,11 +19,12 @@ from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dty
 from gradclip.backends.memory import Region
 from gradclip.backends.protocols import Backend
 from gradclip.backends.torch.autograd import asked, call_differentiably
-from gradclip.backends.torch.device_examples import Examples, moved
+from gradclip.backends.torch.device_examples import Examples
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
 from gradclip.backends.torch.tensors import (
     PLAIN,
     dense,
+    moved,
     promoted,
     put,
     put_all,

@@ -18,9 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -28,6 +27,7 @@ from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import halving_sum
+from gradclip.backends.torch.tensors import mapped
 from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
@@ -45,6 +45,19 @@ _Axes = Callable[[int], tuple[int, ...]]
 
 class Zeroed(Arrays):
     """Arrays whose elements that are not finite count as zeros, in norms and sums of examples."""
+
+
+class _Weighed(NamedTuple):
+    """The norms of examples, and what each is divided by, if by anything, and multiplied with.
+
+    `telling` is not finite where an example is not. What is multiplied broadcasts to tensors of that many axes, if they
+    all have as many, else it has one axis.
+    """
+
+    norms: torch.Tensor
+    weights: torch.Tensor
+    telling: torch.Tensor
+    divisor: torch.Tensor | None = None
 
 
 class Examples(Portable):
@@ -65,8 +78,13 @@ class Examples(Portable):
         """Say whether a tensor has many norms, in float64, which may depend on how many in the last bits."""
         return self.wide is FLOAT64 and not scope.fixed and all(scope.own_axes(x.ndim) for x in arrays)
 
-    def _norms(self, arrays: Arrays, p: float, axes: _Axes, divisor: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`."""
+    def _norms(
+        self, arrays: Arrays, p: float, axes: _Axes, divisor: torch.Tensor | None = None, *, keep: bool = False
+    ) -> torch.Tensor:
+        """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`.
+
+        They `keep` the other axes, with one entry each, where that is asked for.
+        """
         read, found = _reader(arrays), []
         # PyTorch has no rule for a list of rows under `vmap`, and compiles each of them.
         by_row = self.visible and p == 2 and divisor is None and not isinstance(arrays, Zeroed)
@@ -76,7 +94,7 @@ class Examples(Portable):
         for part in parts:
             own = axes(part.ndim)
             long = by_row and own == (0,) and 0 < part.shape[0] * _BLOCK <= 8 * part.numel() and part.is_contiguous()
-            found.append(_norms_of_rows(part) if long else _norms_of(part, p, own, divisor, read))
+            found.append(_norms_of_rows(part) if long else _norms_of(part, p, own, divisor, read, keep=keep))
         here = self.gather(found)
         return here[0] if len(here) == 1 else torch.linalg.vector_norm(torch.stack(here), p, 0)
 
@@ -123,15 +141,16 @@ class Examples(Portable):
         scaled = FLOAT64 in arrays.formats
         if scaled and not known:
             return None
-        norms, *factors = self._scaled(arrays, weighing) if scaled else self._plain(arrays, weighing)
-        read, first = _reader(arrays), factors[0]
+        norms, weights, telling, divisor = (self._scaled if scaled else self._plain)(arrays, weighing)
         if mask is not None:
-            norms, factors[0] = torch.where(mask, norms, 0.0), torch.where(mask, first, math.nan)
-        sums = [self._skipping_nan(x, factors, read) for x in arrays]
-        return _spoiled(sums, first, mask) if spoil else sums, norms
+            norms = torch.where(mask, norms, 0.0)
+            weights = torch.where(_over(mask, weights.ndim), weights, math.nan)
+        read = _reader(arrays)
+        sums = [self._skipping_nan(x, [weights], read, divisor) for x in arrays]
+        return _spoiled(sums, telling if telling.ndim == 1 else telling.reshape(-1), mask) if spoil else sums, norms
 
-    def _plain(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
-        """Return norms whose squares stay within the range, and weights, NaN for a norm that is not finite."""
+    def _plain(self, arrays: Arrays, weighing: Rule) -> _Weighed:
+        """Weigh examples the squares of whose norms stay within the range: NaN is for one that is not finite."""
         norms = self._norms(arrays, 2.0, _first_axis)
         upper = weighing.upper(norms)
         weights = _quotient(weighing.numerator, upper)
@@ -142,24 +161,37 @@ class Examples(Portable):
             # Numbers below the normal range may be rounded up.
             weights = torch.nn.functional.threshold(torch.clamp(weights, max=_LARGEST), FLOAT64.tiny, 0.0)
             weights = torch.where(upper <= weighing.keep_up_to, weighing.kept, weights)
-        return [norms, _nan_beside(norms, weights)]
+        weights = _nan_beside(norms, weights)
+        return _Weighed(norms, weights, weights)
 
-    def _scaled(self, arrays: Arrays, weighing: Rule) -> list[torch.Tensor]:
-        """Return norms, and weights as two factors: the first makes the largest element about 1."""
-        # No divisor, nor its inverse, is subnormal; the squares of what is left stay within the range.
-        divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis), 2.0**-1022, 2.0**1022)
-        scale, norms = torch.reciprocal(divisor), self._norms(arrays, 2.0, _first_axis, divisor)
-        upper = norms * weighing.inflate
-        upper = upper if weighing.offset == 0.0 else upper + weighing.offset * scale
-        second = torch.clamp(_quotient(weighing.numerator, upper), max=_LARGEST)
-        if not _keeps_none(weighing):
-            kept = upper <= scale * weighing.keep_up_to
-            scale, second = torch.where(kept, 1.0, scale), torch.where(kept, weighing.kept, second)
-        return [norms * divisor, _nan_beside(norms, scale), second]
+    def _scaled(self, arrays: Arrays, weighing: Rule) -> _Weighed:
+        """Weigh examples that are divided first, which makes the largest element about 1.
 
-    def _skipping_nan(self, x: torch.Tensor, weights: Sequence[torch.Tensor], read: _Reader) -> torch.Tensor:
-        """Return the sum over examples of each times its weights; one whose weight is NaN adds nothing."""
-        factors = [weight.to(x.device) for weight in weights]
+        One that is not finite is divided by NaN, or multiplied with 0, which makes NaN of an infinity.
+        """
+        # Weights that have the tensors' axes from the start need no view for each tensor.
+        keep = len({x.ndim for x in arrays}) == 1 and arrays[0].ndim > 1
+        # Neither it nor its inverse is subnormal; the squares of what is left stay within the range.
+        divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis, keep=keep), 2.0**-1022, 2.0**1022)
+        scaled = self._norms(arrays, 2.0, _first_axis, divisor, keep=keep)
+        norms = scaled * divisor
+        numerator, keep_up_to = weighing.numerator / weighing.inflate, weighing.keep_up_to / weighing.inflate
+        offset = weighing.offset / weighing.inflate
+        weights = _quotient(numerator, scaled if offset == 0.0 else scaled + offset / divisor)
+        if _keeps_none(weighing):
+            weights = torch.clamp(weights, max=_LARGEST)
+        else:
+            # A norm beyond the range may be below an infinite threshold.
+            kept = scaled <= FLOAT64.largest if keep_up_to == math.inf else norms <= keep_up_to * (1.0 - 2.0**-50)
+            weights, divisor = weights.masked_fill(kept, weighing.kept), divisor.masked_fill(kept, 1.0)
+        return _Weighed(norms.reshape(-1) if keep else norms, weights, scaled, divisor)
+
+    def _skipping_nan(
+        self, x: torch.Tensor, weights: Sequence[torch.Tensor], read: _Reader, divisor: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the sum over examples of each times its weights; one whose product is NaN adds nothing."""
+        factors = [_over(weight.to(x.device), x.ndim) for weight in weights]
+        over = None if divisor is None else _over(divisor.to(x.device), x.ndim)
 
         def add(part: torch.Tensor) -> torch.Tensor:
             # Along the longest axis of one example: the sums need not be added up once more.
@@ -167,8 +199,9 @@ class Examples(Portable):
             found = []
             for block in _blocks(part, axis) if axis else [None]:
                 product = read(_block(part, block, axis))
+                product = product if over is None else product / over
                 for factor in factors:
-                    product = product * factor.reshape(-1, *[1] * (product.ndim - 1))
+                    product = product * factor
                 found.append(torch.nansum(product, 0))
             return found[0] if len(found) == 1 else torch.cat(found, axis - 1)
 
@@ -183,31 +216,13 @@ class Examples(Portable):
         return _over_blocks(lambda b: add(_block(x, b), _rows(coefficient, b)), x)
 
 
-def moved(coefficient: Any, device: torch.device) -> Any:
-    """Return the coefficient, or factors, with its scalars on `device`."""
-    return mapped(coefficient, lambda value: value.to(device))
-
-
-def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the coefficient, or factors, with each tensor in it changed."""
-    values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
-    changed = {name: _changed(value, change) for name, value in values.items()}
-    return replace(coefficient, **changed)
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    return mapped(value, change) if is_dataclass(value) else value
-
-
 def _norms_of_rows(x: torch.Tensor) -> torch.Tensor:
     """Return the norms along the first axis. On CUDA this reads what it is given, without a copy in float64."""
     return torch.stack(torch._foreach_norm(x.unbind(), 2, dtype=torch.float64))
 
 
 def _norms_of(
-    x: torch.Tensor, p: float, own: tuple[int, ...], divisor: torch.Tensor | None, read: _Reader
+    x: torch.Tensor, p: float, own: tuple[int, ...], divisor: torch.Tensor | None, read: _Reader, *, keep: bool
 ) -> torch.Tensor:
     """Return the norms of one real tensor, one for each place along its own axes."""
     shared = [axis for axis in range(x.ndim) if axis not in own]
@@ -217,12 +232,17 @@ def _norms_of(
         some = read(_block(x, block, own[0])).contiguous()
         if divisor is not None:
             shape = [n if axis in own else 1 for axis, n in enumerate(some.shape)]
-            some = some / _block(divisor.to(x.device), block).reshape(shape)
+            by = _block(divisor.to(x.device), block)
+            some = some / (by if by.ndim == some.ndim else by.reshape(shape))
         # No axes would be all of them.
-        found.append(
-            torch.linalg.vector_norm(some if shared else some.unsqueeze(-1), p, shared or -1, dtype=torch.float64)
-        )
+        some = some if shared else some.unsqueeze(-1)
+        found.append(torch.linalg.vector_norm(some, p, shared or -1, keepdim=keep, dtype=torch.float64))
     return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def _over(values: torch.Tensor, ndim: int) -> torch.Tensor:
+    """Shape values, one for each example, so that they broadcast to a tensor of that many axes."""
+    return values if values.ndim == ndim else values.reshape(-1, *[1] * (ndim - 1))
 
 
 def _spoiled(sums: Sequence[torch.Tensor], weights: torch.Tensor, mask: torch.Tensor | None) -> list[torch.Tensor]:

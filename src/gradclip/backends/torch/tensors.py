@@ -1,6 +1,7 @@
 """Where a tensor's values lie: dense, sparse or conjugated, as NumPy's views and as the kernels know them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,24 @@ def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
     return torch.sparse_compressed_tensor(
         compressed, plain, values, leaf.shape, layout=leaf.layout, device=values.device, check_invariants=False
     )
+
+
+def moved(coefficient: Any, device: torch.device) -> Any:
+    """Return the coefficient, or factors, with its scalars on `device`."""
+    return mapped(coefficient, lambda value: value.to(device))
+
+
+def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """Return the coefficient, or factors, with each tensor in it changed."""
+    values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
+    changed = {name: _changed(value, change) for name, value in values.items()}
+    return replace(coefficient, **changed)
+
+
+def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    return mapped(value, change) if is_dataclass(value) else value
 
 
 def viewed(tensor: torch.Tensor) -> HostArray:
