@@ -68,6 +68,10 @@ def held(grads):
     return [SimpleNamespace(grad=grad) for grad in grads]
 
 
+def one_on(grads):
+    return torch.ones((), device=grads[0].device)
+
+
 def in_place(*arguments, **options):
     return lambda grads: gradclip.clip_grad_norm_(held(grads), 1.0, *arguments, **options)
 
@@ -85,9 +89,9 @@ CALLS = {
     "clip_grad_norm_, ord=inf": in_place("inf"),
     "clip_grad_norm_, skip": in_place(nonfinite="skip"),
     "clip_grad_norm_, zero": in_place(nonfinite="zero"),
-    "clip_grads_with_norm_": lambda grads: clip_grads_with_norm_(
-        held(grads), 1.0, torch.ones((), device=grads[0].device)
-    ),
+    "clip_grad_norm_, a tensor for max_norm": lambda grads: gradclip.clip_grad_norm_(held(grads), one_on(grads)),
+    "clip_grads_with_norm_": lambda grads: clip_grads_with_norm_(held(grads), 1.0, one_on(grads)),
+    "clip_grad_layer_norm_": lambda grads: gradclip.clip_grad_layer_norm_(held(grads), 1.0),
     "clip_grad_value_": lambda grads: gradclip.clip_grad_value_(held(grads), 1.0),
     "grad_norm": lambda grads: gradclip.grad_norm(held(grads)),
     "get_total_norm": get_total_norm,
@@ -149,9 +153,9 @@ def main():
     write = parser.parse_args().write
     found = measure()
     print(f"device {found['device']}, PyTorch {found['torch']}, 148 gradients")
-    print(f"{'dtype':9} {'call':31} {'operations':>10} {'bytes':>6} {'peak':>6} {'waits':>5} {'ms':>8}")
+    print(f"{'dtype':9} {'call':39} {'operations':>10} {'bytes':>6} {'peak':>6} {'waits':>5} {'ms':>8}")
     for dtype, name, operations, moved, peak, waits, *time in found["lines"]:
-        print(f"{dtype:9} {name:31} {operations:10} {moved:6.2f} {peak:6.2f} {waits:5} {time[0] if time else '-':>8}")
+        print(f"{dtype:9} {name:39} {operations:10} {moved:6.2f} {peak:6.2f} {waits:5} {time[0] if time else '-':>8}")
     if write:
         device = "" if found["device"].startswith("none") else f"_{found['device'].replace(' ', '_')}"
         DISPATCHES.with_stem(f"{DISPATCHES.stem}{device}").write_text(json.dumps(found, indent=1) + "\n")

@@ -72,9 +72,6 @@ class AtOnce(Protocol):
     def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
         """Return the arrays multiplied."""
 
-    def multiplied_each(self, arrays: Arrays, by: Multiplier, sizes: Sequence[int]) -> list[Any]:
-        """Return the arrays multiplied by a vector of numbers: so many of them by the first, and so on."""
-
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
         """Multiply the gradients `leaves`, which are `arrays`, from `new` on; return them, or what replaces them."""
 

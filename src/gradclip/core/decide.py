@@ -13,9 +13,9 @@ from gradclip.backends.values import Array
 from gradclip.core import nearest
 from gradclip.core.coefficient import Coefficient, coefficient, needs_split, undecided
 from gradclip.core.nearest import Multiplier
-from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
-from gradclip.core.rules import Target
+from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER, TREE, Scope
 
 if TYPE_CHECKING:
@@ -88,8 +88,10 @@ def decide_each(
         groups = list(map(backend.without_nonfinite, groups))
     norm = holders.measure_each(backend, groups, clipping.order)
     arrays = Arrays([x for group in groups for x in group])
-    made = _decided(backend, arrays, clipping, norm, LAYER, holders)
-    return norm, made.coefficient, list(arrays)
+    coefficient = _decided(backend, arrays, clipping, norm, LAYER, holders).coefficient
+    if isinstance(coefficient, Multiplier):
+        coefficient = replace(coefficient, sizes=list(map(len, groups)))
+    return norm, coefficient, list(arrays)
 
 
 def _decided(
@@ -111,21 +113,31 @@ def _multiplier(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
 ) -> Multiplier | None:
     """Return the one number that all elements are to be multiplied by; None where that is not the way."""
-    max_norm, order = clipping.max_norm, clipping.order
-    known = isinstance(max_norm, float | np.ndarray) and clipping.target.keeps and (order.p >= 1 or order.extreme)
-    everything = holders.sees_all and isinstance(norm.error, float)
-    at_once = backend.at_once(arrays) if known and (everything or holders.unseen_dtypes) else None
+    order, elsewhere = clipping.order, holders.unseen_dtypes
+    one_for_all = clipping.target.keeps and (order.p >= 1 or order.extreme)
+    # The 2-norm of complex numbers is that of their parts.
+    by_parts = order.p == 2 or not arrays.any_complex
+    everything = holders.sees_all and isinstance(norm.error, float) and isinstance(norm.floor, float)
+    at_once = backend.at_once(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
     if at_once is None:
         return None
-    if isinstance(max_norm, np.ndarray):
-        found = nearest.bounds_of_each(backend, at_once.elements, order, max_norm.tolist(), norm.error, norm.floor)
-    elif holders.unseen_dtypes:
-        found = nearest.bounds_of_processes(at_once.elements, max_norm, norm.error)
-    else:
-        found = nearest.bounds(at_once.elements, order, max_norm, norm.error, norm.floor)
+    found = _bounds(backend, at_once.elements, clipping, norm, elsewhere=elsewhere)
     if found is None:
         return None
     return nearest.multiplier(backend, at_once, norm, found, blanks=clipping.nonfinite.blanks)
+
+
+def _bounds(
+    backend: Backend, elements: nearest.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
+) -> nearest.Bounds | None:
+    max_norm, order, error, floor = clipping.max_norm, clipping.order, norm.error, norm.floor
+    if elsewhere:
+        return nearest.bounds_of_processes(backend, elements, max_norm, error)
+    if isinstance(max_norm, np.ndarray):
+        return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
+    if isinstance(max_norm, float):
+        return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
+    return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
 
 
 def from_norm(
@@ -138,12 +150,14 @@ def from_norm(
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
     at_once = backend.at_once(arrays)
-    if at_once is not None and isinstance(max_norm, float):
-        # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
-        found = nearest.bounds(at_once.elements, Order(1.0), max_norm, norm.error)
-        if found is not None:
-            return nearest.multiplier(backend, at_once, norm, replace(found, limit=max_norm), spoils=False)
     threshold = backend.scalar(max_norm, arrays)
+    if at_once is not None:
+        # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
+        asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
+        found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
+        if found is not None:
+            kept_up_to = max_norm if isinstance(max_norm, float) else backend.xp.where(threshold < 0, 0.0, threshold)
+            return nearest.multiplier(backend, at_once, norm, replace(found, limit=kept_up_to), spoils=False)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)
 

@@ -155,7 +155,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
     value, divisor = backend.with_care(partial_of(_computed, arrays, order, scope), arrays, count)
-    if "complex128" in arrays.dtypes:
+    if "complex128" in arrays.dtypes and not _by_parts(backend, arrays, order, scope):
         value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
     error = _error(backend, arrays, order, count, scope)
     return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
@@ -195,7 +195,13 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
 
 def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
     found = _computed(arrays, order, LAYER, backend)
-    return _beyond_range(backend, arrays, order, LAYER, *found) if "complex128" in arrays.dtypes else found
+    beyond = "complex128" in arrays.dtypes and not _by_parts(backend, arrays, order, LAYER)
+    return _beyond_range(backend, arrays, order, LAYER, *found) if beyond else found
+
+
+def _by_parts(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> bool:
+    """Say whether a norm is that of parts that have been divided, so that it is finite where they are."""
+    return order.p == 2 and scope.whole and backend.at_once(arrays) is not None
 
 
 def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:

@@ -5,8 +5,6 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
-from dataclasses import replace
-
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
@@ -129,11 +127,8 @@ def clip_grad_norm_(
         clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
     with backend.precision():
-        at_once = backend.at_once(arrays) if policy.zeroes and holders.sees_all else None
-        if at_once is not None and gradients.writable(backend):
-            # All is checked, so that they become zeros where they lie: a copy would take as much memory again.
-            at_once.clear(arrays)
-            clipping = replace(clipping, nonfinite=PROPAGATE)
+        if holders.sees_all:
+            clipping = gradients.cleared(backend, arrays, clipping)
         made = decide(backend, arrays, clipping, gradients.names, holders=holders)
         norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
         gradients.scale(backend, arrays, made.arrays, made.coefficient)

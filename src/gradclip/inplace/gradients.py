@@ -12,7 +12,9 @@ from gradclip.backends.memory import shared
 from gradclip.backends.registry import all_known, entry_of, find, known, load
 from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
+from gradclip.core.decide import Clipping
 from gradclip.core.nearest import Multiplier
+from gradclip.core.nonfinite import PROPAGATE
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 
@@ -144,6 +146,17 @@ class Gradients:
     def writable(self, backend: Backend) -> bool:
         """Say whether all gradients can be written where they lie."""
         return self.again is None and all(map(backend.writable, self.grads))
+
+    def cleared(self, backend: Backend, arrays: Arrays, clipping: Clipping) -> Clipping:
+        """Put zeros where the gradients, which are `arrays`, are not finite; return what is then left to be done.
+
+        Only under a policy that asks for it, and where few operations do: a copy would take as much memory again.
+        """
+        at_once = backend.at_once(arrays) if clipping.nonfinite.zeroes else None
+        if at_once is None or not self.writable(backend):
+            return clipping
+        at_once.clear(arrays)
+        return replace(clipping, nonfinite=PROPAGATE)
 
     def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""

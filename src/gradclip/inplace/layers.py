@@ -4,12 +4,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from gradclip.arguments import check_threshold, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed
-from gradclip.core.decide import Clipping, decide
+from gradclip.backends.arrays import Arrays
+from gradclip.core.decide import Clipping, decide, decide_each
+from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Order
+from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
@@ -55,18 +59,69 @@ def clip_grad_layer_norm_(
             "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
         )
     gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
-    holders = holders_of(backend)
     layers = Layerwise.of(params, max_norm, backend)
-    made, norms = [], []
+    groups = layers.among(gradients)
     with backend.precision():
-        for group, threshold in zip(layers.among(gradients), layers.thresholds, strict=True):
-            mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
-            decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names, holders=holders)
-            made.append((mine, of_group, decision))
-            norms.append(backend.leave_scalar(decision.norm.product(), holders.norm_dtype(of_group), mine.grads))
-        for mine, of_group, decision in made:
-            mine.scale(backend, of_group, decision.arrays, decision.coefficient)
+        norms = _clip_at_once(backend, gradients, arrays, groups, layers.thresholds, clipping)
+        if norms is None:
+            norms = _clip_each(backend, gradients, arrays, groups, layers.thresholds, clipping)
     return layers.arranged(norms)
+
+
+def _clip_each(
+    backend: Backend,
+    gradients: Gradients,
+    arrays: Arrays,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+) -> list[Any]:
+    """Clip the gradients of each group of indices, once all groups are measured; return their norms."""
+    holders = holders_of(backend)
+    made, norms = [], []
+    for group, threshold in zip(groups, thresholds, strict=True):
+        mine, of_group = gradients.chosen(group), backend.chosen(arrays, group)
+        decision = decide(backend, of_group, replace(clipping, max_norm=threshold), mine.names, holders=holders)
+        made.append((mine, of_group, decision))
+        norms.append(backend.leave_scalar(decision.norm.product(), holders.norm_dtype(of_group), mine.grads))
+    for mine, of_group, decision in made:
+        mine.scale(backend, of_group, decision.arrays, decision.coefficient)
+    return norms
+
+
+def _clip_at_once(
+    backend: Backend,
+    gradients: Gradients,
+    arrays: Arrays,
+    groups: Sequence[Sequence[int]],
+    thresholds: Sequence[Any],
+    clipping: Clipping,
+) -> list[Any] | None:
+    """Do the same with few operations for all groups; None where that is not to be done, and nothing has been."""
+    if backend.concrete or len(groups) < 2 or backend.at_once(arrays) is None:
+        return None
+    clipping = gradients.cleared(backend, arrays, clipping)
+    indices = [index for group in groups for index in group]
+    mine, flat = gradients.chosen(indices), backend.chosen(arrays, indices)
+    of_groups = [backend.chosen(arrays, group) for group in groups]
+    asked = replace(clipping, max_norm=_together(backend, thresholds))
+    norm, coefficient, new = decide_each(backend, of_groups, asked, holders_of(backend))
+    finite = not clipping.nonfinite.raises or backend.xp.all(backend.xp.isfinite(norm.value))
+    if not isinstance(coefficient, Multiplier) or not finite:
+        return None
+    dtypes = list(map(norm_dtype, of_groups))
+    product, norms = norm.product(), {}
+    for dtype in dict.fromkeys(dtypes):
+        norms[dtype] = backend.unstacked([backend.leave_scalar(product, dtype, mine.grads)])[0]
+    mine.scale(backend, flat, Arrays(new) if clipping.nonfinite.zeroes else flat, coefficient)
+    return [norms[dtype][number] for number, dtype in enumerate(dtypes)]
+
+
+def _together(backend: Backend, thresholds: Sequence[Any]) -> Any:
+    """Return thresholds as one number where all are the same, else as a vector."""
+    if not all(isinstance(threshold, float) for threshold in thresholds):
+        return backend.stacked([backend.scalar(threshold, ()) for threshold in thresholds])
+    return thresholds[0] if len(set(thresholds)) == 1 else np.array(thresholds)
 
 
 @dataclass(frozen=True)

@@ -56,9 +56,10 @@ def clip_groups(
     only_numbers = all(array is None for array in given)
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
     made, found = traced.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)
-    norms.update(found)
-    for i, result in made.items():
-        clipped[i] = result
+    if not (clipping.nonfinite.raises and found and _any_nonfinite(backend, list(found.values()))):
+        norms.update(found)
+        for i, result in made.items():
+            clipped[i] = result
     for number, group in enumerate(groups):
         if number in norms:
             continue
@@ -77,6 +78,13 @@ def _checked(max_norms: Sequence[Any], backend: Backend) -> tuple[list[Any], lis
         first = max_norms[0]
         return [check_threshold(first, backend=backend)] * len(max_norms), [scalar_array(first)] * len(max_norms)
     return [check_threshold(one, backend=backend) for one in max_norms], list(map(scalar_array, max_norms))
+
+
+def _any_nonfinite(backend: Backend, norms: Sequence[Any]) -> bool:
+    """Say whether one of these norms is not finite, or their sum is not: each is looked at then."""
+    with backend.precision():
+        total = backend.total([backend.scalar(norm, ()) for norm in norms])
+        return not backend.xp.isfinite(total)
 
 
 def _clip_at_once(

@@ -126,7 +126,7 @@ class _Layers:
             asked = self.clipping if max_norm is None else replace(self.clipping, max_norm=max_norm)
             norm, coefficient, arrays = decide_each(self.backend, groups, asked, self.holders)
             if isinstance(coefficient, Multiplier):
-                shrunk = coefficient.at_once.multiplied_each(Arrays(arrays), coefficient, self.sizes)
+                shrunk = coefficient.scaled(self.backend, Arrays(arrays))
                 return self.backend.leave_all(shrunk, self.patterns), self._norms(norm, groups), []
             halves = any(product_format(x, self.backend.wide) is not self.backend.wide for x in arrays)
             coefficients = _each(self.backend, coefficient, narrow=halves)

@@ -122,9 +122,9 @@ class Torch(Examples):
 
     def at_once(self, arrays: Arrays) -> MultiTensor | None:
         if torch.compiler.is_compiling():  # which knows no objects that change
-            return MultiTensor.of(arrays.items) if self.wide is FLOAT64 else None
+            return MultiTensor.of(arrays.items)
         # Transforms of `torch.func` have no rules for these operations. What flushes subnormals changes what is kept.
-        if self.wide is not FLOAT64 or self._may_flush or not self.visible:
+        if self._may_flush or not self.visible:
             return None
         if arrays.at_once is None:
             arrays.at_once = MultiTensor.of(arrays.items) or False
@@ -154,11 +154,19 @@ class Torch(Examples):
             return super().largest(arrays, scope)
         return together.norms(arrays, math.inf, self.device).max()
 
+    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[torch.Tensor, torch.Tensor]:
+        together = self._together(arrays, p) if scope.whole else None
+        if together is None:
+            return super().scaled_power_sum(arrays, p, scope)
+        # Of complex numbers that of their parts.
+        divisor = self.divisor(together.norms(arrays, math.inf, self.device).max())
+        return self.power_sum(arrays, p, scope, divisor), divisor
+
     def unstacked(self, vectors: Sequence[torch.Tensor]) -> list[list[torch.Tensor]]:
         return [list(vector.unbind()) for vector in vectors]
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        if self.at_once(arrays) is None:
+        if arrays.any_complex or self.at_once(arrays) is None:
             return super().without_nonfinite(arrays)
         return Arrays([torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in arrays], arrays.dtypes)
 
@@ -174,7 +182,9 @@ class Torch(Examples):
         return together.norms(arrays, p, self.device, divisor), divisor
 
     def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
-        return self.at_once(arrays) if p in (1, 2, math.inf) else None
+        """Return what finds the norms of the tensors all at once, in float64."""
+        orders = (2,) if arrays.any_complex else (1, 2, math.inf)
+        return self.at_once(arrays) if p in orders and self.wide is FLOAT64 else None
 
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
         # The rule that gives many layers a derivative at once is not written for PyTorch.
