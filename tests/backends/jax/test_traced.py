@@ -84,7 +84,10 @@ def test_counts_of_what_is_traced_on_another_device(monkeypatch, dtype):
     assert max(written(ours)) < 512 * 768
 
 
-@pytest.mark.parametrize("options", [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "skip"}], ids=str)
+OPTIONS = [{"ord": 1}, {"ord": 3}, {"ord": math.inf}, {"nonfinite": "skip"}, {"nonfinite": "zero"}]
+
+
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_each_leaf_is_read_twice_and_written_once(options):
     program = compiled(lambda tree: clip(tree, **options), gradients("bfloat16"))
     size = sum(2 * math.prod(shape) for shape in SHAPES)

@@ -43,6 +43,12 @@ if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
 
+class Zeroed(Arrays):
+    """Arrays with zeros in place of NaN and the infinities; `given` are the arrays with these."""
+
+    given: Arrays | None = None
+
+
 class Jax(JaxNorms):
     """Arrays whose values are not looked at."""
 
@@ -169,8 +175,16 @@ class Jax(JaxNorms):
     def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[jax.Array]:
         if self.visible:
             return super().shrink(arrays, coefficient, scope)
+        given = arrays.given if isinstance(arrays, Zeroed) else None
         # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
-        return super().shrink(Arrays(self._apart(list(arrays))), coefficient, scope)
+        apart = Arrays(self._apart(list(given or arrays)))
+        return super().shrink(super().without_nonfinite(apart) if given else apart, coefficient, scope)
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        zeroed = Zeroed(super().without_nonfinite(arrays).items)
+        # So that what is scaled is made zero again, where it is read, and no array of zeros and others is written.
+        zeroed.given = arrays
+        return zeroed
 
     def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[jax.Array]:
         return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
