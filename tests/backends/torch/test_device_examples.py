@@ -50,16 +50,18 @@ FEWEST = [
     ("float32", {}, 110, 6.2),
     ("bfloat16", {}, 110, 10.3),
     ("float16", {}, 110, 10.3),
-    ("float64", {}, 200, 9.1),
+    ("float64", {}, 134, 9.1),
     ("float32", {"nonfinite": "zero"}, 150, 10.2),
     ("float32", {"nonfinite": "propagate"}, 132, 6.3),
-    ("float64", {"nonfinite": "propagate"}, 230, 9.2),
+    ("float64", {"nonfinite": "propagate"}, 160, 9.2),
+    ("float64", {"rule": "automatic"}, 140, 9.1),
     ("float32", {"rule": "normalize"}, 110, 6.2),
     ("float32", {"rule": "automatic"}, 111, 6.2),
     ("float32", {"mask": torch.ones(64, dtype=torch.bool)}, 114, 6.2),
     ("float32", {"max_norm": torch.tensor(1.0)}, 135, 6.2),
     ("float32", {"per_layer": True}, 260, 6.2),
     ("bfloat16", {"per_layer": True}, 260, 10.3),
+    ("float64", {"per_layer": True}, 320, 9.1),
 ]
 
 
