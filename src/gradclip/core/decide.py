@@ -150,14 +150,15 @@ def from_norm(
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
     at_once = backend.at_once(arrays)
-    threshold = backend.scalar(max_norm, arrays)
     if at_once is not None:
         # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
         asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
         found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
         if found is not None:
-            kept_up_to = max_norm if isinstance(max_norm, float) else backend.xp.where(threshold < 0, 0.0, threshold)
+            known = isinstance(max_norm, float)
+            kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             return nearest.multiplier(backend, at_once, norm, replace(found, limit=kept_up_to), spoils=False)
+    threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return replace(chosen, keep=norm.value <= threshold)
 

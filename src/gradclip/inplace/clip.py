@@ -127,7 +127,7 @@ def clip_grad_norm_(
         clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
     with backend.precision():
-        if holders.sees_all:
+        if policy.zeroes and holders.sees_all:
             clipping = gradients.cleared(backend, arrays, clipping)
         made = decide(backend, arrays, clipping, gradients.names, holders=holders)
         norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
