@@ -1,5 +1,6 @@
 """Cases on meshes of one dimension, and with process groups named by hand."""
 
+import itertools
 import math
 import os
 from fractions import Fraction
@@ -281,15 +282,19 @@ def few_operations_where_nothing_is_looked_at():
             self.operations += 1
             return func(*args, **(kwargs or {}))
 
-    found = []
-    for count in (2, 40):
-        parameters = [parameter(numbers(2 * WORLD, seed=i), mesh(), [Shard(0)]) for i in range(count)]
-        with unseen(), Count() as counted:
-            gradclip.clip_grad_norm_(parameters, 1.0)
-        found.append(counted.operations)
-        whole = [p.grad.full_tensor().double() for p in parameters]
-        assert sum(Fraction(v) ** 2 for x in whole for v in x.tolist()) <= 1
-    assert found[0] == found[1] <= 200, found
+    for dtype, threshold in itertools.product((torch.float32, torch.float16), (1.0, 2.0**-12, torch.tensor(2.0**-12))):
+        found = []
+        for count in (2, 40):
+            full = [numbers(2 * WORLD, seed=i, dtype=dtype) for i in range(count)]
+            parameters = [parameter(x, mesh(), [Shard(0)]) for x in full]
+            with unseen(), Count() as counted:
+                gradclip.clip_grad_norm_(parameters, threshold)
+            found.append(counted.operations)
+            whole = [p.grad.full_tensor().double() for p in parameters]
+            power = sum(Fraction(v) ** 2 for x in whole for v in x.tolist())
+            assert power <= Fraction(float(threshold)) ** 2
+            assert power >= (0.98 * float(threshold)) ** 2
+        assert found[0] == found[1] <= 200, found
 
 
 def raise_where_nothing_else_is_looked_at():
