@@ -12,6 +12,7 @@ from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
+from gradclip.layers import fast_path as fast_layers
 from gradclip.layers import traced
 from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
 from gradclip.tree import flatten
@@ -76,7 +77,11 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     (5.0, 2.0)
 
     """
-    flat, order = flatten(tree), Order.parse(ord)
+    order = Order.parse(ord)
+    quick = fast_layers.layer_norms(tree, order) if prefix is None and axis_name is None else None
+    if quick is not None:
+        return quick
+    flat = flatten(tree)
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name)
     shape, groups = (
@@ -132,6 +137,7 @@ def clip_by_global_norm(
     return flat.rebuild(leaves), norms[0]
 
 
+@ordinary_arithmetic
 def clip_by_layer_norm(
     tree: Tree, max_norm: Thresholds, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
 ) -> tuple[Tree, Any]:
@@ -159,8 +165,11 @@ def clip_by_layer_norm(
     ([0.6, 0.8], [0.5], 5.0)
 
     """
-    flat = flatten(tree)
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    found = fast_layers.clip_by_layer_norm(tree, max_norm, clipping.order) if axis_name is None else None
+    if found is not None:
+        return found
+    flat = flatten(tree)
     if is_single_threshold(max_norm):
         prefix, groups = flat, [[i] for i in range(len(flat.leaves))]
         thresholds = [max_norm] * len(groups)

@@ -57,7 +57,7 @@ def reusable(parameters: Parameters) -> Parameters:
 
 def grad_norm(parameters: object, order: Order) -> Any:
     """Return the norm of gradients as a scalar of their framework."""
-    return _norm_of(_gradients(parameters), order)
+    return _norm_of(gradients(parameters), order)
 
 
 def global_norm(tree: object, order: Order) -> Any:
@@ -69,7 +69,7 @@ def clip_grad_norm_(parameters: object, max_norm: object, order: Order) -> Any:
     """Clip gradients where they lie; return their norm as a scalar of their framework."""
     if not is_number(max_norm):
         return None
-    given = _gradients(parameters)
+    given = gradients(parameters)
     if given is None or not given.known.writable:
         return None
     norm = _measured(given, order)
@@ -103,7 +103,7 @@ def clip_by_global_norm(tree: object, max_norm: object, order: Order) -> tuple[A
     return optree.tree_unflatten(structure, results), given.backend.number(norm.value, norm.dtype)
 
 
-def _gradients(parameters: object) -> Ordinary | None:
+def gradients(parameters: object) -> Ordinary | None:
     """Return the gradients of parameters, or a tree of arrays that are gradients; None if some share memory."""
     kind, listed = type(parameters), [parameters]
     if isinstance(parameters, list | tuple):
@@ -152,7 +152,7 @@ def _measured(given: Ordinary, order: Order) -> _Norm | None:
         if not total > (ENOUGH if FLOAT64 in arrays.formats else -1.0):
             return None
         value = math.sqrt(total) if order.p == 2 else total
-        error = _error(known.count, order, dtypes)
+        error = error_of_norm(known.count, order, dtypes)
     return _Norm(value, error, dtype_of_norm(dtypes)) if value < _LARGEST_NORM else None
 
 
@@ -169,5 +169,6 @@ def dtype_of_norm(dtypes: tuple[str, ...]) -> str:
 
 
 @lru_cache(maxsize=64)
-def _error(count: int, order: Order, dtypes: tuple[str, ...]) -> float:
+def error_of_norm(count: int, order: Order, dtypes: tuple[str, ...]) -> float:
+    """Return a bound on the relative error of the norm of so many elements, added up by the kernels."""
     return relative_error(order, kernels_sum_error(count, alike(dtypes), order.p), FLOAT64, exact=False)

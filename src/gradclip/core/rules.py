@@ -37,7 +37,7 @@ class Rule(NamedTuple):
         return raised_by(norms, self.inflate, self.offset)
 
 
-def raised_by(norms: Any, inflate: Any, offset: Any) -> Any:
+def raised_by(norms: Array, inflate: Any, offset: Any) -> Array:
     """Return norms * inflate + offset."""
     raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
     # Not even zero is added where it is known: in compiled code that would be one more operation.

@@ -11,6 +11,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.core.decide import Clipping, decide, decide_each
+from gradclip.core.fast_path import reusable
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
@@ -18,6 +19,7 @@ from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
+from gradclip.layers import fast_path
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Thresholds
@@ -52,6 +54,10 @@ def clip_grad_layer_norm_(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    parameters = reusable(parameters)
+    found = fast_path.clip_grad_layer_norm_(parameters, max_norm, clipping.order)
+    if found is not None:
+        return found
     params = ParameterList.of(parameters)
     if any_distributed(params.parameters) or any_distributed(params.gradients):
         raise ValueError(

@@ -60,7 +60,7 @@ class Layers:
         chosen = coefficient(self.backend, self.norm, thresholds, split=split)
         settled = self.settled & ~open_between(self.norm, thresholds)
         keep = (chosen.keep | ~settled).tolist()
-        self.known.kernels.scale_groups(to, self.group_of, keep, _factors(chosen), self.backend.threads())
+        self.known.kernels.scale_groups(to, self.group_of, keep, factors_of_groups(chosen), self.backend.threads())
         return replace(self, settled=settled)
 
     def norms(self, leaves: Sequence[Any]) -> dict[int, Any]:
@@ -145,7 +145,7 @@ def _prepared(backend: HostBackend, prepared: Sequence[Any]) -> _Known | None:
     return _Known(prepared, arrays.kernels, arrays, partial(backend.places_for, arrays), backend.leave_all)
 
 
-def _factors(chosen: Coefficient) -> list[list[float]]:
+def factors_of_groups(chosen: Coefficient) -> list[list[float]]:
     """Return the two factors of wide formats, and those of narrow ones."""
     ones = np.ones(chosen.keep.shape)
     pairs: list[tuple[Any, Any]] = [(factors.first, factors.second) for factors in (chosen.wide, chosen.narrow)]

@@ -1,0 +1,93 @@
+"""The fast path of many layers, each one array with a norm of its own: one call measures all, and one scales them.
+
+What is ordinary is as in `core.fast_path`; arrays have one dtype, too. Where a layer is not ordinary, or its norm so
+close to the threshold that its error leaves open which is larger, None is returned, and the general path is taken.
+"""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import optree
+
+from gradclip.backends.formats import FLOAT64
+from gradclip.backends.sums import ENOUGH
+from gradclip.core.coefficient import coefficient, open_between
+from gradclip.core.fast_path import Ordinary, alike, dtype_of_norm, error_of_norm, gradients, is_number, read
+from gradclip.core.norms import Norm, Order, Partial, rooted
+from gradclip.layers.at_once import factors_of_groups
+
+if TYPE_CHECKING:
+    from gradclip.native._kernels import Arrays as KernelArrays
+
+
+def layer_norms(tree: object, order: Order) -> Any:
+    """Return a tree of the norms of all leaves, scalars of their framework."""
+    leaves, structure = optree.tree_flatten(tree)
+    given = read(leaves)
+    norm = _measured(given, order) if given else None
+    return optree.tree_unflatten(structure, _scalars(given, norm)) if given and norm else None
+
+
+def clip_by_layer_norm(tree: object, max_norm: object, order: Order) -> tuple[Any, Any] | None:
+    """Return a new tree, each leaf clipped by its own norm, and a tree of these."""
+    leaves, structure = optree.tree_flatten(tree)
+    thresholds = [max_norm] * len(leaves)
+    if not is_number(max_norm):
+        thresholds, shape = optree.tree_flatten(max_norm)
+        if shape != structure:
+            return None
+    given = read(leaves)
+    if given is None or not given.known.in_order:
+        return None
+    results = given.backend.new_like(leaves, copied=False)
+    norm = _scaled(given, given.backend.known(results), thresholds, order)
+    if norm is None:
+        return None
+    return optree.tree_unflatten(structure, results), optree.tree_unflatten(structure, _scalars(given, norm))
+
+
+def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) -> list[Any] | None:
+    """Clip each gradient of a list by its own norm, where it lies; return the norms."""
+    given = gradients(parameters) if isinstance(parameters, list) else None
+    if given is None or not isinstance(parameters, list) or not given.known.writable:
+        return None
+    thresholds = [max_norm] * len(given.leaves) if is_number(max_norm) else max_norm
+    if not isinstance(thresholds, list) or not len(thresholds) == len(given.leaves) == len(parameters):
+        return None
+    norm = _scaled(given, given.known, thresholds, order)
+    if norm is None:
+        return None
+    given.backend.wrote(given.leaves)
+    return _scalars(given, norm)
+
+
+def _measured(given: Ordinary, order: Order) -> Norm | None:
+    """Return the norms as a vector, if all of them are known from one reading."""
+    known, dtypes = given.known, tuple(given.known.dtypes)
+    arrays, many = alike(dtypes), len(given.leaves)
+    if order.p not in (1, 2) or arrays.any_complex or len(dtypes) > 1:
+        return None
+    sums = np.array(known.group_sums(range(many), many, order.p, arrays.only_halves, given.backend.threads()))
+    if not (np.isfinite(sums) & (sums > (ENOUGH if FLOAT64 in arrays.formats else -1.0))).all():
+        return None
+    errors: Any = np.array([error_of_norm(count, order, dtypes) for count in known.counts])
+    return Norm(rooted(given.backend, Partial(sums, None), order), None, errors, 0.0)
+
+
+def _scaled(given: Ordinary, to: "KernelArrays | None", thresholds: Sequence[object], order: Order) -> Norm | None:
+    """Scale each layer that has to be; return the norms. None where this has to be found out one by one."""
+    max_norms = np.array([one if is_number(one) else -1.0 for one in thresholds])
+    norm = _measured(given, order) if to is not None and (max_norms >= 0).all() else None
+    undecided: Any = norm and open_between(norm, max_norms)
+    if norm is None or to is None or undecided.any():
+        return None
+    chosen = coefficient(given.backend, norm, max_norms, split="float64" in given.known.dtypes)
+    many = range(len(given.leaves))
+    given.known.scale_groups(to, many, chosen.keep.tolist(), factors_of_groups(chosen), given.backend.threads())
+    return norm
+
+
+def _scalars(given: Ordinary, norm: Norm) -> list[Any]:
+    dtype = dtype_of_norm(tuple(given.known.dtypes))
+    return given.backend.leave_scalars(norm.value, dtype, given.leaves)
