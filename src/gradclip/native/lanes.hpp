@@ -29,6 +29,8 @@ inline void store_to(void* memory, Loaded x) {
   __builtin_memcpy(memory, &x, sizeof x);
 }
 
+constexpr int64_t kCacheLine = 64;
+
 // As many for every width of a vector, so that every variant adds in the same order.
 constexpr int kLanes = 16;
 

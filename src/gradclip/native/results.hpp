@@ -52,6 +52,13 @@ inline void scale_lanes(const typename Format::Raw* x, typename Format::Raw* y, 
   for (int group = 0; group < kGroups; ++group) Format::store(lanes[group], y + group * kLanes);
 }
 
+// Processors fetch ahead by themselves, but stop at the end of a page. Beyond an array this has no effect.
+template <class Raw, int kElements>
+inline void fetch_ahead(const Raw* x) {
+  constexpr int64_t kAhead = 4096 / sizeof(Raw);
+  for (int64_t i = 0; i < kElements; i += kCacheLine / sizeof(Raw)) __builtin_prefetch(x + kAhead + i, 1);
+}
+
 template <class Format, bool twice>
 inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, int64_t count,
                         typename Format::Product first, typename Format::Product second) {
@@ -59,6 +66,8 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
   constexpr int kGroups = kBytes / 2 / sizeof(typename Format::Product);
   int64_t i = 0;
   for (; i + kGroups * kLanes <= count; i += kGroups * kLanes) {
+    fetch_ahead<typename Format::Raw, kGroups * kLanes>(y + i);
+    if (x != y) fetch_ahead<typename Format::Raw, kGroups * kLanes>(x + i);
     scale_lanes<Format, twice, kGroups>(x + i, y + i, first, second);
   }
   for (; i + kLanes <= count; i += kLanes) scale_lanes<Format, twice, 1>(x + i, y + i, first, second);

@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr int64_t kCacheLine = 64;
-
 template <class Raw>
 inline const Raw* row_at(Rows rows, int64_t row, int64_t at) {
   return static_cast<const Raw*>(rows.data[row]) + at;
