@@ -93,9 +93,8 @@ def is_complex(array: object) -> bool:
 
 
 def product_format(array: object, wide: Format) -> Format:
-    """Return the format in which an array's elements are multiplied: float32 for the half types, else `wide`."""
-    # float32 holds half types exactly, in half the memory that float64 takes.
-    return FLOAT32 if format_of(array).precision < FLOAT32.precision else wide
+    """Return the format in which an array's elements are multiplied: float32, if it holds them, else `wide`."""
+    return FLOAT32 if format_of(array).precision <= FLOAT32.precision else wide
 
 
 def low_bits_mask(source: Format, target: Format) -> int:

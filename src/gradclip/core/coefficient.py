@@ -16,9 +16,8 @@ Let N be the exact norm of the gradients, C the threshold `max_norm`. The result
    roundoff of (1 - 2v) * c. Then the product is rounded toward zero in the dtype of its leaf. A product below the
    normal range of its own format, where rounding adds up to half a step, is moved one step toward zero, or to zero.
    So |y_i| <= (C / N) * |x_i| for every element i.
-   The half types are multiplied in float32, and on the host float32 is, and the parts of complex64. Of the exact
-   product with c a normal float32 result lacks at most 3v, relatively, and half a unit in its last place: less than
-   four units.
+   The half types, float32 and the parts of complex64 are multiplied in float32. Of the exact product with c a normal
+   float32 result lacks at most 3v, relatively, and half a unit in its last place: less than four units.
 5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
 A coefficient can lie beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
@@ -68,8 +67,8 @@ class Factors:
 class Coefficient:
     """What happens to the elements that share a norm; each value is a scalar, or has one entry an example.
 
-    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of the half types,
-    and on the host those of float32, by `narrow`, in float32; all others, and sums over examples, by `wide`.
+    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of float32 and the
+    half types by `narrow`, in float32, all others, and sums over examples, by `wide`.
     """
 
     keep: Any

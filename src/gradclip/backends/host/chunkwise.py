@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
+from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 from gradclip.backends.host.arrays import (
     HostArray,
     as_float,
@@ -123,7 +123,8 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
 
 def _products_of(part: HostArray, coefficient: Coefficient) -> tuple[Format, Factors]:
     """Return the format in which a real array is multiplied, as the kernels do, and by what."""
-    return (FLOAT64, coefficient.wide) if format_of(part) is FLOAT64 else (FLOAT32, coefficient.narrow)
+    source = product_format(part, FLOAT64)
+    return source, coefficient.wide if source is FLOAT64 else coefficient.narrow
 
 
 def weighted_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:

@@ -3,8 +3,8 @@
 Two things are particular. The reductions (`norms`) run in float64 though 64-bit mode is off, inside `jax.enable_x64`.
 And XLA's CPU code flushes results to zero, conversions included: those below the normal range become zero here.
 
-XLA makes one loop of all that is done with an array's elements. So products that are cut toward zero, exactly, cost
-accelerators no more bytes and no more launches than products rounded to nearest, and need no lower coefficient.
+XLA makes one loop of all that is done with an array's elements. So to move products toward zero costs accelerators no
+more bytes and no more launches.
 """
 
 from __future__ import annotations
