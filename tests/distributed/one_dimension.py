@@ -100,7 +100,7 @@ def at_the_threshold_beside_plain_ones():
     p, plain = parameter(values, mesh(), [Shard(0)]), parameter(torch.tensor([12.0]))
     assert gradclip.clip_grad_norm_([p, plain], 13.0).item() == 13.0
     for found, exact in ((p.grad.full_tensor(), values), (plain.grad, torch.tensor([12.0]))):
-        torch.testing.assert_close(found, exact, rtol=2.0**-23, atol=0)
+        torch.testing.assert_close(found, exact, rtol=2.0**-22, atol=0)
         assert (found <= exact).all()
 
 
