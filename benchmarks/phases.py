@@ -7,13 +7,10 @@ import torch
 from in_place import parameters_of
 from workloads import WORKLOADS
 
-from gradclip.core.decide import Clipping, decide
-from gradclip.core.holders import ALONE
-from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Order
-from gradclip.core.rules import CLIP
-from gradclip.inplace.gradients import Gradients
-from gradclip.parameters import ParameterList
+from gradclip.backends.registry import framework_of
+from gradclip.core.coefficient import KEPT, of_number
+from gradclip.core.fast_path import Ordinary, measured
+from gradclip.core.norms import EUCLIDEAN
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200
@@ -21,18 +18,22 @@ REPEATS = 200
 
 def steps(parameters, max_norm):
     """Do what `gradclip.clip_grad_norm_` does; yield the name of each step when it is done."""
-    gradients = Gradients.of(ParameterList.of(parameters))
+    framework = framework_of(parameters[0])
+    gradients = framework.gradients_of(parameters)
     yield "collect .grad"
-    backend = gradients.backend(max_norm, otherwise=tuple)
-    yield "find the backend: types and devices"
-    with backend.precision():
-        arrays = gradients.enter(backend)
-        yield "describe to the kernels"
-        clipping = Clipping(max_norm, Order(2.0), PROPAGATE, CLIP)
-        made = decide(backend, arrays, clipping, gradients.names, holders=ALONE)
-        yield "read, and decide"
-        gradients.scale(backend, arrays, made.arrays, made.coefficient)
-        yield "scale"
+    backend = framework.on_fast_path(gradients)
+    yield "look at types and devices"
+    known = backend.known(gradients)
+    yield "describe to the kernels"
+    assert not known.overlap()
+    yield "see that no two share memory"
+    norm = measured(Ordinary(backend, known, gradients), EUCLIDEAN)
+    factors = of_number(norm.value, norm.error, max_norm)
+    yield "read, and decide"
+    if factors is not KEPT:
+        known.scale(known, *factors, backend.threads())
+        backend.wrote(gradients)
+    yield "scale"
 
 
 def medians_of(parameters, threshold_of):

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 RESULTS = Path(__file__).parent / "results"
+CALLS = RESULTS / "calls.json"
 CLIPPING = RESULTS / "clipping.json"
 PER_EXAMPLE = RESULTS / "per_example.json"
 PRIVATE_STEPS = RESULTS / "private_steps.json"

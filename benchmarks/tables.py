@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from report import (
+    CALLS,
     CLIPPING,
     COMPILED,
     DISPATCHES,
@@ -41,6 +42,20 @@ def of_clipping(rows):
     return _head("ms, not clipped / clipped", "gradclip", "floor", "the library replaced", "times as fast") + "".join(
         line for (workload, kind), names in measured.items() for line in _lines(f"{workload}, {KINDS[kind]}", names)
     )
+
+
+def of_calls(rows):
+    """Return a line for each call, with the call or the code beside it."""
+    lines, found = _head("ms, not clipped / clipped", "gradclip", "beside it", "times as fast"), {}
+    for row in rows:
+        found.setdefault(row["workload"], {}).setdefault(row["name"], {})[row["case"]] = row
+    for workload, names in found.items():
+        (ours, mine), (other, theirs) = names.items()
+        times = [" / ".join(rounded(row["ms"], 3) for row in cases.values()) for cases in (mine, theirs)]
+        ratios = " / ".join(rounded(row["of ours"], 2) for row in theirs.values())
+        what = ours.removeprefix("gradclip.")
+        lines += f"| {workload}: {what} | {times[0]} | {other}: {times[1]} | {ratios} |\n"
+    return lines
 
 
 def _lines(title, names):
@@ -208,6 +223,7 @@ class Table:
 
 TABLES = [
     Table("README.md", "times", CLIPPING, of_clipping),
+    Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("README.md", "counts", DISPATCHES, of_few_dispatches, "lines"),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),

@@ -72,7 +72,7 @@ def clip_grad_norm_(parameters: object, max_norm: object, order: Order) -> Any:
     given = gradients(parameters)
     if given is None or not given.known.writable:
         return None
-    norm = _measured(given, order)
+    norm = measured(given, order)
     factors = norm and of_number(norm.value, norm.error, max_norm)
     if norm is None or factors is None:
         return None
@@ -90,7 +90,7 @@ def clip_by_global_norm(tree: object, max_norm: object, order: Order) -> tuple[A
     given = read(leaves)
     if given is None or not given.known.in_order:
         return None
-    norm = _measured(given, order)
+    norm = measured(given, order)
     factors = norm and of_number(norm.value, norm.error, max_norm)
     if norm is None or factors is None:
         return None
@@ -133,11 +133,12 @@ def _known(backend: HostBackend | None, leaves: Sequence[Any]) -> Ordinary | Non
 
 
 def _norm_of(given: Ordinary | None, order: Order) -> Any:
-    norm = _measured(given, order) if given else None
+    norm = measured(given, order) if given else None
     return given.backend.number(norm.value, norm.dtype) if given and norm else None
 
 
-def _measured(given: Ordinary, order: Order) -> _Norm | None:
+def measured(given: Ordinary, order: Order) -> _Norm | None:
+    """Return the norm of the arrays together, if one reading settles it."""
     known, threads, dtypes = given.known, given.backend.threads(), tuple(given.known.dtypes)
     arrays, error = alike(dtypes), 0.0
     if arrays.any_complex or order.p not in (1, 2, math.inf):

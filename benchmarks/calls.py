@@ -1,0 +1,164 @@
+"""Time calls that are small, many or functional, beside the code they replace, or the call they should be as quick as.
+
+Arrays have 64 float32 elements each where nothing else is said. "plain NumPy" is the sum of squares of `np.vdot` and
+a product for each array. Beside calls by layer stand the same calls by one norm, beside functional ones those in place.
+"""
+
+import random
+
+import numpy as np
+import torch
+from report import CALLS, parser, rows, show, write
+from timing import medians
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+import gradclip
+
+CASES = {"not clipped": 1e12, "clipped": 1.0}
+EACH = 64
+
+
+def tensors(count, elements=EACH):
+    return [torch.randn(elements) for _ in range(count)]
+
+
+def parameters(grads):
+    made = [torch.nn.Parameter(torch.zeros_like(grad)) for grad in grads]
+    for parameter, grad in zip(made, grads, strict=True):
+        parameter.grad = grad.clone()
+    return made
+
+
+def foreach(grads, max_norm):
+    norm = get_total_norm(grads, foreach=True)
+    return torch._foreach_mul(grads, torch.clamp(max_norm / (norm + 1e-6), max=1.0)), norm
+
+
+def plain_numpy(grads, max_norm):
+    norm = np.sqrt(sum(np.vdot(grad, grad) for grad in grads))
+    scale = np.float32(min(1.0, max_norm / (norm + 1e-6)))
+    return [grad * scale for grad in grads], norm
+
+
+def in_place(grads, max_norm):
+    ours, theirs = parameters(grads), parameters(grads)
+
+    def again(held):
+        return lambda: torch._foreach_copy_([p.grad for p in held], grads)
+
+    return {
+        "gradclip.clip_grad_norm_": (lambda: gradclip.clip_grad_norm_(ours, max_norm), again(ours)),
+        "torch.nn.utils.clip_grad_norm_": (lambda: clip_grad_norm_(theirs, max_norm), again(theirs)),
+    }
+
+
+def functional(grads, max_norm):
+    return {
+        "gradclip.clip_by_global_norm": lambda: gradclip.clip_by_global_norm(grads, max_norm),
+        "torch get_total_norm, _foreach_mul": lambda: foreach(grads, max_norm),
+    }
+
+
+def of_numpy(grads, max_norm):
+    arrays = [grad.numpy() for grad in grads]
+    return {
+        "gradclip.clip_by_global_norm": lambda: gradclip.clip_by_global_norm(arrays, max_norm),
+        "plain NumPy": lambda: plain_numpy(arrays, max_norm),
+    }
+
+
+def numpy_in_place(grads, max_norm):
+    arrays, copies = [grad.numpy() for grad in grads], [grad.numpy().copy() for grad in grads]
+    held = parameters(grads)
+
+    def again():
+        for copy, array in zip(copies, arrays, strict=True):
+            copy[...] = array
+
+    return {
+        "gradclip.clip_grad_norm_, NumPy": (lambda: gradclip.clip_grad_norm_(copies, max_norm), again),
+        "PyTorch's tensors by gradclip": (
+            lambda: gradclip.clip_grad_norm_(held, max_norm),
+            lambda: torch._foreach_copy_([p.grad for p in held], grads),
+        ),
+    }
+
+
+def norms_by_layer(grads, _):
+    return {
+        "gradclip.layer_norms": lambda: gradclip.layer_norms(grads),
+        "global_norm": lambda: gradclip.global_norm(grads),
+    }
+
+
+def by_layer(grads, max_norm):
+    return {
+        "gradclip.clip_by_layer_norm": lambda: gradclip.clip_by_layer_norm(grads, max_norm),
+        "clip_by_global_norm": lambda: gradclip.clip_by_global_norm(grads, max_norm),
+    }
+
+
+def thresholds_of_layers(grads, max_norm):
+    each = [max_norm + number for number in range(len(grads))]
+    return {
+        "gradclip.clip_by_layer_norm": lambda: gradclip.clip_by_layer_norm(grads, each),
+        "clip_by_global_norm": lambda: gradclip.clip_by_global_norm(grads, max_norm),
+    }
+
+
+def beside_in_place(function):
+    def contenders(grads, max_norm):
+        held = parameters(grads)
+        return {
+            f"gradclip.{function.__name__}": lambda: function(grads, max_norm),
+            "clip_grad_norm_": (
+                lambda: gradclip.clip_grad_norm_(held, max_norm),
+                lambda: torch._foreach_copy_([p.grad for p in held], grads),
+            ),
+        }
+
+    return contenders
+
+
+def workloads(most):
+    """Yield what is called, with which arrays, by whom; no more than `most` arrays."""
+    for count in (1, 30, 150, 1_000):
+        yield "in place", (count, EACH), in_place
+        yield "functional", (count, EACH), functional
+        yield "functional, NumPy", (count, EACH), of_numpy
+    for count in (1, 10):
+        yield "functional", (count, 1_000_000), functional
+    yield "in place", (1_000, EACH), numpy_in_place
+    for name, contenders in (
+        ("norms by layer", norms_by_layer),
+        ("by layer", by_layer),
+        ("by layer, each its threshold", thresholds_of_layers),
+    ):
+        yield name, (1_000, EACH), contenders
+    if most > 1_000:
+        yield "functional", (100_000, EACH), beside_in_place(gradclip.clip_by_global_norm)
+        yield "by layer", (100_000, EACH), beside_in_place(gradclip.clip_by_layer_norm)
+
+
+def main():
+    options = parser(__doc__, CALLS, "no more than 1,000 arrays").parse_args()
+    random.seed(0)
+    torch.manual_seed(0)
+    found = []
+    for name, (count, elements), contenders in workloads(1_000 if options.quick else 100_000):
+        grads = tensors(count, elements)
+        for case, max_norm in CASES.items():
+            if contenders is norms_by_layer and case == "clipped":
+                continue
+            described = {"workload": f"{name}, {count:,} x {elements:,}", "case": case}
+            repeats = options.repeats if count <= 1_000 else 5
+            some = rows(described, medians(contenders(grads, max_norm), repeats, options.seconds))
+            show(described["workload"], some)
+            found += some
+    out = options.out or (None if options.quick else CALLS)
+    if out:
+        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": found}, out)
+
+
+if __name__ == "__main__":
+    main()
