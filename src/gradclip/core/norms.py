@@ -155,7 +155,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
         return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
 
     value, divisor = backend.with_care(partial_of(_computed, arrays, order, scope), arrays, count)
-    if "complex128" in arrays.dtypes and not _by_parts(backend, arrays, order, scope):
+    if "complex128" in arrays.dtypes:
         value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
     error = _error(backend, arrays, order, count, scope)
     return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
@@ -195,13 +195,7 @@ def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
 
 def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
     found = _computed(arrays, order, LAYER, backend)
-    beyond = "complex128" in arrays.dtypes and not _by_parts(backend, arrays, order, LAYER)
-    return _beyond_range(backend, arrays, order, LAYER, *found) if beyond else found
-
-
-def _by_parts(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> bool:
-    """Say whether a norm is that of parts that have been divided, so that it is finite where they are."""
-    return order.p == 2 and scope.whole and backend.at_once(arrays) is not None
+    return _beyond_range(backend, arrays, order, LAYER, *found) if "complex128" in arrays.dtypes else found
 
 
 def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:
@@ -242,7 +236,9 @@ def _beyond_range(
     """Return a norm of complex128 numbers and its divisor, those of quarters where only these have one."""
     xp = backend.xp
     known = xp.isfinite(value)
-    if backend.concrete and xp.all(known):
+    # The norm of parts that have been divided first is finite where these are.
+    by_parts = order.p == 2 and scope.whole and backend.at_once(arrays) is not None
+    if by_parts or (backend.concrete and xp.all(known)):
         return value, divisor
     found = value, xp.ones_like(value) if divisor is None else divisor
 

@@ -81,10 +81,7 @@ class Examples(Portable):
     def _norms(
         self, arrays: Arrays, p: float, axes: _Axes, divisor: torch.Tensor | None = None, *, keep: bool = False
     ) -> torch.Tensor:
-        """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`.
-
-        They `keep` the other axes, with one entry each, where that is asked for.
-        """
+        """Return the norms of all tensors together, over divisors if there are any; each has its own along `axes`."""
         read, found = _reader(arrays), []
         # PyTorch has no rule for a list of rows under `vmap`, and compiles each of them.
         by_row = self.visible and p == 2 and divisor is None and not isinstance(arrays, Zeroed)
