@@ -8,25 +8,13 @@ import pytest
 import torch
 
 import gradclip
+from fast_paths import same, without
 from gradclip.core import fast_path
 from gradclip.core.norms import Order
 
 DOORS = ("grad_norm", "global_norm", "clip_grad_norm_", "clip_by_global_norm")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 TORCH, NUMPY = "torch", "numpy"
-
-
-@pytest.fixture
-def general(monkeypatch):
-    """Return what calls a function without the fast path."""
-
-    def call(function, *args, **kwargs):
-        with monkeypatch.context() as patch:
-            for name in DOORS:
-                patch.setattr(fast_path, name, lambda *_: None)
-            return function(*args, **kwargs)
-
-    return call
 
 
 @pytest.fixture
@@ -61,12 +49,6 @@ def leaves(kind, dtypes, scale, seed=0):
     return made if kind == TORCH else [x.numpy() for x in made]
 
 
-def same(x, y):
-    if isinstance(x, torch.Tensor):
-        return x.dtype == y.dtype and x.shape == y.shape and torch.equal(x, y) and x.stride() == y.stride()
-    return type(x) is type(y) and x.dtype == y.dtype and x.shape == y.shape and np.array_equal(x, y)
-
-
 def cases():
     for kind in (TORCH, NUMPY):
         known = [dtype for dtype in DTYPES if kind == TORCH or dtype != "bfloat16"]
@@ -77,20 +59,20 @@ def cases():
 
 @pytest.mark.parametrize("ord", [1, 2, 2.0, math.inf])
 @pytest.mark.parametrize(("kind", "dtypes", "scale"), list(cases()))
-def test_the_bits_are_those_of_the_general_path(general, taken, kind, dtypes, scale, ord):
+def test_the_bits_are_those_of_the_general_path(taken, kind, dtypes, scale, ord):
     tree = {"a": leaves(kind, dtypes, scale)}
     norm = gradclip.global_norm(tree, ord)
-    assert same(norm, general(gradclip.global_norm, tree, ord))
+    assert same(norm, without(fast_path, DOORS, gradclip.global_norm, tree, ord))
     for max_norm in (float(norm) * 2, float(norm) / 3, float(norm) * 1e-5, math.inf, 1):
         new, before = gradclip.clip_by_global_norm(tree, max_norm, ord=ord)
-        expected, same_norm = general(gradclip.clip_by_global_norm, tree, max_norm, ord=ord)
+        expected, same_norm = without(fast_path, DOORS, gradclip.clip_by_global_norm, tree, max_norm, ord=ord)
         assert same(before, same_norm)
         assert all(map(same, new["a"], expected["a"]))
         assert not any(x is y for x, y in zip(new["a"], tree["a"], strict=True))
         pairs = [in_place(kind, tree["a"]) for _ in range(2)]
         assert same(
             gradclip.clip_grad_norm_(pairs[0][0], max_norm, ord),
-            general(gradclip.clip_grad_norm_, pairs[1][0], max_norm, ord),
+            without(fast_path, DOORS, gradclip.clip_grad_norm_, pairs[1][0], max_norm, ord),
         )
         assert all(map(same, pairs[0][1](), pairs[1][1]()))
         assert all(map(same, pairs[0][1](), expected["a"]))
