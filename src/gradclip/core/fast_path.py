@@ -22,6 +22,7 @@ from gradclip.backends.protocols import HostBackend
 from gradclip.backends.registry import framework_of
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.coefficient import KEPT, of_number
+from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype, relative_error
 from gradclip.typing import Parameters
 
@@ -55,23 +56,25 @@ def reusable(parameters: Parameters) -> Parameters:
     return (list(parameters) or parameters) if type(parameters) is GeneratorType else parameters
 
 
-def grad_norm(parameters: object, order: Order) -> Any:
+def grad_norm(parameters: object, ord: object) -> Any:
     """Return the norm of gradients as a scalar of their framework."""
-    return _norm_of(gradients(parameters), order)
+    return _norm_of(gradients(parameters), ord)
 
 
-def global_norm(tree: object, order: Order) -> Any:
+def global_norm(tree: object, ord: object) -> Any:
     """Return the norm of a tree as a scalar of its framework."""
-    return _norm_of(read(optree.tree_leaves(tree)), order)
+    return _norm_of(read(optree.tree_leaves(tree)), ord)
 
 
-def clip_grad_norm_(parameters: object, max_norm: object, order: Order) -> Any:
+def clip_grad_norm_(parameters: object, max_norm: object, ord: object, nonfinite: object) -> Any:
     """Clip gradients where they lie; return their norm as a scalar of their framework."""
     if not is_number(max_norm):
         return None
     given = gradients(parameters)
     if given is None or not given.known.writable:
         return None
+    # Only now: of several processes, which have no gradients here, each must hear of an error.
+    order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
     norm = measured(given, order)
     factors = norm and of_number(norm.value, norm.error, max_norm)
     if norm is None or factors is None:
@@ -132,8 +135,8 @@ def _known(backend: HostBackend | None, leaves: Sequence[Any]) -> Ordinary | Non
     return Ordinary(backend, known, leaves) if backend and known else None
 
 
-def _norm_of(given: Ordinary | None, order: Order) -> Any:
-    norm = measured(given, order) if given else None
+def _norm_of(given: Ordinary | None, ord: object) -> Any:
+    norm = measured(given, Order.parse(ord)) if given else None
     return given.backend.number(norm.value, norm.dtype) if given and norm else None
 
 

@@ -48,7 +48,7 @@ def grad_norm(
     """
     parameters = fast_path.reusable(parameters)
     if process_group is None and mesh is None:
-        found = fast_path.grad_norm(parameters, Order.parse(ord))
+        found = fast_path.grad_norm(parameters, ord)
         if found is not None:
             return found
     params = _parameters(parameters, process_group, mesh)
@@ -114,8 +114,7 @@ def clip_grad_norm_(
     """
     parameters = fast_path.reusable(parameters)
     if process_group is None and mesh is None:
-        Nonfinite.named(nonfinite)
-        found = fast_path.clip_grad_norm_(parameters, max_norm, Order.parse(ord))
+        found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)
         if found is not None:
             return found
     params = _parameters(parameters, process_group, mesh)
