@@ -182,6 +182,15 @@ def test_new_trees_of_what_is_not_ordinary_are_left_to_the_general_path():
         assert fast_path.clip_by_global_norm(torch.ones(3), 1.0, Order(2.0)) is None
 
 
+def test_negative_and_conjugated_views_are_left_to_the_general_path():
+    """In memory lies the original, which has other signs."""
+    conjugated = torch.tensor([3 + 4j]).conj()
+    for view in (conjugated, conjugated.imag):
+        assert fast_path.clip_by_global_norm([view], 1.0, Order(2.0)) is None
+        clipped, _ = gradclip.clip_by_global_norm([view], 1.0)
+        torch.testing.assert_close(clipped[0], view.resolve_conj().resolve_neg() / view.norm(), rtol=1e-6, atol=0)
+
+
 def test_what_is_transformed_or_recorded_is_left_to_the_general_path():
     def check(x):
         assert fast_path.clip_by_global_norm(x, 1.0, Order(2.0)) is None

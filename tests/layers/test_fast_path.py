@@ -1,6 +1,7 @@
 """The fast path of many layers: to the bit what the general path makes of ordinary calls, nothing for others."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -86,6 +87,45 @@ def test_gradients_that_are_missing_or_shared_are_left_to_the_general_path():
     assert fast_path.clip_grad_layer_norm_(given, 1.0, Order(2.0)) is None
     assert fast_path.clip_grad_layer_norm_([given[0], given[0]], 1.0, Order(2.0)) is None
     assert fast_path.clip_grad_layer_norm_(tuple(given[:1]), 1.0, Order(2.0)) is None
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 100.0])
+def test_negative_and_conjugated_views_keep_their_signs(max_norm):
+    conjugated = torch.full((3,), 3 + 4j).conj()
+    for view in (conjugated, conjugated.imag):
+        scale = min(1.0, max_norm / float(view.norm()))
+        expected = view.resolve_conj().resolve_neg() * scale
+        torch.testing.assert_close(gradclip.clip_by_layer_norm([view, view], max_norm)[0][1], expected)
+        given, _ = holders("torch", [torch.zeros(3, dtype=view.dtype)] * 2)
+        for parameter in given:
+            parameter.grad = (
+                torch.full((3,), 3 + 4j).conj() if view.is_complex() else torch.full((3,), 3 + 4j).conj().imag
+            )
+        gradclip.clip_grad_layer_norm_(given, max_norm)
+        torch.testing.assert_close(given[0].grad.resolve_conj().resolve_neg(), expected)
+
+
+def test_layers_that_are_kept_are_not_written(tmp_path):
+    np.ones(16, np.float32).tofile(tmp_path / "gradient")
+    mapped = np.memmap(tmp_path / "gradient", np.float32, "r")
+    given, grads = holders("torch", [torch.ones(16), torch.ones(16)])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PyTorch warns of memory that cannot be written
+        given[0].grad = torch.from_numpy(np.asarray(mapped))
+    before = [grad._version for grad in grads()]
+    assert gradclip.clip_grad_layer_norm_(given, [9.0, 1.0]) is not None
+    assert [grad._version for grad in grads()] == [before[0], before[1] + 1]
+
+
+def test_norms_beyond_float32_are_no_mistake_to_warn_of():
+    large = np.full(4, 3e38, np.float32)
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        assert gradclip.layer_norms([large, large]) == [math.inf, math.inf]
+        assert gradclip.clip_by_layer_norm([large, large], [1.0, 1e300])[1] == [math.inf, math.inf]
+        assert gradclip.clip_grad_layer_norm_([large.copy(), large.copy()], 1.0) == [math.inf, math.inf]
+        assert gradclip.layer_norms([np.full(2, 1e-310)] * 2)[0] > 0
+        assert gradclip.clip_by_layer_norm([np.ones(3)] * 2, 1e-310)[0][0].max() < 1e-310
 
 
 def test_thresholds_in_another_tree_are_left_to_the_general_path():

@@ -33,7 +33,7 @@ SUITES = {
         "optax",
         ("optax/transforms/_clipping_test.py", "optax/contrib/_privacy_test.py"),
         "test_clip or per_example or no_privacy",
-        passing=11,
+        passing=10,
         replaced=(
             "clip",
             "clip_by_block_rms",
@@ -42,6 +42,12 @@ SUITES = {
             "per_example_layer_norm_clip",
         ),
         sensitive="ClippingTest and (test_clip or per_example)",
+        failing=frozenset(
+            {
+                # Wants a block's RMS to 7 decimal places; float32 is multiplied by a coefficient lowered by 2**-23.
+                "optax/transforms/_clipping_test.py::ClippingTest::test_clip_by_block_rms",
+            }
+        ),
     ),
     "jax_privacy": Suite(
         "jax-privacy",

@@ -1,6 +1,7 @@
 """The fast path of private sums: to the bit what the general path makes of ordinary batches, nothing for others."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -83,6 +84,15 @@ UNUSUAL = {
 def test_what_is_not_ordinary_is_left_to_the_general_path(case):
     grads, settings = UNUSUAL[case]
     assert fast_path.clip_examples(grads, PerExampleSettings(**{"max_norm": 1.0, **settings})) is None
+
+
+def test_norms_and_sums_beyond_float32_are_no_mistake_to_warn_of():
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        summed, info = gradclip.per_example_clip(np.full((2, 4), 3e38, np.float32), math.inf)
+        assert np.isinf(summed).all()
+        assert np.isinf(info.norms).all()
+        assert gradclip.per_example_clip([np.full((2, 2), 1e-30, np.float32)], 1e-44)[0][0].max() <= 2e-44
 
 
 def test_a_mask_is_left_to_the_general_path(taken):

@@ -20,7 +20,8 @@ for parts, whole in (("float32", "complex64"), ("float64", "complex128")):
 def tolerance(dtype: str, count: int = 1, *, ord: float = 2, peer_ulps: float = 0.0, shift: float = 0.0) -> float:
     """Return how far, relatively, a clipped element may be from another way of clipping it.
 
-    Two units in the last place of the leaf's dtype for gradclip, which rounds toward zero; what the norm of `count`
+    Two units in the last place of the leaf's dtype for gradclip, four of float32, whose coefficient is lowered; what
+    the norm of `count`
     float64 numbers is lowered by, so that the bound holds (and what `pow` may add for other orders than 1, 2 and the
     extremes); `peer_ulps` for the peer's own roundings, in the same dtype; `shift` for a constant that the peer adds
     to the norm, divided by the norm.
@@ -28,7 +29,8 @@ def tolerance(dtype: str, count: int = 1, *, ord: float = 2, peer_ulps: float = 
     margin = (count + 64) * 2.0**-53
     if ord not in (1, 2, math.inf, -math.inf):
         margin = (margin + 2.0**-40) * max(1.0, 1.0 / ord)
-    return (2.0 + peer_ulps) * ULP[dtype] + margin + shift
+    own = 4.0 if dtype in ("float32", "complex64") else 2.0
+    return (own + peer_ulps) * ULP[dtype] + margin + shift
 
 
 def plain_sum_ulps(count: int, ord: float = 2) -> float:

@@ -50,9 +50,11 @@ def decide(
     scope: Scope = TREE,
     mask: Array | None = None,
     holders: "Holders",
+    at_once: bool = True,
 ) -> Decision:
     """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
 
+    `at_once` says whether all arrays may be scaled by a `Multiplier`.
     `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
     hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
     "raise".
@@ -69,7 +71,7 @@ def decide(
         norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
     if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
         holders.raise_nonfinite(backend, arrays, names())
-    made = _decided(backend, arrays, clipping, norm, scope, holders)
+    made = _decided(backend, arrays, clipping, norm, scope, holders, at_once=at_once)
     if mask is None:
         return made
     chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
@@ -95,11 +97,18 @@ def decide_each(
 
 
 def _decided(
-    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, scope: Scope, holders: "Holders"
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    norm: Norm,
+    scope: Scope,
+    holders: "Holders",
+    *,
+    at_once: bool = True,
 ) -> Decision:
     in_range = norm if norm.divisor is None else settled(backend, norm)
     several = scope.whole and not backend.concrete
-    found = _multiplier(backend, arrays, clipping, in_range, holders) if several else None
+    found = _multiplier(backend, arrays, clipping, in_range, holders) if several and at_once else None
     if found is not None:
         return Decision(norm, found, arrays)
     threshold = backend.scalar(clipping.max_norm, arrays)

@@ -27,7 +27,7 @@ nothing to A. The same holds where y has not been rounded to float16 before.
 
 Where A is still not small beside C, results would be much smaller than they may be. Then arrays are scaled one by one,
 by `coefficient`. What decides it is known before anything is computed: no device is waited for. Where N is beyond
-2**126 * C, c has few digits in float32, or is zero, and so are the results.
+2**126 * C, c has few digits in float32, or is zero, and so are the results; for float64 c is zero beyond 2**1021 * C.
 
 A threshold that lies on a device decides nothing here. float16 is always stepped then, and C - A is at least 0. For
 float64 all results are zeros where C is below 2**-900, or K, in units of the divisor, below 2**-960.

@@ -46,8 +46,8 @@ def grad_norm(
     5.0
 
     """
-    parameters = fast_path.reusable(parameters)
     if process_group is None and mesh is None:
+        parameters = fast_path.reusable(parameters)
         found = fast_path.grad_norm(parameters, ord)
         if found is not None:
             return found
@@ -112,8 +112,8 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    parameters = fast_path.reusable(parameters)
     if process_group is None and mesh is None:
+        parameters = fast_path.reusable(parameters)
         found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)
         if found is not None:
             return found

@@ -128,7 +128,7 @@ class Folded:
             given = backend.scalar(1.0 if scale is None else scale, arrays)
             threshold = threshold_of_scaled(backend, self._max_norm, given)
             clipping = Clipping(threshold, self._order, PROPAGATE if policy.blanks else policy, CLIP)
-            made = decide(backend, arrays, clipping, gradients.names, holders=holders)
+            made = decide(backend, arrays, clipping, gradients.names, holders=holders, at_once=False)
             nonfinite = backend.xp.logical_not(backend.xp.isfinite(made.norm.value))
             by = divisor(backend, made.coefficient, given)
             as_they_are = scale is None and backend.concrete and by == 1.0

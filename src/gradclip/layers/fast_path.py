@@ -25,8 +25,11 @@ def layer_norms(tree: object, order: Order) -> Any:
     """Return a tree of the norms of all leaves, scalars of their framework."""
     leaves, structure = optree.tree_flatten(tree)
     given = read(leaves)
-    norm = _measured(given, order) if given else None
-    return optree.tree_unflatten(structure, _scalars(given, norm)) if given and norm else None
+    if given is None:
+        return None
+    with given.backend.precision():
+        norm = _measured(given, order)
+        return optree.tree_unflatten(structure, _scalars(given, norm)) if norm else None
 
 
 def clip_by_layer_norm(tree: object, max_norm: object, order: Order) -> tuple[Any, Any] | None:
@@ -41,10 +44,12 @@ def clip_by_layer_norm(tree: object, max_norm: object, order: Order) -> tuple[An
     if given is None or not given.known.in_order:
         return None
     results = given.backend.new_like(leaves, copied=False)
-    norm = _scaled(given, given.backend.known(results), thresholds, order)
-    if norm is None:
-        return None
-    return optree.tree_unflatten(structure, results), optree.tree_unflatten(structure, _scalars(given, norm))
+    with given.backend.precision():
+        found = _scaled(given, given.backend.known(results), thresholds, order)
+        if found is None:
+            return None
+        norms = _scalars(given, found[0])
+    return optree.tree_unflatten(structure, results), optree.tree_unflatten(structure, norms)
 
 
 def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) -> list[Any] | None:
@@ -55,11 +60,13 @@ def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) ->
     thresholds = [max_norm] * len(given.leaves) if is_number(max_norm) else max_norm
     if not isinstance(thresholds, list) or not len(thresholds) == len(given.leaves) == len(parameters):
         return None
-    norm = _scaled(given, given.known, thresholds, order)
-    if norm is None:
-        return None
-    given.backend.wrote(given.leaves)
-    return _scalars(given, norm)
+    with given.backend.precision():
+        found = _scaled(given, given.known, thresholds, order)
+        if found is None:
+            return None
+        norm, kept = found
+        given.backend.wrote([leaf for leaf, keep in zip(given.leaves, kept, strict=True) if not keep])
+        return _scalars(given, norm)
 
 
 def _measured(given: Ordinary, order: Order) -> Norm | None:
@@ -75,17 +82,22 @@ def _measured(given: Ordinary, order: Order) -> Norm | None:
     return Norm(rooted(given.backend, Partial(sums, None), order), None, errors, 0.0)
 
 
-def _scaled(given: Ordinary, to: "KernelArrays | None", thresholds: Sequence[object], order: Order) -> Norm | None:
-    """Scale each layer that has to be; return the norms. None where this has to be found out one by one."""
+def _scaled(
+    given: Ordinary, to: "KernelArrays | None", thresholds: Sequence[object], order: Order
+) -> tuple[Norm, list[bool]] | None:
+    """Scale each layer that has to be; return the norms, and which layers are kept.
+
+    None where this has to be found out one by one.
+    """
     max_norms = np.array([one if is_number(one) else -1.0 for one in thresholds])
     norm = _measured(given, order) if to is not None and (max_norms >= 0).all() else None
     undecided: Any = norm and open_between(norm, max_norms)
     if norm is None or to is None or undecided.any():
         return None
     chosen = coefficient(given.backend, norm, max_norms, split="float64" in given.known.dtypes)
-    many = range(len(given.leaves))
-    given.known.scale_groups(to, many, chosen.keep.tolist(), factors_of_groups(chosen), given.backend.threads())
-    return norm
+    kept = chosen.keep.tolist()
+    given.known.scale_groups(to, range(len(kept)), kept, factors_of_groups(chosen), given.backend.threads())
+    return norm, kept
 
 
 def _scalars(given: Ordinary, norm: Norm) -> list[Any]:

@@ -209,7 +209,8 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
     std::byte* target = start_of(into.at(pieces[i].array), pieces[i]);
     // Copied, not multiplied by 1: that would move numbers below the normal range.
     if (scaling.keep) {
-      std::memcpy(target, source, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
+      // Not even written where it lies: that may be in memory that must not be.
+      if (source != target) std::memcpy(target, source, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
       return;
     }
     const Factors& factors = span.dtype == Dtype::float64 ? scaling.wide : scaling.narrow;

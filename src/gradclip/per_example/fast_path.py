@@ -30,17 +30,25 @@ def clip_examples(grads: object, settings: PerExampleSettings) -> tuple[Any, Any
     if given is None or not given.known.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
         return None
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
-    dtypes = tuple(given.known.dtypes)
-    arrays = alike(dtypes)
-    if not leaves[0].shape or not len(leaves[0]) or not sum(widths) or arrays.any_complex:
+    if not leaves[0].shape or not len(leaves[0]) or not sum(widths):
         return None
-    totals, norms = _added(given, settings.target, float(settings.max_norm), widths)
+    with given.backend.precision():
+        found = _clipped(given, settings, float(settings.max_norm), widths)
+    return found and (optree.tree_unflatten(structure, found[0]), *found[1:])
+
+
+def _clipped(
+    given: Ordinary, settings: PerExampleSettings, max_norm: float, widths: Sequence[int]
+) -> tuple[list[Any], Any, Any] | None:
+    dtypes, array = tuple(given.known.dtypes), given.backend.array
+    arrays = alike(dtypes)
+    if arrays.any_complex:
+        return None
+    totals, norms = _added(given, settings.target, max_norm, widths)
     if not np.isfinite(norms).all() or (FLOAT64 in arrays.formats and not (norms > math.sqrt(ENOUGH)).all()):
         return None
-    clipped = np.int64(np.count_nonzero(norms > settings.max_norm))
-    sums = _sums(given, settings, totals, widths)
-    array = given.backend.array
-    return optree.tree_unflatten(structure, sums), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
+    clipped = np.int64(np.count_nonzero(norms > max_norm))
+    return _sums(given, settings, totals, widths), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
 
 
 def _added(given: Ordinary, target: Target, max_norm: float, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:

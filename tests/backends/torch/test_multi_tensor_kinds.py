@@ -263,6 +263,14 @@ class TestWithoutFloat64:
     def without(self, monkeypatch):
         monkeypatch.setattr(device, "_has_float64", lambda _: False)
 
+    def test_a_threshold_becomes_no_larger_in_float32(self):
+        for threshold in (1e-22, 0.1, 1e-3, torch.tensor(0.1, dtype=torch.float64)):
+            leaves = [torch.tensor([float(threshold) * scale]) for scale in (1.0, 3.0)]
+            for leaf in leaves:
+                with DEVICE.mode():
+                    clipped, _ = gradclip.clip_by_global_norm([leaf], threshold, ord=math.inf)
+                assert float(clipped[0]) <= float(threshold)
+
     @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
     @pytest.mark.parametrize("ord", [1, 2, math.inf])
     def test_the_bound_holds(self, dtype, ord):

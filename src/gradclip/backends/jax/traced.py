@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec
 
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import (
+    FLOAT32,
     FLOAT64,
     SUPPORTED,
     dtype_name,
@@ -132,6 +133,8 @@ class Jax(JaxNorms):
         return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
     def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
+        if self.wide is FLOAT32 and isinstance(value, float) and value > 0:
+            value = FLOAT32.toward_zero(value)  # a threshold must not become larger
         # A conversion would read a subnormal threshold as zero.
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)

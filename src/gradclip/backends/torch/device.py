@@ -85,12 +85,15 @@ class Torch(Examples):
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
+            value = _not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
             return value.to(self.device, self.wide_dtype)
         if isinstance(value, np.ndarray):
             made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
             if self.device.type == "cuda" and torch.cuda.is_available():
                 made = made.pin_memory()  # from where a copy to the device lets the host go on
             return sent(made, self.device)
+        if self.wide is FLOAT32 and value > 0:
+            value = FLOAT32.toward_zero(value)  # a threshold must not become larger
         # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
@@ -238,6 +241,12 @@ class Torch(Examples):
 
 
 _checked: type[Backend] = Torch
+
+
+def _not_above(value: torch.Tensor) -> torch.Tensor:
+    """Return float64 numbers in float32, rounded toward zero: a threshold must not become larger."""
+    nearest = value.to(torch.float32)
+    return torch.where(nearest.abs() > value.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
 
 
 def _has_float64(device: torch.device) -> bool:

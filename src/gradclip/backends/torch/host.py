@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from gradclip.backends.arrays import Arrays, check_dtypes
+from gradclip.backends.formats import is_complex_name
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.memory import Region, any_overlap
@@ -61,8 +62,17 @@ class TorchHost(Host):
         return super().plain(leaves) and not (forward or asked)
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
-        known = described(leaves)
-        return None if known.left_out else known.kernels
+        kernels, left_out = described(leaves)
+        # What lies in memory are not the numbers of a negative or conjugated view, but those of its original.
+        if left_out or any(map(torch.Tensor.is_neg, leaves)):
+            return None
+        return None if _any_complex(kernels) and any(map(torch.Tensor.is_conj, leaves)) else kernels
+
+    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
+        sources = [arrays.sources[index] for index in indices]
+        if not all(isinstance(source, torch.Tensor) for source in sources):
+            return super().chosen(arrays, indices)
+        return HostArrays(sources, viewed, described(sources))
 
     def new_like(self, leaves: Sequence[torch.Tensor], *, copied: bool) -> list[Any]:
         return [leaf.clone() for leaf in leaves] if copied else list(map(torch.empty_like, leaves))
@@ -151,6 +161,10 @@ class TorchHost(Host):
 
 
 _checked: type[HostBackend] = TorchHost
+
+
+def _any_complex(kernels: KernelArrays) -> bool:
+    return any(map(is_complex_name, kernels.dtypes))
 
 
 def _name(names: Callable[[], Sequence[str]], index: int) -> str:
