@@ -10,7 +10,7 @@ LAYERS = [
     {"backends"},
     {"core", "arguments", "parameters", "versions"},
     {"distributed"},
-    {"layers"},
+    {"layers", "adaptive"},
     {"clip", "inplace", "norm_at_most", "per_example"},
     {"integrations"},
     {"cli"},

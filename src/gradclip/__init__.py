@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -30,8 +31,10 @@ __all__ = [
     "ClippedFunction",
     "ExampleOutputs",
     "NativeStatus",
+    "NormHistory",
     "PartialNorm",
     "PerExampleInfo",
+    "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
     "check_sensitivity",

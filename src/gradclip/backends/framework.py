@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from gradclip.backends import Backend
     from gradclip.backends.batching import Batching
     from gradclip.backends.host.arrays import HostArray
@@ -54,6 +56,9 @@ class Trees(Protocol):
 
 class Framework(ABC):
     """The front of a framework's folder. What is written out here holds where a framework does not differ."""
+
+    namespace: "ModuleType"
+    """The operations of the array API standard over the framework's arrays."""
 
     @property
     def trees(self) -> Trees:

@@ -14,6 +14,7 @@ from gradclip.backends.host.backend import HOST, Host, backend
 class NumPy(Framework):
     """Arrays in host memory."""
 
+    namespace = HOST.xp
     backend = staticmethod(backend)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> Host | None:

@@ -19,6 +19,8 @@ from gradclip.backends.jax.trees import JAX_TREES, JaxTrees
 class Jax(Framework):
     """Arrays on any devices, and traced ones."""
 
+    namespace = jnp
+
     @property
     def trees(self) -> JaxTrees:
         return JAX_TREES

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from array_api_compat import torch as namespace
 
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
@@ -15,6 +16,7 @@ from gradclip.backends.torch.tensors import PLAIN, on_host
 class Torch(Framework):
     """Tensors on any device."""
 
+    namespace = namespace
     backend = staticmethod(backend)
     on_fast_path = staticmethod(on_fast_path)
     on_host = staticmethod(on_host)

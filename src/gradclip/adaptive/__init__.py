@@ -1,0 +1,1 @@
+"""Thresholds that follow the norms."""

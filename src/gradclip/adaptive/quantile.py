@@ -1,0 +1,213 @@
+"""A threshold that follows the norms: a multiple of a quantile of those observed last.
+
+It is pure: a rule, a frozen value, and a history, a tuple of two arrays. `AdaptiveNorm` holds both for loops that
+change what they have.
+"""
+
+import math
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradclip.adaptive.settings import check_between, check_window
+from gradclip.backends.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
+from gradclip.backends.registry import entry_of, framework_of, names_of_all
+from gradclip.typing import Scalar
+
+_LARGEST_WINDOW = 2**15  # its square is an integer of 32 bits, the only ones that JAX has by default
+
+
+class NormHistory(NamedTuple):
+    """The norms observed last, the newest first, `inf` where there is none yet, and how many there are.
+
+    `norms` has the shape (..., window) and `count` the shape (...), where (...) is () or that of the layers. A history
+    is a tree of two arrays: it can be passed through `jax.jit`, carried by `jax.lax.scan`, saved and loaded.
+    """
+
+    norms: Any
+    count: Any
+
+
+@dataclass(frozen=True)
+class QuantileThreshold:
+    """A threshold that is a multiple of a quantile of the last norms: factor * q-quantile, within [lower, upper].
+
+    Of the c norms in the history it takes the k-th smallest, k = max(1, ceil(quantile * c)). A norm is kept if it is
+    finite and positive, so that NaN and zeros change nothing.
+
+    Attributes:
+        factor: by which the quantile is multiplied, from 2**-64 to 2**64. With 2 and the median a norm is clipped that
+            is more than twice the usual one.
+        quantile: from 0, the smallest, to 1, the largest. It is read as the decimal that it is printed as.
+        window: W, how many norms are kept: 1 to 32,768.
+        initial: the threshold until a norm has been observed. `inf` clips nothing then.
+        lower: the threshold is at least that, in the units of the gradients.
+        upper: the threshold is at most that, also before the first norm. In float32 both bounds are rounded down.
+
+    **It cannot be killed.** Let k = max(1, ceil(quantile * W)) and K = max(k, W - k + 1); `recovery_steps` is K, which
+    is 65 for the defaults. After any history whatever, once K finite positive norms in [a, b] have been observed, and
+    whatever lies between them that is not finite or not positive, the threshold is in [factor * a, factor * b], within
+    [lower, upper]. With K - 1 it need not be.
+
+    Proof. Of the c <= W norms in the window K are in [a, b], so that at most c - K are not. The threshold follows from
+    the k_c-th smallest, k_c = max(1, ceil(quantile * c)). A norm more moves ceil(quantile * c) by 1 at most, so k_c >=
+    k - (W - c) >= c - K + 1: even if the c - K are all smaller, the k_c-th smallest is not among them, and is at least
+    a. Also k_c <= k <= K, so that k_c norms are at most b. K - 1 do not suffice: where K is k, beside W - K + 1 larger
+    norms the k-th smallest is one of these; where K is W - k + 1, k smaller ones hold it.
+
+    What this does not promise: every level that lasts is accepted, a wrong one too. `upper` says where to stop. A fixed
+    threshold that was chosen well trains as well: what is gained is that nobody has to choose it.
+
+    Equal norms give the same threshold, to the last bit, in NumPy, PyTorch and JAX, and on every process: the history
+    is float32, or float64 where `init` is told so, and the product is rounded once. Norms that are no normal numbers
+    there, or would make the threshold none, count as zeros.
+
+    Raises:
+        TypeError: a field that is no number. ValueError: one out of its range, or `lower` above `upper`.
+
+    >>> rule = QuantileThreshold(factor=2.0, window=4)
+    >>> history = rule.init()
+    >>> for norm in (3.0, math.nan, 5.0, 0.0, 4.0):
+    ...     history = rule.observe(history, norm)
+    >>> float(rule.max_norm(history))  # twice the median of 3, 5 and 4
+    8.0
+
+    """
+
+    factor: float = 2.0
+    quantile: float = 0.5
+    window: int = 128
+    initial: float = math.inf
+    lower: float = 0.0
+    upper: float = math.inf
+    _fraction: tuple[int, int] = field(init=False, repr=False, compare=False)
+    _kept: dict[str, tuple[float, float]] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        checked = {
+            "factor": check_between("factor", self.factor, 2.0**-64, 2.0**64),
+            "quantile": check_between("quantile", self.quantile, 0.0, 1.0),
+            "window": check_window("window", self.window, _LARGEST_WINDOW),
+            **{name: check_between(name, getattr(self, name), 0.0, math.inf) for name in ("initial", "lower", "upper")},
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)
+        object.__setattr__(self, "_fraction", _fraction(self.quantile, self.window))
+        object.__setattr__(self, "_kept", {form.name: _kept(self.factor, form) for form in (FLOAT32, FLOAT64)})
+        if self.lower > self.upper:
+            raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
+
+    @property
+    def recovery_steps(self) -> int:
+        """K: after so many finite positive norms on a level the threshold is that level's, whatever was before.
+
+        >>> QuantileThreshold().recovery_steps
+        65
+        """
+        k = self._smallest(self.window)
+        return max(k, self.window - k + 1)
+
+    def init(self, like: Any = None, shape: tuple[int, ...] = ()) -> NormHistory:
+        """Return a history without norms.
+
+        Args:
+            like: an array of the framework and on the device of the norms to come. The history is float64 where this
+                is, else float32. None means NumPy and float32.
+            shape: () for one norm at each step, (layers,) for one of each layer, which all have thresholds of their
+                own.
+
+        """
+        like = np.zeros((), np.float32) if like is None else like
+        framework, xp = _framework(like), _namespace(like)
+        zeros = framework.zeros(shape, like)
+        dtype = zeros.dtype if dtype_name(zeros) == "float64" else xp.float32
+        norms = xp.astype(framework.zeros((*shape, self.window), like), dtype)
+        return NormHistory(xp.full_like(norms, math.inf), xp.astype(zeros, int))
+
+    def max_norm(self, history: NormHistory) -> Scalar:
+        """Return the threshold for the next step: a scalar of the history's framework and dtype, or one for each layer.
+
+        It follows from what was observed before that step. Nothing waits for an accelerator.
+        """
+        norms, count = history
+        xp, (numerator, denominator) = _namespace(norms), self._fraction
+        # One axis is kept until the end: NumPy 1 would make float64 of the product of a scalar.
+        k = (count[..., None] * numerator + (denominator - 1)) // denominator
+        found = xp.take_along_axis(xp.sort(norms, axis=-1), xp.where(k > 0, k - 1, 0), axis=-1) * self.factor
+        form = format_of(norms)
+        lower, upper = form.toward_zero(self.lower), form.toward_zero(self.upper)
+        threshold = xp.where(count[..., None] > 0, found, self.initial)
+        threshold = xp.where(threshold < lower, lower, threshold)
+        return xp.where(threshold > upper, upper, threshold)[..., 0]
+
+    def observe(self, history: NormHistory, norm: Scalar) -> NormHistory:
+        """Return the history with the norm before clipping, which is kept if it is finite and positive.
+
+        Args:
+            history: what `init` or an earlier call has returned.
+            norm: a scalar, as `gradclip.clip_by_global_norm` returns it; for layers an array of the shape of `count`.
+
+        """
+        norms, count = history
+        xp, (least, most) = _namespace(norms), self._kept[format_of(norms).name]
+        norm = _of_framework(norms, norm)
+        kept = (norm >= least) & (norm <= most)
+        # Chosen before it is converted: NumPy warns where float32 cannot hold a number.
+        last = xp.astype(xp.where(kept, norm, least), norms.dtype)
+        if last.shape != count.shape:  # one norm for all layers
+            last = xp.broadcast_to(last, count.shape)
+        shifted = xp.concat([last[..., None], norms[..., :-1]], axis=-1)
+        return NormHistory(
+            xp.where(kept[..., None], shifted, norms), xp.where(kept & (count < self.window), count + 1, count)
+        )
+
+    def _smallest(self, count: int) -> int:
+        """Return which of so many norms, counted from the smallest, the threshold follows from."""
+        numerator, denominator = self._fraction
+        return max(1, -(-count * numerator // denominator))
+
+
+@lru_cache(maxsize=64)
+def _fraction(quantile: float, window: int) -> tuple[int, int]:
+    """Return the least fraction n / d >= quantile with d <= window: ceil(quantile * c) = ceil(n * c / d) for c <= d.
+
+    If ceil(quantile * c) = m then m / c >= quantile is one of these fractions, so that n / d <= m / c.
+    """
+    exact = Fraction(repr(quantile))
+    found = min(Fraction(math.ceil(exact * c), c) for c in range(1, window + 1))
+    return found.numerator, found.denominator
+
+
+def _kept(factor: float, form: Format) -> tuple[float, float]:
+    """Return the smallest and the largest norm that is kept: both, and thresholds, are normal numbers of a format.
+
+    Frameworks do not agree on what lies below these. Both are powers of two, the same in float32 and float64.
+    """
+    up, down = (2.0 ** max(0, math.ceil(math.log2(by))) for by in (factor, 1 / factor))
+    return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
+
+
+def _framework(array: Any) -> Any:
+    framework = framework_of(array)
+    if framework is None:
+        raise TypeError(f"like must be an array of {names_of_all()}, got {array!r:.80} of type {type(array).__name__}.")
+    return framework
+
+
+def _namespace(array: Any) -> ModuleType:
+    return _framework(array).namespace
+
+
+def _of_framework(norms: Any, norm: Any) -> Any:
+    """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device."""
+    if entry_of(norm) is entry_of(norms):
+        return norm
+    form, values = format_of(norms), np.asarray(norm, np.float64)
+    held = np.where(np.abs(values) <= form.largest, values, math.inf)
+    if held.shape:
+        return _framework(norms).like(norms, form.name, held)
+    return _namespace(norms).full_like(norms[..., 0], float(held))
