@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
 from gradclip.clip import (
     clip_by_global_norm,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "AdaptiveNorm",
     "ClippedFunction",
     "ExampleOutputs",
     "NativeStatus",

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 HERE = Path(__file__).parent
-HELPERS = ("mesh", "network", "layouts", "whole_gradients")
+HELPERS = ("mesh", "network", "layouts", "whole_gradients", "of_one_process")
 """Functions of the scripts that take nothing and are no cases."""
 
 

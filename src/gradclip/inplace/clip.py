@@ -5,6 +5,9 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
+from functools import partial
+
+from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
@@ -66,7 +69,7 @@ def grad_norm(
 @ordinary_arithmetic
 def clip_grad_norm_(
     parameters: Parameters,
-    max_norm: Threshold,
+    max_norm: Threshold | AdaptiveNorm,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -79,7 +82,8 @@ def clip_grad_norm_(
         parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
             array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
             writable. Memory that is listed twice is scaled once.
-        max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing.
+        max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. A `gradclip.AdaptiveNorm`
+            is a threshold that follows the norms of these calls.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
         process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
@@ -117,13 +121,17 @@ def clip_grad_norm_(
         found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)
         if found is not None:
             return found
+    if isinstance(max_norm, AdaptiveNorm):
+        asked = partial(clip_grad_norm_, parameters, ord=ord, nonfinite=nonfinite)
+        clip_to = partial(asked, process_group=process_group, mesh=mesh)
+        return max_norm.clip(clip_to, Order.parse(ord), Nonfinite.named(nonfinite))
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():
-        order, policy, max_norm = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
-        processes.ask(order, policy, max_norm)
-        gradients, backend, arrays = entered(params, processes, max_norm, to_write=True)
-        clipping = Clipping(check_threshold(max_norm, backend=backend), order, policy, CLIP)
+        order, policy, threshold = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
+        processes.ask(order, policy, threshold)
+        gradients, backend, arrays = entered(params, processes, threshold, to_write=True)
+        clipping = Clipping(check_threshold(threshold, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
     with backend.precision():
         if policy.zeroes and holders.sees_all:

@@ -1,0 +1,218 @@
+"""A threshold that follows, for loops that clip in place: a rule and what it has observed, in one object."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.settings import check_between
+from gradclip.backends.formats import dtype_name
+from gradclip.backends.registry import entry_of, find, framework_of
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.typing import Scalar, Threshold
+
+_KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
+
+
+class AdaptiveNorm:
+    """A threshold that follows the norms, to be passed as `max_norm` of `gradclip.clip_grad_norm_` at every step.
+
+    Each call clips to the threshold that follows from the earlier steps, and then observes its own norm, the one before
+    clipping; a call that raises observes nothing. `gradclip.QuantileThreshold` has the formula, and the proof that
+    no history can kill it.
+
+    Args:
+        rule: how the threshold follows.
+        skip_above: a step is skipped whose norm exceeds so many thresholds, from 1: the gradients become zeros. `inf`
+            skips none. The norm counts as observed all the same, so that a level that lasts is accepted. Optimizers
+            with `fused=True` really skip the step, with moments and count as they are, under
+            `gradclip.integrations.torch.fold_into`.
+
+    Attributes:
+        rule: as given.
+        norm: the norm before clipping at the last step, as the call returned it; None before the first.
+        threshold: the threshold of that step, a number, or on an accelerator a scalar array; None before the first.
+
+    Where several processes hold parts of the gradients, each has a holder of its own: they see equal norms, so that
+    their thresholds are equal to the last bit. On an accelerator nothing waits, but for what you read.
+
+    Raises:
+        TypeError, ValueError: `skip_above` that is no number, or below 1.
+
+    >>> import gradclip
+    >>> import numpy as np
+    >>> max_norm = AdaptiveNorm()
+    >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
+    ...     update = {"w": np.array(gradient)}
+    ...     norm = gradclip.clip_grad_norm_(update, max_norm)
+    >>> float(norm), update["w"].round(6).tolist()  # twice the norm of the first step
+    (50.0, [6.0, 8.0])
+    >>> max_norm.clipped, max_norm.skipped
+    (1, 0)
+
+    """
+
+    instead_of_threshold = (
+        "It is for gradclip.clip_grad_norm_, which changes what it is given. Where nothing is changed, write two "
+        "lines, with a rule, as gradclip.QuantileThreshold(), and history = rule.init(norm) before the first step:\n"
+        "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
+        "    history = rule.observe(history, norm)"
+    )
+
+    def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
+        self.rule = QuantileThreshold() if rule is None else rule
+        self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
+        self.norm: Scalar | None = None
+        self.threshold: Scalar | None = None
+        self._history = self.rule.init()
+        self._order: Order | None = None
+        self._counts: dict[str, Any] = {"steps": 0, "clipped": 0, "skipped": 0}
+
+    def __repr__(self) -> str:
+        skips = "" if math.isinf(self.skip_above) else f", skip_above={self.skip_above!r}"
+        return f"AdaptiveNorm({self.rule!r}{skips})"
+
+    @property
+    def max_norm(self) -> Scalar:
+        """The threshold of the next step: a number, or on an accelerator a scalar array."""
+        threshold = self.rule.max_norm(self._history)
+        return float(threshold) if isinstance(self._history.norms, np.ndarray) else threshold
+
+    @property
+    def history(self) -> NormHistory:
+        """The norms observed last, the newest first."""
+        return self._history
+
+    @property
+    def steps(self) -> int:
+        """How many steps were observed."""
+        return int(self._counts["steps"])
+
+    @property
+    def clipped(self) -> int:
+        """How many steps were clipped: their norm was above the threshold, and they were not skipped."""
+        return int(self._counts["clipped"])
+
+    @property
+    def skipped(self) -> int:
+        """How many steps were skipped: by `skip_above`, or by `nonfinite="skip"`."""
+        return int(self._counts["skipped"])
+
+    # What calls ask
+
+    def clip(self, clip_to: Callable[[Threshold], Scalar], order: Order, nonfinite: Nonfinite) -> Scalar:
+        """Clip by a function that takes a threshold and returns the norm before; observe that norm, and return it."""
+        threshold = self.for_order(order)
+        norm = clip_to(threshold)
+        if self.skip_above < math.inf:
+            spike = self.is_spike(norm, threshold)
+            if not isinstance(spike, bool):
+                xp = framework_of(norm).namespace  # type: ignore[union-attr]
+                clip_to(xp.where(spike, 0.0, xp.full_like(norm, math.inf)))
+            elif spike:
+                clip_to(0.0)
+        self.observe(norm, threshold, order, nonfinite)
+        return norm
+
+    def for_order(self, order: Order) -> Scalar:
+        """Return the threshold of the next step. Raises ValueError where other steps had norms of another order."""
+        if self._order not in (None, order):
+            raise ValueError(
+                f"this AdaptiveNorm has observed norms of ord={self._order.p}, got ord={order.p}. Make one for each "
+                "order."
+            )
+        return self.max_norm
+
+    def is_spike(self, norm: Scalar, threshold: Scalar) -> Any:
+        """Say whether `skip_above` skips a step: a bool, or for an accelerator a scalar array."""
+        seen, limit = _seen(norm, threshold)
+        spike = (seen > limit * self.skip_above) & _finite(seen)
+        return spike if _on_device(norm) else bool(spike)
+
+    def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite) -> None:
+        """Take note of a step that has succeeded: its norm before clipping, and the threshold it was clipped to."""
+        self._order, self.norm, self.threshold = order, norm, threshold
+        seen, limit = _seen(norm, threshold)
+        finite = _finite(seen)
+        skipped = self.is_spike(norm, threshold) | (~finite & nonfinite.blanks)
+        clipped = (seen > limit) & finite & ~skipped
+        for name, more in (("steps", 1), ("clipped", clipped), ("skipped", skipped)):
+            self._counts[name] = self._counts[name] + (more if _on_device(norm) else int(more))
+        like = norm if _on_device(norm) else np.zeros((), dtype_name(norm))
+        self._history = self.rule.observe(_as_of(self._history, like), seen)
+
+    # Saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs, in numbers of Python, so that any format can hold it.
+
+        `torch.load(..., weights_only=True)` loads it, too. The rule is not in it. From an accelerator it is fetched.
+        """
+        norms = np.asarray(_host(self._history.norms))
+        return {
+            "ord": self._order and self._order.p,
+            "dtype": norms.dtype.name,
+            "norms": norms[: int(self._history.count)].tolist(),
+            **{name: int(count) for name, count in self._counts.items()},
+            "norm": None if self.norm is None else float(self.norm),
+            "threshold": None if self.threshold is None else float(self.threshold),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state. The thresholds are those of a run that was not interrupted, to the last bit.
+
+        A state of a longer window leaves its newest norms. Raises ValueError for a state of norms of another order than
+        those observed here, and for what is no state of an `AdaptiveNorm`.
+        """
+        if set(state) != set(_KEYS):
+            raise ValueError(
+                f"an AdaptiveNorm's state has {', '.join(_KEYS)}, got {', '.join(map(str, state)) or 'nothing'}. Pass "
+                "what its state_dict() returned."
+            )
+        order = None if state["ord"] is None else Order.parse(state["ord"])
+        if None not in (order, self._order) and order != self._order:
+            raise ValueError(
+                f"the state is of norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
+                f"ord={self._order.p}. Load it into a new one, and clip with that ord."  # type: ignore[union-attr]
+            )
+        history = self.rule.init(np.zeros((), state["dtype"]))
+        for norm in reversed(state["norms"][: self.rule.window]):
+            history = self.rule.observe(history, norm)
+        self._order, self._history = order or self._order, history
+        self._counts = {name: int(state[name]) for name in self._counts}
+        self.norm, self.threshold = state["norm"], state["threshold"]
+
+
+def _on_device(norm: Scalar) -> bool:
+    """Say whether to look at a norm would wait, or cannot be done."""
+    return not isinstance(norm, float) and not find([norm], lambda: ["norm"]).concrete
+
+
+def _seen(norm: Scalar, threshold: Scalar) -> tuple[Any, Any]:
+    """Return a norm and a threshold in NumPy's numbers where the norm can be seen, else as they are."""
+    return (norm, threshold) if _on_device(norm) else (np.float64(float(norm)), float(threshold))
+
+
+def _finite(norm: Any) -> Any:
+    return framework_of(norm).namespace.isfinite(norm)  # type: ignore[union-attr]
+
+
+def _as_of(history: NormHistory, like: Any) -> NormHistory:
+    """Return a history in the framework and on the device of a norm, and at least as wide."""
+    norms, count = history
+    if entry_of(norms) is not entry_of(like):
+        framework: Any = framework_of(like)
+        wide = "float64" if "float64" in (dtype_name(norms), dtype_name(like)) else "float32"
+        counts = framework.like(like, "float32", np.float32(_host(count)))
+        return NormHistory(framework.like(like, wide, _host(norms)), framework.namespace.astype(counts, int))
+    xp = framework_of(norms).namespace  # type: ignore[union-attr]
+    wider = dtype_name(like) == "float64" and dtype_name(norms) != "float64"
+    return NormHistory(xp.astype(norms, xp.float64), count) if wider else history
+
+
+def _host(array: Any) -> np.ndarray:
+    framework: Any = framework_of(array)
+    return framework.on_host(array).data

@@ -1,0 +1,242 @@
+"""The holder of a threshold that follows: in loops, over processes' norms, on accelerators, saved and loaded."""
+
+import copy
+import io
+import math
+import pickle
+from types import SimpleNamespace
+from unittest import mock
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradclip
+import gradclip.backends.torch.choose as torch_backend
+from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_
+
+NORMS = [5.0, 10.0, math.nan, 0.0, 500.0, 7.0, math.inf, 6.0, 0.1]
+CLIPPED_TO = [5.0, 10.0, 0.0, 0.0, 10.0, 7.0, 0.0, 6.0, 0.1]  # thresholds: inf, 10, 10, 10, 10, 20, 14, 14, 14
+
+
+def parameter(norm, make=np.float32):
+    return SimpleNamespace(grad=make([0.6 * norm, 0.8 * norm]))
+
+
+def tensor(norm):
+    made = torch.nn.Parameter(torch.zeros(2))
+    made.grad = torch.tensor([0.6 * norm, 0.8 * norm], dtype=torch.float32)
+    return made
+
+
+MAKE = {
+    "numpy": parameter,
+    "torch": tensor,
+    "jax": lambda norm: parameter(norm, lambda x: jnp.array(x, jnp.float32)),
+}
+
+
+def run(max_norm, norms, make=parameter, **options):
+    """Clip a gradient of each norm; return the norms after, and the thresholds."""
+    after, thresholds = [], []
+    for norm in norms:
+        one = make(norm)
+        found = gradclip.clip_grad_norm_([one], max_norm, **{"nonfinite": "skip", **options})
+        assert found is max_norm.norm
+        after.append(float(np.linalg.norm(np.asarray(one.grad))))
+        thresholds.append(float(max_norm.threshold))
+    return after, thresholds
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_each_step_is_clipped_by_what_was_before(make):
+    max_norm = AdaptiveNorm(QuantileThreshold(window=4))
+    after, thresholds = run(max_norm, NORMS, make)
+    np.testing.assert_allclose(after, CLIPPED_TO, rtol=1e-6)
+    np.testing.assert_allclose(thresholds, [math.inf, 10, 10, 10, 10, 20, 14, 14, 14], rtol=1e-6)
+    assert (max_norm.steps, max_norm.clipped, max_norm.skipped) == (9, 1, 2)
+    assert float(max_norm.norm) == pytest.approx(0.1)
+    assert max_norm.max_norm == pytest.approx(12.0)
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_it_is_the_rule_with_its_history(make):
+    rule = QuantileThreshold(factor=1.1, quantile=0.3, window=5)
+    max_norm, history = AdaptiveNorm(rule), rule.init()
+    for norm in np.random.default_rng(1).exponential(size=30):
+        gradclip.clip_grad_norm_([make(norm)], max_norm)
+        assert max_norm.threshold == rule.max_norm(history)
+        history = rule.observe(history, np.asarray(max_norm.norm))
+    np.testing.assert_array_equal(max_norm.history.norms, history.norms)
+
+
+def test_a_failed_step_is_not_observed():
+    max_norm = AdaptiveNorm()
+    with pytest.raises(FloatingPointError):
+        gradclip.clip_grad_norm_([parameter(math.nan)], max_norm, nonfinite="raise")
+    with pytest.raises(ValueError, match="nonfinite must be one of"):
+        gradclip.clip_grad_norm_([parameter(1.0)], max_norm, nonfinite="never")
+    assert (max_norm.steps, max_norm.norm) == (0, None)
+
+
+def test_it_is_observed_once_a_step_whatever_yields_the_parameters():
+    max_norm = AdaptiveNorm(skip_above=2.0)
+    for norm in (1.0, 1.0, 100.0):
+        gradclip.clip_grad_norm_((p for p in [parameter(norm)]), max_norm)
+    assert max_norm.history.count == max_norm.steps == 3
+    torch_clip_grad_norm_([tensor(1.0)], max_norm)
+    assert max_norm.steps == 4
+
+
+def test_wide_gradients_widen_the_history():
+    max_norm = AdaptiveNorm()
+    for make in (np.float32, np.float64):
+        gradclip.clip_grad_norm_([parameter(1e3, make)], max_norm)
+    gradclip.clip_grad_norm_([parameter(1e200, np.float64)], max_norm)
+    assert max_norm.history.norms.dtype == np.float64
+    assert float(max_norm.norm) in max_norm.history.norms
+
+
+def test_norms_of_one_order():
+    max_norm = AdaptiveNorm()
+    gradclip.clip_grad_norm_([parameter(1.0)], max_norm, 1)
+    with pytest.raises(ValueError, match=r"has observed norms of ord=1.0, got ord=2.0. Make one for each order."):
+        gradclip.clip_grad_norm_([parameter(1.0)], max_norm)
+    gradclip.clip_grad_norm_([parameter(1.0)], max_norm, ord=1)
+
+
+# Skipping
+
+
+@pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+def test_spikes_are_skipped_and_observed(make):
+    max_norm = AdaptiveNorm(QuantileThreshold(window=3), skip_above=10.0)
+    after, _ = run(max_norm, [1.0, 1.0, 19.0, 21.0, 21.0, 21.0], make)
+    np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 21.0, 21.0], rtol=1e-6)
+    assert (max_norm.clipped, max_norm.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("value", [0.5, math.nan, -1.0])
+def test_skip_above_is_at_least_one(value):
+    with pytest.raises(ValueError, match=r"skip_above must lie from 1.0 to inf"):
+        AdaptiveNorm(skip_above=value)
+
+
+# Accelerators
+
+
+class NoWaits(TorchDispatchMode):
+    """Raises where a value is looked at, for which an accelerator would be waited for."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert func is not torch.ops.aten._local_scalar_dense.default, "waits"
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("skip_above", [math.inf, 10.0])
+def test_on_an_accelerator_nothing_waits_and_all_is_the_same(skip_above):
+    here, there = (AdaptiveNorm(QuantileThreshold(window=4), skip_above=skip_above) for _ in range(2))
+    expected, _ = run(here, NORMS, tensor)
+    after = []
+    with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
+        for norm in NORMS:
+            one = tensor(norm)
+            with NoWaits():
+                gradclip.clip_grad_norm_([one], there, nonfinite="skip")
+            after.append(float(one.grad.norm()))
+        assert isinstance(there.max_norm, torch.Tensor)
+    np.testing.assert_allclose(after, expected, rtol=1e-6)
+    assert (there.steps, there.clipped, there.skipped) == (here.steps, here.clipped, here.skipped)
+    assert there.state_dict() == here.state_dict()
+
+
+# Saving and loading
+
+
+def test_a_resumed_run_goes_on_to_the_bit():
+    norms = np.random.default_rng(2).exponential(size=40).astype(np.float32)
+    rule = QuantileThreshold(factor=1.1, window=8)
+    whole, first, second = AdaptiveNorm(rule), AdaptiveNorm(rule), AdaptiveNorm(rule)
+    run(whole, norms, tensor)
+    run(first, norms[:20], tensor)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    assert second.state_dict() == first.state_dict()
+    assert (second.threshold, second.max_norm) == (first.threshold, first.max_norm)
+    run(second, norms[20:], tensor)
+    assert second.state_dict() == whole.state_dict()
+
+
+def test_a_run_may_be_resumed_elsewhere():
+    here, there = AdaptiveNorm(), AdaptiveNorm()
+    run(here, [1.0, 2.0, 3.0], tensor)
+    there.load_state_dict(here.state_dict())
+    with mock.patch.object(torch_backend, "in_host_memory", return_value=False):
+        run(there, [4.0], tensor)
+        assert isinstance(there.history.norms, torch.Tensor)
+    run(there, [5.0], tensor)
+    run(here, [4.0, 5.0], tensor)
+    assert here.state_dict() == there.state_dict()
+
+
+@pytest.mark.parametrize("window", [2, 16])
+def test_another_window_keeps_the_newest(window):
+    saved, loaded = AdaptiveNorm(QuantileThreshold(window=4)), AdaptiveNorm(QuantileThreshold(window=window))
+    run(saved, [1.0, 2.0, 3.0, 4.0, 5.0])
+    loaded.load_state_dict(saved.state_dict())
+    kept = [5.0, 4.0, 3.0, 2.0][:window]
+    np.testing.assert_allclose(loaded.history.norms[: len(kept)], kept, rtol=1e-6)
+    assert loaded.history.count == len(kept)
+
+
+def test_a_state_of_another_order_is_refused():
+    one, two = AdaptiveNorm(), AdaptiveNorm()
+    run(one, [1.0], ord=1)
+    run(two, [1.0], ord="inf")
+    with pytest.raises(
+        ValueError, match=r"state is of norms of ord=1.0, but this AdaptiveNorm has observed .* ord=inf"
+    ):
+        two.load_state_dict(one.state_dict())
+    fresh = AdaptiveNorm()
+    fresh.load_state_dict(two.state_dict())
+    with pytest.raises(ValueError, match=r"has observed norms of ord=inf, got ord=2.0"):
+        run(fresh, [1.0])
+
+
+@pytest.mark.parametrize("state", [{}, {"norms": []}])
+def test_what_is_no_state_is_refused(state):
+    with pytest.raises(ValueError, match=r"an AdaptiveNorm's state has ord, dtype, norms, .*, got "):
+        AdaptiveNorm().load_state_dict(state)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+def test_copies_go_on_by_themselves(copied):
+    max_norm = AdaptiveNorm()
+    run(max_norm, [1.0])
+    other = copied(max_norm)
+    run(other, [2.0])
+    assert (max_norm.steps, other.steps) == (1, 2)
+    assert repr(AdaptiveNorm(skip_above=3)).endswith("upper=inf), skip_above=3.0)")
+
+
+# What does not take it
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda c: gradclip.clip_by_global_norm({"w": np.ones(2)}, c),
+        lambda c: gradclip.clip_by_layer_norm({"w": np.ones(2)}, c),
+        lambda c: gradclip.clip_by_global_norm({"w": jnp.ones(2)}, c),
+    ],
+)
+def test_functional_calls_name_the_two_lines_to_write(call):
+    with pytest.raises(TypeError) as raised:
+        call(AdaptiveNorm())
+    assert "clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n" in str(raised.value)
+    assert "history = rule.observe(history, norm)" in str(raised.value)

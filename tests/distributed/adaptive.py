@@ -1,0 +1,86 @@
+"""Cases of thresholds that follow, where processes hold parts of the gradients."""
+
+import math
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import gradclip
+from gradients import close, numbers, parameter, same_everywhere, unseen
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+RULE = gradclip.QuantileThreshold(factor=1.1, window=4)
+
+
+def norms_of_steps(clip):
+    """Take ten steps; one process has NaN at the third, all have zeros at the fourth."""
+    max_norm = gradclip.AdaptiveNorm(RULE)
+    for step in range(10):
+        full = numbers(8, seed=step, scale=100.0 if step == 7 else 1.0)
+        if step == 2:
+            full[-1] = math.nan
+        clip(full * (step != 3), max_norm)
+        same_everywhere(torch.as_tensor(max_norm.max_norm))
+    return max_norm
+
+
+def of_one_process():
+    return norms_of_steps(
+        lambda full, max_norm: gradclip.clip_grad_norm_([parameter(full)], max_norm, nonfinite="skip", process_group=[])
+    )
+
+
+def check_like_one_process(found):
+    expected = of_one_process()
+    close(torch.as_tensor(float(found.max_norm)), torch.as_tensor(float(expected.max_norm)))
+    counts = [(one.steps, one.clipped, one.skipped, int(one.history.count)) for one in (found, expected)]
+    assert counts[0] == counts[1]
+    assert counts[0][0] == 10
+    assert counts[0][2] == 1
+
+
+def distributed_tensors():
+    mesh = init_device_mesh("cpu", (WORLD,))
+
+    def clip(full, max_norm):
+        p = parameter(full, mesh, [Shard(0)])
+        gradclip.clip_grad_norm_([p], max_norm, nonfinite="skip")
+        assert p.grad.full_tensor().norm() <= max_norm.threshold
+
+    check_like_one_process(norms_of_steps(clip))
+
+
+def distributed_tensors_that_nobody_looks_at():
+    mesh = init_device_mesh("cpu", (WORLD,))
+
+    def clip(full, max_norm):
+        with unseen():
+            gradclip.clip_grad_norm_([parameter(full, mesh, [Shard(0)])], max_norm, nonfinite="skip")
+
+    check_like_one_process(norms_of_steps(clip))
+
+
+def process_groups():
+    def clip(full, max_norm):
+        mine = full[dist.get_rank() :: WORLD]
+        gradclip.clip_grad_norm_([parameter(mine)], max_norm, nonfinite="skip", process_group=dist.group.WORLD)
+
+    check_like_one_process(norms_of_steps(clip))
+
+
+def thresholds_that_differ_are_an_error_and_not_observed():
+    max_norm = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(initial=1.0 + dist.get_rank()))
+    with pytest.raises(ValueError, match=r"max_norm is 1\.0 on rank 0"):
+        gradclip.clip_grad_norm_(
+            [parameter(numbers(3, seed=dist.get_rank()))], max_norm, process_group=dist.group.WORLD
+        )
+    assert max_norm.steps == 0
+
+
+if __name__ == "__main__":
+    run_all(globals())
