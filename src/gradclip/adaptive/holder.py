@@ -196,11 +196,11 @@ def _seen(norm: Scalar, threshold: Scalar) -> tuple[Any, Any]:
     return (norm, threshold) if _on_device(norm) else (np.float64(float(norm)), float(threshold))
 
 
-def _finite(norm: Any) -> Any:
+def _finite(norm: Scalar) -> Any:
     return framework_of(norm).namespace.isfinite(norm)  # type: ignore[union-attr]
 
 
-def _as_of(history: NormHistory, like: Any) -> NormHistory:
+def _as_of(history: NormHistory, like: Scalar) -> NormHistory:
     """Return a history in the framework and on the device of a norm, and at least as wide."""
     norms, count = history
     if entry_of(norms) is not entry_of(like):
@@ -213,6 +213,6 @@ def _as_of(history: NormHistory, like: Any) -> NormHistory:
     return NormHistory(xp.astype(norms, xp.float64), count) if wider else history
 
 
-def _host(array: Any) -> np.ndarray:
+def _host(array: object) -> np.ndarray:
     framework: Any = framework_of(array)
     return framework.on_host(array).data

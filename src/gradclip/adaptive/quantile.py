@@ -16,7 +16,8 @@ import numpy as np
 from gradclip.adaptive.settings import check_between, check_window
 from gradclip.backends.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip.backends.registry import entry_of, framework_of, names_of_all
-from gradclip.typing import Scalar
+from gradclip.backends.values import Array
+from gradclip.typing import HasDtype, Scalar
 
 _LARGEST_WINDOW = 2**15  # its square is an integer of 32 bits, the only ones that JAX has by default
 
@@ -111,7 +112,7 @@ class QuantileThreshold:
         k = self._smallest(self.window)
         return max(k, self.window - k + 1)
 
-    def init(self, like: Any = None, shape: tuple[int, ...] = ()) -> NormHistory:
+    def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> NormHistory:
         """Return a history without norms.
 
         Args:
@@ -191,18 +192,18 @@ def _kept(factor: float, form: Format) -> tuple[float, float]:
     return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
 
 
-def _framework(array: Any) -> Any:
+def _framework(array: object) -> Any:
     framework = framework_of(array)
     if framework is None:
         raise TypeError(f"like must be an array of {names_of_all()}, got {array!r:.80} of type {type(array).__name__}.")
     return framework
 
 
-def _namespace(array: Any) -> ModuleType:
+def _namespace(array: object) -> ModuleType:
     return _framework(array).namespace
 
 
-def _of_framework(norms: Any, norm: Any) -> Any:
+def _of_framework(norms: Array, norm: Scalar) -> Any:
     """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device."""
     if entry_of(norm) is entry_of(norms):
         return norm
