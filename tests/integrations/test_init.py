@@ -12,7 +12,10 @@ NEEDED = {
     "torch": "torch",
 }
 # What the library has no function for.
-NEW = {"torch": {"clip_in_backward", "fold_into"}}
+NEW = {
+    "optax": {"AdaptiveClipState", "SkipSpikesState", "adaptive_clip_by_global_norm", "skip_spikes"},
+    "torch": {"clip_in_backward", "fold_into"},
+}
 
 
 @pytest.mark.parametrize(("integration", "missing"), NEEDED.items())

@@ -41,7 +41,14 @@ def check_foldable(max_norm: float) -> float:
     )
 
 
-def threshold_of_scaled(backend: Backend, max_norm: float, given: Array) -> Array:
+def within_range(backend: Backend, max_norm: Array) -> Array:
+    """Return a threshold that nobody chose as the nearest that this module's argument holds for."""
+    xp = backend.xp
+    nearest = xp.minimum(xp.maximum(max_norm, SMALLEST * xp.ones_like(max_norm)), LARGEST * xp.ones_like(max_norm))
+    return xp.where((max_norm == 0) | xp.isinf(max_norm), max_norm, nearest)
+
+
+def threshold_of_scaled(backend: Backend, max_norm: float | Array, given: Array) -> Array:
     """Return the threshold of gradients that are to be divided by `given`: step 1 of this module's docstring."""
     exact = backend.xp.abs(backend.xp.frexp(given)[0]) == 0.5
     scaled = given * max_norm

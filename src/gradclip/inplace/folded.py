@@ -4,27 +4,30 @@ A hook before the step measures the norm and sets `optimizer.grad_scale`, by whi
 `optimizer.found_inf`, with which they skip the step. A hook after it puts both back.
 """
 
+import math
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.torch.optimizers import Guard, check_fused, clear_momentum, without_momentum
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.decide import Clipping, decide
-from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled
+from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import processes_of
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Scalar, Threshold
 
 _FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
@@ -37,6 +40,7 @@ class Measured:
     """
 
     norm: torch.Tensor
+    max_norm: Scalar
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
 
@@ -46,18 +50,24 @@ class Folded:
 
     Attributes:
         norm: the norm before clipping at the last step, of unscaled gradients; None before the first.
-        max_norm: the threshold; another one holds from the next step on.
+        max_norm: the threshold, or the `AdaptiveNorm` that it follows from; another one holds from the next step on.
 
     """
 
     def __init__(
-        self, optimizer: Optimizer, max_norm: Threshold, order: Order, nonfinite: Nonfinite, groups: tuple[Any, Any]
+        self,
+        optimizer: Optimizer,
+        max_norm: Threshold | AdaptiveNorm,
+        order: Order,
+        nonfinite: Nonfinite,
+        groups: tuple[Any, Any],
     ) -> None:
         self.max_norm = max_norm
         self.norm: torch.Tensor | None = None
         self._order, self._nonfinite, self._groups = order, nonfinite, groups
         self._before: dict[str, torch.Tensor | None] | None = None
         self._without_momentum: list[torch.Tensor] = []
+        self._measured_last: Measured | None = None
         self._optimizer = optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(self._begin),
@@ -67,12 +77,15 @@ class Folded:
         _FOLDED.add(optimizer)
 
     @property
-    def max_norm(self) -> float:
-        """The threshold."""
+    def max_norm(self) -> float | AdaptiveNorm:
+        """The threshold, or what it follows from."""
         return self._max_norm
 
     @max_norm.setter
-    def max_norm(self, value: Threshold) -> None:
+    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        if isinstance(value, AdaptiveNorm):
+            self._max_norm: float | AdaptiveNorm = value
+            return
         number = check_threshold(value)
         self._max_norm = check_foldable(number if isinstance(number, float) else float(number))
 
@@ -105,7 +118,7 @@ class Folded:
         self._restore(optimizer)
         given = {name: value for name, value in vars(optimizer).items() if name in ("grad_scale", "found_inf")}
         measured = self._measured(optimizer, given.get("grad_scale"), given.get("found_inf"))
-        self.norm, self._before = measured.norm, given
+        self.norm, self._before, self._measured_last = measured.norm, given, measured
         if measured.grad_scale is not None:
             optimizer.grad_scale = measured.grad_scale
         if measured.found_inf is not None:
@@ -116,36 +129,46 @@ class Folded:
     def _measured(self, optimizer: Optimizer, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> Measured:
         params = ParameterList.of(optimizer.param_groups)
         processes = processes_of(params, *self._groups)
+        follows = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
+        max_norm: Scalar = self._max_norm if follows is None else follows.for_order(self._order)
         # A step that GradScaler skips is no error: its scale was too large.
         skips = self._nonfinite.raises and found_inf is not None and bool(found_inf.item())
         policy = PROPAGATE if skips else self._nonfinite
         with processes.preparing():
-            processes.ask(self._order, self._nonfinite, self._max_norm)
+            processes.ask(self._order, self._nonfinite, max_norm)
             gradients, backend, arrays = entered(params, processes, *(() if scale is None else (scale,)))
             _check_apart(gradients, params)
         holders = processes.holders(backend)
         with backend.precision():
             given = backend.scalar(1.0 if scale is None else scale, arrays)
-            threshold = threshold_of_scaled(backend, self._max_norm, given)
+            if follows is not None:
+                max_norm = within_range(backend, backend.scalar(max_norm, arrays))
+            threshold = threshold_of_scaled(backend, max_norm, given)
             clipping = Clipping(threshold, self._order, PROPAGATE if policy.blanks else policy, CLIP)
             made = decide(backend, arrays, clipping, gradients.names, holders=holders, at_once=False)
-            nonfinite = backend.xp.logical_not(backend.xp.isfinite(made.norm.value))
             by = divisor(backend, made.coefficient, given)
             as_they_are = scale is None and backend.concrete and by == 1.0
-            return Measured(
-                _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays)),
-                None if as_they_are else _left(backend, by, gradients),
-                _skipping(found_inf, _left(backend, nonfinite, gradients) if policy.blanks else None),
-            )
+            norm = _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays))
+            flags = []
+            if policy.blanks:
+                nonfinite = backend.xp.logical_not(backend.xp.isfinite(made.norm.value))
+                flags.append(_left(backend, nonfinite, gradients))
+            if follows is not None and follows.skip_above < math.inf:
+                flags.append(torch.as_tensor(follows.is_spike(norm, max_norm), device=norm.device).float())
+            grad_scale = None if as_they_are else _left(backend, by, gradients)
+            return Measured(norm, max_norm, grad_scale, _skipping(found_inf, flags))
 
     def _end(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._without_momentum:
             clear_momentum(optimizer, self._without_momentum, vars(optimizer)["found_inf"] == 1.0)
+        last = self._measured_last
         self._restore(optimizer)
+        if last is not None and isinstance(self._max_norm, AdaptiveNorm):
+            self._max_norm.observe(last.norm, last.max_norm, self._order, self._nonfinite)
 
     def _restore(self, optimizer: Optimizer) -> None:
         """Put the attributes back: GradScaler deletes what it has set, and others raise where they find them."""
-        self._without_momentum = []
+        self._without_momentum, self._measured_last = [], None
         before, self._before = self._before, None
         if before is None:
             return
@@ -156,7 +179,7 @@ class Folded:
 
 def fold_into(
     optimizer: Optimizer,
-    max_norm: Threshold,
+    max_norm: Threshold | AdaptiveNorm,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -170,7 +193,9 @@ def fold_into(
     Args:
         optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, made with `fused=True`. Two optimizers clip apart: those with
             the thresholds C1 and C2 together have a norm of at most sqrt(C1**2 + C2**2).
-        max_norm: the threshold, 0, inf or from 2**-50 to 2**100, in the units of unscaled gradients.
+        max_norm: the threshold, 0, inf or from 2**-50 to 2**100, in the units of unscaled gradients. Or a
+            `gradclip.AdaptiveNorm`, whose thresholds are kept within that range. The steps that its `skip_above` skips
+            leave parameters and state as they are.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what happens where a gradient holds NaN or infinities. "propagate": all become NaN. "raise": an
             error before the step, for which each step waits. "skip": the step leaves parameters and state as they are.
@@ -235,9 +260,9 @@ def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "floa
     return tensor_of(backend.leave_scalar(value, dtype, gradients.grads))
 
 
-def _skipping(found_inf: torch.Tensor | None, nonfinite: torch.Tensor | None) -> torch.Tensor | None:
+def _skipping(found_inf: torch.Tensor | None, flags: Sequence[torch.Tensor]) -> torch.Tensor | None:
     """Return what skips the step. It is at most 1.0: GradScaler adds up devices, and the kernels know only 1.0."""
-    if found_inf is None:
-        return nonfinite
-    capped = found_inf.clamp(max=1.0)
-    return capped if nonfinite is None else torch.maximum(capped, nonfinite.to(capped.device))
+    skipping = None if found_inf is None else found_inf.clamp(max=1.0)
+    for flag in flags:
+        skipping = flag if skipping is None else torch.maximum(skipping, flag.to(skipping.device))
+    return skipping

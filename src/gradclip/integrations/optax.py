@@ -2,6 +2,9 @@
 
 Switch by writing `from gradclip.integrations.optax import clip_by_global_norm`. What differs: the bounds hold exactly,
 norms neither overflow nor saturate, and an example with NaN or infinities contributes nothing to a sum.
+
+Two more transformations have a threshold that follows the norms: `adaptive_clip_by_global_norm`, and `skip_spikes`,
+which leaves out steps of an optimizer.
 """
 
 import math
@@ -9,13 +12,18 @@ import sys
 from collections.abc import Callable
 from fractions import Fraction
 from functools import partial
+from typing import Any, NamedTuple
 
+from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.settings import check_between
 from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm as clip_tree
-from gradclip.clip import clip_by_layer_norm, clip_by_value
+from gradclip.clip import clip_by_layer_norm, clip_by_value, global_norm
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
-from gradclip.typing import Tree
+from gradclip.typing import Ord, Policy, Tree
 
 with needed_for("optax"):
     import jax
@@ -27,11 +35,15 @@ with needed_for("optax"):
     from gradclip.backends.jax.trees import recognizer
 
 __all__ = [
+    "AdaptiveClipState",
+    "SkipSpikesState",
+    "adaptive_clip_by_global_norm",
     "clip",
     "clip_by_block_rms",
     "clip_by_global_norm",
     "per_example_global_norm_clip",
     "per_example_layer_norm_clip",
+    "skip_spikes",
 ]
 
 
@@ -145,3 +157,141 @@ def _stateless(update: Callable[[optax.Updates], optax.Updates]) -> optax.Gradie
         return update(jax.tree.map(jnp.asarray, updates)), state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update_fn)
+
+
+class AdaptiveClipState(NamedTuple):
+    """The state of `adaptive_clip_by_global_norm`: the norm before clipping and the threshold are of the last step."""
+
+    history: NormHistory
+    norm: jax.Array
+    max_norm: jax.Array
+    clipped: jax.Array
+    skipped: jax.Array
+
+
+class SkipSpikesState(NamedTuple):
+    """The state of `skip_spikes`: that of its clipping, and that of the optimizer."""
+
+    clip: AdaptiveClipState
+    inner: optax.OptState
+
+
+def adaptive_clip_by_global_norm(
+    rule: QuantileThreshold | None = None,
+    *,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    skip_above: float = math.inf,
+) -> optax.GradientTransformation:
+    """Return a transformation that clips updates by their global norm, to a threshold that follows from the norms.
+
+    Args:
+        rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They change no threshold.
+        skip_above: updates whose norm exceeds so many thresholds, from 1, become zeros; `inf` skips none. The optimizer
+            takes a step of zeros then: `skip_spikes` leaves it out.
+
+    Its state, an `AdaptiveClipState`, has the norm before clipping and the threshold of the last step, and how many
+    steps were clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
+
+    >>> transform = adaptive_clip_by_global_norm()
+    >>> state = transform.init({"w": jnp.zeros(2)})
+    >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
+    ...     updates, state = transform.update({"w": jnp.array(gradient)}, state)
+    >>> [round(float(x), 4) for x in updates["w"]], float(state.norm), float(state.max_norm), int(state.clipped)
+    ([6.0, 8.0], 50.0, 10.0, 1)
+    """
+    rule, policy = rule or QuantileThreshold(), Nonfinite.named(nonfinite)
+    order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
+
+    def update(
+        updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdaptiveClipState]:
+        updates = jax.tree.map(jnp.asarray, updates)
+        threshold = max_norm = rule.max_norm(state.history)
+        if most < math.inf:
+            max_norm = jnp.where(_spikes(global_norm(updates, order), threshold, most), 0.0, threshold)
+        clipped, norm = clip_tree(updates, max_norm, ord=order.p, nonfinite=nonfinite)
+        skipped = _spikes(norm, threshold, most) | (~jnp.isfinite(norm) & policy.blanks)
+        return clipped, _observed(rule, state, norm, threshold, skipped)
+
+    return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
+
+
+def skip_spikes(
+    tx: optax.GradientTransformation,
+    rule: QuantileThreshold | None = None,
+    *,
+    ord: Ord = 2,
+    skip_above: float = 4.0,
+) -> optax.GradientTransformationExtraArgs:
+    """Return an optimizer that leaves out the steps of spikes, and clips the others to a threshold that follows.
+
+    Args:
+        tx: the optimizer. In a step that is left out its state stays as it was, moments and counts too, and the updates
+            are zeros.
+        rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
+        ord: which norm, as in `gradclip.global_norm`.
+        skip_above: steps are left out whose norm exceeds so many thresholds, from 1, and those whose norm is NaN or
+            infinite. With 1 nothing is clipped: what would be is left out. Norms that are left out count as observed,
+            so that a level that lasts is accepted, after `rule.recovery_steps`.
+
+    Its state is a `SkipSpikesState`.
+
+    >>> optimizer = skip_spikes(optax.sgd(1.0))
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> for gradient in ([3.0, 4.0], [300.0, 400.0]):
+    ...     updates, state = optimizer.update(jnp.array(gradient), state)
+    >>> updates.tolist(), int(state.clip.skipped)
+    ([0.0, 0.0], 1)
+    """
+    rule, inner = rule or QuantileThreshold(), optax.with_extra_args_support(tx)
+    order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
+
+    def init(params: optax.Params) -> SkipSpikesState:
+        return SkipSpikesState(_nothing_observed(rule, params), inner.init(params))
+
+    def update(
+        updates: optax.Updates, state: SkipSpikesState, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, SkipSpikesState]:
+        updates = jax.tree.map(jnp.asarray, updates)
+        threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order)
+        skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)
+
+        def step() -> tuple[optax.Updates, optax.OptState]:
+            return inner.update(clip_tree(updates, threshold, ord=order.p)[0], state.inner, params, **extra)
+
+        def nothing() -> tuple[optax.Updates, optax.OptState]:
+            made = jax.eval_shape(step)[0]
+            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made), state.inner
+
+        made, left = jax.lax.cond(skipped, nothing, step)
+        return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> AdaptiveClipState:
+    wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
+    number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
+    history = rule.init(number)
+    count = jnp.zeros((), jnp.int32)
+    return AdaptiveClipState(history, number, rule.max_norm(history), count, count)
+
+
+def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float) -> jax.Array:
+    return (norm > threshold * skip_above) & jnp.isfinite(norm)
+
+
+def _observed(
+    rule: QuantileThreshold, state: AdaptiveClipState, norm: jax.Array, threshold: jax.Array, skipped: jax.Array
+) -> AdaptiveClipState:
+    clipped = (norm > threshold) & jnp.isfinite(norm) & ~skipped
+    return AdaptiveClipState(
+        rule.observe(state.history, norm),
+        norm.astype(state.norm.dtype),
+        threshold,
+        state.clipped + clipped,
+        state.skipped + skipped,
+    )

@@ -1,0 +1,126 @@
+"""Transformations of optax with a threshold that follows the norms."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from gradclip import QuantileThreshold
+from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
+
+NORMS = [5.0, 10.0, math.nan, 0.0, 500.0, 7.0, math.inf, 6.0, 0.1]
+THRESHOLDS = [math.inf, 10.0, 10.0, 10.0, 10.0, 20.0, 14.0, 14.0, 14.0]
+RULE = QuantileThreshold(window=4)
+PARAMS = {"w": jnp.ones(2)}
+
+
+def gradient(norm):
+    return {"w": jnp.array([0.6, 0.8]) * norm}
+
+
+def run(transform, norms):
+    """Return norms after clipping, thresholds and the last state of a jitted transformation."""
+    update, state = jax.jit(transform.update), transform.init(PARAMS)
+    after, thresholds = [], []
+    for norm in norms:
+        updates, state = update(gradient(norm), state, PARAMS)
+        after.append(float(jnp.linalg.norm(updates["w"])))
+        thresholds.append(float(state.max_norm))
+    return after, thresholds, state
+
+
+def test_each_step_is_clipped_by_what_was_before():
+    after, thresholds, state = run(adaptive_clip_by_global_norm(RULE, nonfinite="skip"), NORMS)
+    np.testing.assert_allclose(after, [5.0, 10.0, 0.0, 0.0, 10.0, 7.0, 0.0, 6.0, 0.1], rtol=1e-6)
+    np.testing.assert_allclose(thresholds, THRESHOLDS, rtol=1e-6)
+    assert (int(state.clipped), int(state.skipped)) == (1, 2)
+    np.testing.assert_allclose(state.norm, 0.1, rtol=1e-6)
+
+
+def test_nan_is_seen_unless_it_is_skipped_and_kills_nothing():
+    after, thresholds, _ = run(adaptive_clip_by_global_norm(RULE), NORMS)
+    assert np.isnan(after).tolist() == [not math.isfinite(norm) for norm in NORMS]
+    np.testing.assert_allclose(thresholds, THRESHOLDS, rtol=1e-6)
+
+
+def test_spikes_may_become_zeros():
+    after, _, state = run(adaptive_clip_by_global_norm(RULE, skip_above=10.0), [1.0, 1.0, 19.0, 21.0, 1.0])
+    np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 1.0], rtol=1e-6)
+    assert (int(state.clipped), int(state.skipped)) == (1, 1)
+
+
+def test_it_chains_scans_and_trains():
+    optimizer = optax.chain(adaptive_clip_by_global_norm(), optax.adamw(1e-3))
+
+    def step(carry, norm):
+        params, state = carry
+        updates, state = optimizer.update(gradient(norm), state, params)
+        return (optax.apply_updates(params, updates), state), state[0].norm
+
+    (params, state), norms = jax.lax.scan(step, (PARAMS, optimizer.init(PARAMS)), jnp.array([1.0, 2.0, 100.0]))
+    np.testing.assert_allclose(norms, [1.0, 2.0, 100.0], rtol=1e-6)
+    assert int(state[0].clipped) == 1
+    assert params["w"][0] < 1.0
+
+
+def test_wide_parameters_have_a_wide_history():
+    with jax.enable_x64(True):
+        transform = adaptive_clip_by_global_norm()
+        params = jnp.ones(2, jnp.float64)
+        state = transform.update(params * 1e200, transform.init(params))[1]
+        assert state.history.norms.dtype == state.norm.dtype == jnp.float64
+        assert float(state.norm) == pytest.approx(1e200 * math.sqrt(2))
+
+
+@pytest.mark.parametrize("make", [lambda: optax.adamw(0.1), lambda: optax.sgd(0.1, momentum=0.9)])
+def test_a_skipped_step_leaves_everything_as_it_was(make):
+    skipping, plain = skip_spikes(make(), RULE, skip_above=10.0), make()
+    update = jax.jit(skipping.update)
+    state, expected = skipping.init(PARAMS), plain.init(PARAMS)
+    for norm in (1.0, 1.0, 1000.0, math.nan, 1.0, math.inf, 1.5):
+        updates, state = update(gradient(norm), state, PARAMS)
+        if norm < 1000.0:
+            wanted, expected = plain.update(gradient(norm), expected, PARAMS)
+            jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), updates, wanted)
+        else:
+            assert not np.any(updates["w"])
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), state.inner, expected)
+    assert (int(state.clip.skipped), int(state.clip.clipped)) == (3, 0)
+
+
+def test_what_is_not_skipped_is_clipped():
+    optimizer = skip_spikes(optax.sgd(1.0), RULE, skip_above=10.0)
+    state = optimizer.init(PARAMS)
+    for norm in (1.0, 19.0):
+        updates, state = optimizer.update(gradient(norm), state)
+    np.testing.assert_allclose(updates["w"], [-1.2, -1.6], rtol=1e-6)
+
+
+def test_a_level_that_lasts_is_accepted():
+    optimizer = skip_spikes(optax.sgd(1.0), RULE)
+    state, taken = optimizer.init(PARAMS), []
+    for norm in [1.0] * 4 + [1000.0] * 6:
+        updates, state = optimizer.update(gradient(norm), state)
+        taken.append(bool(np.any(updates["w"])))
+    assert taken == [True] * 4 + [False] * RULE.recovery_steps + [True] * (6 - RULE.recovery_steps)
+
+
+def test_the_optimizer_gets_what_else_is_passed():
+    seen = []
+    inner = optax.GradientTransformationExtraArgs(
+        lambda params: (), lambda updates, state, params=None, *, value: (seen.append(value), (updates, state))[1]
+    )
+    optimizer = skip_spikes(inner)
+    optimizer.update(gradient(1.0), optimizer.init(PARAMS), PARAMS, value=3.0)
+    assert seen[-1] == 3.0
+
+
+@pytest.mark.parametrize("make", [adaptive_clip_by_global_norm, lambda **s: skip_spikes(optax.sgd(1.0), **s)])
+def test_settings_are_checked(make):
+    with pytest.raises(ValueError, match=r"skip_above must lie from 1\.0 to inf"):
+        make(skip_above=0.5)
+    with pytest.raises(ValueError, match="ord must be a number"):
+        make(ord=0)
