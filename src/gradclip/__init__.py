@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.adaptive.private import PrivateQuantile, PrivateQuantileState
 from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
 from gradclip.clip import (
     clip_by_global_norm,
@@ -36,6 +37,8 @@ __all__ = [
     "NormHistory",
     "PartialNorm",
     "PerExampleInfo",
+    "PrivateQuantile",
+    "PrivateQuantileState",
     "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
