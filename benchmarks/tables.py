@@ -15,6 +15,7 @@ from report import (
     FOLDED,
     PER_EXAMPLE,
     PRIVATE_STEPS,
+    SCENARIOS,
     SHARDED,
     SHARDED_JAX,
     library,
@@ -169,6 +170,38 @@ def of_compiled(lines):
     )
 
 
+def of_scenarios(found):
+    """Return a line for each rule: shares of ordinary steps clipped, and spikes let through."""
+    calm, spiky = ("stationary", "decay", "heavy tail", "bfloat16", "constant"), ("spikes, 0.1%", "spikes, 1%")
+    spiky += ("bursts of 20", "spike at step 10", "spike at once")
+    lines = _head("", *calm, *spiky)
+    for rule, histories in found.items():
+        cells = [f"{100 * histories[name]['clipped']:.1f}%" for name in calm]
+        cells += [f"{histories[name]['through']} of {histories[name]['spikes']}" for name in spiky]
+        lines += f"| {rule} | {' | '.join(cells)} |\n"
+    return lines
+
+
+def of_recoveries(found):
+    """Return a line for each rule: steps to recover, and whether it passes NaN on."""
+    changes = ("level x3", "level x30", "level /30", "one NaN", "50 NaN", "one infinity", "2,000 zeros")
+    lines = _head("", *changes, "passes NaN on")
+    for rule, histories in found.items():
+        cells = ["never" if histories[name]["dead"] else f"{histories[name]['recovery']:,}" for name in changes]
+        lines += f"| {rule} | {' | '.join(cells)} | {'yes' if histories['one NaN']['passes NaN'] else 'no'} |\n"
+    return lines
+
+
+def of_trainings(found):
+    """Return a line for each rule: the mean and the least accuracy over the seeds."""
+    kinds = [kind for kind in found[0] if kind != "rule"]
+    lines = _head("mean, least", *kinds)
+    for row in found:
+        cells = [f"{100 * sum(row[kind]) / len(row[kind]):.1f}%, {100 * min(row[kind]):.1f}%" for kind in kinds]
+        lines += f"| {row['rule']} | {' | '.join(cells)} |\n"
+    return lines
+
+
 def _head(*columns):
     return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")
 
@@ -222,6 +255,9 @@ class Table:
 
 
 TABLES = [
+    Table("docs/adaptive.md", "scenarios", SCENARIOS, of_scenarios, "scenarios"),
+    Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
+    Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
     Table("README.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("README.md", "counts", DISPATCHES, of_few_dispatches, "lines"),

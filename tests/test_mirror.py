@@ -28,7 +28,7 @@ TESTED_ELSEWHERE = {
     "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
-OF_THE_REPOSITORY = {"architecture", "examples", "layering", "mirror", "readme"}
+OF_THE_REPOSITORY = {"architecture", "examples", "layering", "mirror", "readme", "scenarios"}
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {"attack", "exact", "gpu", "parity", "sharded_jax", "support"}
 
