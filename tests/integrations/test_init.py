@@ -5,6 +5,7 @@ import sys
 import pytest
 
 NEEDED = {
+    "autoclip": "torch",
     "brainstate": "jax",
     "declearn": "declearn",
     "jax_privacy": "jax",

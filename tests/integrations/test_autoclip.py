@@ -1,0 +1,158 @@
+"""QuantileClip of the package autoclip: its signature, its numbers, its states."""
+
+import copy
+import inspect
+import io
+import math
+
+import pytest
+import torch
+
+from gradclip.integrations.autoclip import QuantileClip
+
+SIGNATURES = {
+    QuantileClip: [("parameters", None), ("quantile", 0.9), ("history_length", 1000), ("global_threshold", False)],
+    QuantileClip.as_optimizer: [
+        ("optimizer", None),
+        ("quantile", 0.9),
+        ("history_length", 1000),
+        ("global_threshold", False),
+    ],
+    QuantileClip.add_param_group: [
+        ("self", None),
+        ("parameter_group", None),
+        ("quantile", None),
+        ("history_length", None),
+    ],
+    QuantileClip.step: [("self", None)],
+    QuantileClip.state_dict: [("self", None)],
+    QuantileClip.load_state_dict: [("self", None), ("state_dict", None)],
+}
+"""Those of autoclip 0.2.1: names and defaults."""
+
+
+def parameters(count=2):
+    return [torch.nn.Parameter(torch.zeros(2)) for _ in range(count)]
+
+
+def give(params, *norms):
+    for parameter, norm in zip(params, norms, strict=True):
+        parameter.grad = torch.tensor([0.6, 0.8]) * norm
+
+
+def norms_of(params):
+    return [pytest.approx(float(p.grad.norm()), rel=1e-6) for p in params]
+
+
+@pytest.mark.parametrize(("function", "expected"), SIGNATURES.items(), ids=lambda x: getattr(x, "__name__", ""))
+def test_signatures_are_the_packages(function, expected):
+    found = inspect.signature(function).parameters.values()
+    assert [(p.name, None if p.default is p.empty else p.default) for p in found] == expected
+
+
+def test_each_gradient_has_a_threshold_of_its_own():
+    params = parameters()
+    clipper = QuantileClip(iter(params), quantile=0.5)
+    for norms, left in (((1.0, 10.0), (1.0, 10.0)), ((5.0, 5.0), (1.0, 5.0)), ((9.0, 9.0), (1.0, 5.0))):
+        give(params, *norms)
+        clipper.step()
+        assert norms_of(params) == list(left)
+    params[0].grad = None
+    clipper.step()
+
+
+def test_or_all_share_one():
+    params = parameters()
+    clipper = QuantileClip(params, quantile=1.0, global_threshold=True)
+    for norms, left in (((3.0, 4.0), (3.0, 4.0)), ((30.0, 40.0), (3.0, 4.0)), ((0.3, 0.4), (0.3, 0.4))):
+        give(params, *norms)
+        clipper.step()
+        assert norms_of(params) == list(left)
+
+
+def test_nan_does_not_stay():
+    params = parameters(1)
+    clipper = QuantileClip(params)
+    for norm in (1.0, math.nan, 1.0):
+        give(params, norm)
+        clipper.step()
+    assert norms_of(params) == [1.0]
+
+
+def test_groups_may_have_settings_of_their_own():
+    one, two, three = parameters(3)
+    clipper = QuantileClip([{"params": [one], "quantile": 0.0}, {"params": two}], quantile=1.0)
+    clipper.add_param_group({"params": [three]}, quantile=0.0, history_length=1)
+    for norm in (2.0, 4.0, 9.0):
+        give([one, two, three], norm, norm, norm)
+        clipper.step()
+    assert norms_of([one, two, three]) == [2.0, 4.0, 4.0]
+    assert [group["history_length"] for group in clipper.parameter_groups] == [1000, 1000, 1]
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_states_go_on(together):
+    params, others = parameters(), parameters()
+    first, second = (QuantileClip(p, quantile=0.3, global_threshold=together) for p in (params, others))
+    for norm in (1.0, 2.0, 3.0):
+        give(params, norm, 2 * norm)
+        first.step()
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for clipper, of in ((first, params), (second, others)):
+        give(of, 100.0, 100.0)
+        clipper.step()
+    assert norms_of(params) == norms_of(others)
+
+
+def test_states_of_the_package_are_taken():
+    """As autoclip 0.2.1 saves them: tensors by the id of each parameter, the oldest norm first."""
+    params = parameters(2)
+    saved = {"quantile": 0.5, "history_length": 2, "params": [11, 22]}
+    clipper = QuantileClip(params)
+    clipper.load_state_dict({"state": {11: {"history": torch.tensor([5.0, 1.0, 2.0])}}, "param_groups": [saved]})
+    give(params, 9.0, 9.0)
+    clipper.step()
+    assert norms_of(params) == [1.0, 9.0]
+    with pytest.raises(ValueError, match=r"groups of the sizes \[2\], this QuantileClip of \[1\]"):
+        QuantileClip(parameters(1)).load_state_dict(clipper.state_dict())
+
+
+def test_an_optimizer_that_clips_first():
+    (weight,) = parameters(1)
+    optimizer = QuantileClip.as_optimizer(torch.optim.SGD([weight], lr=1.0, momentum=0.9), quantile=0.5)
+    for norm in (1.0, 50.0):
+        give([weight], norm)
+        optimizer.step()
+    assert float(torch.linalg.vector_norm(weight)) == pytest.approx(2.9, rel=1e-5)
+    assert optimizer.param_groups[0]["lr"] == 1.0
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    state = copy.deepcopy(optimizer.state_dict())
+    assert set(state) == {"optimizer", "clipper"}
+    optimizer.load_state_dict(state)
+    optimizer.zero_grad(set_to_none=True)
+    assert weight.grad is None
+    (more,) = parameters(1)
+    optimizer.add_param_group({"params": [more]}, quantile=1.0)
+    assert len(optimizer.optimizer.param_groups) == len(optimizer.clipper.parameter_groups) == 2
+    assert "SGD" in repr(optimizer)
+
+
+@pytest.mark.parametrize(
+    ("make", "kind", "words"),
+    [
+        (lambda: QuantileClip([]), ValueError, "got no parameters"),
+        (lambda: QuantileClip(3), TypeError, "iterable of tensors or dicts, got int"),
+        (lambda: QuantileClip([3]), TypeError, "gradients of tensors, got int"),
+        (lambda: QuantileClip(parameters(1) * 2), ValueError, "occurs twice"),
+        (lambda: QuantileClip([parameters(1)[0] * 2]), ValueError, "computed from others"),
+        (lambda: QuantileClip([{"params": set(parameters())}]), TypeError, "got a set"),
+        (lambda: QuantileClip(parameters(), quantile=1.1), ValueError, "quantile must lie"),
+        (lambda: QuantileClip(parameters(), history_length=0), ValueError, "window must lie"),
+    ],
+)
+def test_what_is_refused(make, kind, words):
+    with pytest.raises(kind, match=words):
+        make()
