@@ -44,6 +44,7 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python benchmarks/scenarios.py --write
 	$(BIN)/python benchmarks/tables.py --write
 
 accelerators: $(VENV)/ready  ## Count what clipping asks of accelerators, beside PyTorch, Opacus and optax; no GPU is needed

@@ -126,7 +126,7 @@ def test_an_optimizer_that_clips_first():
     for norm in (1.0, 50.0):
         give([weight], norm)
         optimizer.step()
-    assert float(torch.linalg.vector_norm(weight)) == pytest.approx(2.9, rel=1e-5)
+    assert float(weight.detach().norm()) == pytest.approx(2.9, rel=1e-5)
     assert optimizer.param_groups[0]["lr"] == 1.0
     assert isinstance(optimizer, torch.optim.Optimizer)
     state = copy.deepcopy(optimizer.state_dict())
