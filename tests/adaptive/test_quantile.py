@@ -118,6 +118,28 @@ def test_the_first_step_and_the_bounds():
     assert float(QuantileThreshold(upper=0.1).max_norm(QuantileThreshold(upper=0.1).init())) <= 0.1
 
 
+def test_few_operations_give_what_many_do():
+    """One norm at each step in NumPy takes a path of its own; layers do not."""
+    for rule in RULES:
+        alone, layers = rule.init(), rule.init(shape=(1,))
+        for norm in awkward_norms():
+            alone, layers = rule.observe(alone, norm), rule.observe(layers, norm)
+            assert rule.max_norm(alone).dtype == np.float32
+            assert rule.max_norm(alone) == rule.max_norm(layers)[0]
+            assert alone.count == layers.count[0]
+        np.testing.assert_array_equal(alone.norms, layers.norms[0])
+        alone, array = rule.observe(alone, 3.0), rule.observe(alone, np.array(3.0))
+        assert alone.count == array.count
+        np.testing.assert_array_equal(alone.norms, array.norms)
+
+
+def test_first_thresholds_may_be_beyond_float32():
+    rule = QuantileThreshold(initial=1e300)
+    assert rule.max_norm(rule.init()) == np.finfo(np.float32).max
+    assert rule.max_norm(rule.init(np.zeros(()))) == 1e300
+    assert rule.max_norm(rule.init(shape=(2,))).tolist() == [np.finfo(np.float32).max] * 2
+
+
 def test_what_was_there_is_not_written():
     rule = QuantileThreshold(window=2)
     history = rule.observe(rule.init(), 1.0)

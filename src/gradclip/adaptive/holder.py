@@ -128,21 +128,32 @@ class AdaptiveNorm:
 
     def is_spike(self, norm: Scalar, threshold: Scalar) -> Any:
         """Say whether `skip_above` skips a step: a bool, or for an accelerator a scalar array."""
-        seen, limit = _seen(norm, threshold)
-        spike = (seen > limit * self.skip_above) & _finite(seen)
-        return spike if _on_device(norm) else bool(spike)
+        if _on_device(norm):
+            return (norm > threshold * self.skip_above) & _finite(norm)
+        return float(threshold) * self.skip_above < float(norm) < math.inf
 
     def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite) -> None:
         """Take note of a step that has succeeded: its norm before clipping, and the threshold it was clipped to."""
         self._order, self.norm, self.threshold = order, norm, threshold
-        seen, limit = _seen(norm, threshold)
-        finite = _finite(seen)
-        skipped = self.is_spike(norm, threshold) | (~finite & nonfinite.blanks)
-        clipped = (seen > limit) & finite & ~skipped
+        seen: Any = norm
+        if _on_device(norm):
+            finite = _finite(norm)
+            skipped = self.is_spike(norm, threshold) | (~finite & nonfinite.blanks)
+            clipped = (norm > threshold) & finite & ~skipped
+        else:
+            seen, limit = float(norm), float(threshold)
+            finite = math.isfinite(seen)
+            skipped = limit * self.skip_above < seen < math.inf or (nonfinite.blanks and not finite)
+            clipped = limit < seen and finite and not skipped
         for name, more in (("steps", 1), ("clipped", clipped), ("skipped", skipped)):
-            self._counts[name] = self._counts[name] + (more if _on_device(norm) else int(more))
-        like = norm if _on_device(norm) else np.zeros((), dtype_name(norm))
-        self._history = self.rule.observe(_as_of(self._history, like), seen)
+            self._counts[name] = self._counts[name] + more
+        self._history = self.rule.observe(self._beside(norm, seen), seen)
+
+    def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
+        """Return the history where the norm is, on the host if that is seen, and at least as wide."""
+        wide = "float64" in (dtype_name(self._history.norms), dtype_name(norm))
+        like = np.zeros((), np.float64 if wide else np.float32) if isinstance(seen, float) else norm
+        return _as_of(self._history, like, wide)
 
     # Saving and loading
 
@@ -191,26 +202,24 @@ def _on_device(norm: Scalar) -> bool:
     return not isinstance(norm, float) and not find([norm], lambda: ["norm"]).concrete
 
 
-def _seen(norm: Scalar, threshold: Scalar) -> tuple[Any, Any]:
-    """Return a norm and a threshold in NumPy's numbers where the norm can be seen, else as they are."""
-    return (norm, threshold) if _on_device(norm) else (np.float64(float(norm)), float(threshold))
-
-
 def _finite(norm: Scalar) -> Any:
     return framework_of(norm).namespace.isfinite(norm)  # type: ignore[union-attr]
 
 
-def _as_of(history: NormHistory, like: Scalar) -> NormHistory:
-    """Return a history in the framework and on the device of a norm, and at least as wide."""
+def _as_of(history: NormHistory, like: Scalar, wide: bool) -> NormHistory:
+    """Return a history in the framework and on the device of an array, in float64 if it is to be `wide`."""
     norms, count = history
-    if entry_of(norms) is not entry_of(like):
-        framework: Any = framework_of(like)
-        wide = "float64" if "float64" in (dtype_name(norms), dtype_name(like)) else "float32"
-        counts = framework.like(like, "float32", np.float32(_host(count)))
-        return NormHistory(framework.like(like, wide, _host(norms)), framework.namespace.astype(counts, int))
-    xp = framework_of(norms).namespace  # type: ignore[union-attr]
-    wider = dtype_name(like) == "float64" and dtype_name(norms) != "float64"
-    return NormHistory(xp.astype(norms, xp.float64), count) if wider else history
+    name = "float64" if wide else "float32"
+    if entry_of(norms) is entry_of(like):
+        return history if dtype_name(norms) == name else NormHistory(_astype(norms, name), count)
+    framework: Any = framework_of(like)
+    counts = framework.like(like, "float32", np.float32(_host(count)))
+    return NormHistory(framework.like(like, name, _host(norms)), framework.namespace.astype(counts, int))
+
+
+def _astype(array: Scalar, name: str) -> Any:
+    xp = framework_of(array).namespace  # type: ignore[union-attr]
+    return xp.astype(array, getattr(xp, name))
 
 
 def _host(array: object) -> np.ndarray:

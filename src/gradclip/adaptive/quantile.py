@@ -86,7 +86,8 @@ class QuantileThreshold:
     lower: float = 0.0
     upper: float = math.inf
     _fraction: tuple[int, int] = field(init=False, repr=False, compare=False)
-    _kept: dict[str, tuple[float, float]] = field(init=False, repr=False, compare=False)
+    _kept: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
+    _bounds: dict[str, tuple[float, ...]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         checked = {
@@ -98,7 +99,10 @@ class QuantileThreshold:
         for name, value in checked.items():
             object.__setattr__(self, name, value)
         object.__setattr__(self, "_fraction", _fraction(self.quantile, self.window))
-        object.__setattr__(self, "_kept", {form.name: _kept(self.factor, form) for form in (FLOAT32, FLOAT64)})
+        bounds = (self.initial, self.lower, self.upper)
+        for form in (FLOAT32, FLOAT64):
+            self._kept[form.name] = _kept(self.factor, form)
+            self._bounds[form.name] = tuple(map(form.toward_zero, bounds))
         if self.lower > self.upper:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
 
@@ -135,15 +139,24 @@ class QuantileThreshold:
         It follows from what was observed before that step. Nothing waits for an accelerator.
         """
         norms, count = history
+        if _of_one_norm(norms):
+            return self._number(norms, int(count))
         xp, (numerator, denominator) = _namespace(norms), self._fraction
+        initial, lower, upper = self._bounds[dtype_name(norms)]
         # One axis is kept until the end: NumPy 1 would make float64 of the product of a scalar.
         k = (count[..., None] * numerator + (denominator - 1)) // denominator
         found = xp.take_along_axis(xp.sort(norms, axis=-1), xp.where(k > 0, k - 1, 0), axis=-1) * self.factor
-        form = format_of(norms)
-        lower, upper = form.toward_zero(self.lower), form.toward_zero(self.upper)
-        threshold = xp.where(count[..., None] > 0, found, self.initial)
+        threshold = xp.where(count[..., None] > 0, found, initial)
         threshold = xp.where(threshold < lower, lower, threshold)
         return xp.where(threshold > upper, upper, threshold)[..., 0]
+
+    def _number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
+        """Return the same for one norm at each step and NumPy's arrays, in fewer operations."""
+        as_held = norms.dtype.type
+        initial, lower, upper = map(as_held, self._bounds[norms.dtype.name])
+        place = self._smallest(count) - 1
+        threshold = np.partition(norms, place)[place] * as_held(self.factor) if count else initial
+        return min(max(threshold, lower), upper)
 
     def observe(self, history: NormHistory, norm: Scalar) -> NormHistory:
         """Return the history with the norm before clipping, which is kept if it is finite and positive.
@@ -154,7 +167,13 @@ class QuantileThreshold:
 
         """
         norms, count = history
-        xp, (least, most) = _namespace(norms), self._kept[format_of(norms).name]
+        xp, (least, most) = _namespace(norms), self._kept[dtype_name(norms)]
+        if _of_one_norm(norms) and isinstance(norm, float | np.floating):
+            if not least <= norm <= most:
+                return history
+            return NormHistory(
+                np.concatenate([[norms.dtype.type(norm)], norms[:-1]]), np.minimum(count + 1, self.window)
+            )
         norm = _of_framework(norms, norm)
         kept = (norm >= least) & (norm <= most)
         # Chosen before it is converted: NumPy warns where float32 cannot hold a number.
@@ -190,6 +209,10 @@ def _kept(factor: float, form: Format) -> tuple[float, float]:
     """
     up, down = (2.0 ** max(0, math.ceil(math.log2(by))) for by in (factor, 1 / factor))
     return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
+
+
+def _of_one_norm(norms: object) -> bool:
+    return type(norms) is np.ndarray and norms.ndim == 1
 
 
 def _framework(array: object) -> Any:
