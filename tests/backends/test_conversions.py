@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from gradclip.backends.conversions import host_arrays, numbers_of
+from gradclip.backends.conversions import fetched, host_arrays, numbers_of
 
 
 def no_names():
@@ -57,3 +57,11 @@ def test_complex_numbers_are_two_arrays_and_integers_stay():
 def test_sparse_arrays_are_not_compared():
     with pytest.raises(TypeError, match=r"arrays to be compared must be dense, got .* Call .to_dense\(\) on it"):
         numbers_of(torch.eye(2).to_sparse())
+
+
+def test_scalars_of_several_frameworks_are_fetched_as_float64():
+    values = [torch.tensor(1.5, dtype=torch.bfloat16), 2.0, jnp.array([3.0, 4.0]), np.float32(5.0), 6, torch.ones(0)]
+    found = fetched([*values, torch.tensor(7.0), torch.tensor(0.1, dtype=torch.bfloat16)])
+    assert [x.tolist() for x in found] == [[1.5], [2.0], [3.0, 4.0], [5.0], [6.0], [], [7.0], [0.10009765625]]
+    assert {x.dtype for x in found} == {np.dtype(np.float64)}
+    assert fetched([]) == []

@@ -42,6 +42,22 @@ def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> li
     return arrays
 
 
+def fetched(values: Sequence[Any]) -> list[np.ndarray]:
+    """Return the numbers in arrays of any frameworks, flat, in float64. Those of a device are waited for together."""
+    found: dict[int, np.ndarray] = {}
+    places: dict[Framework, list[int]] = {}
+    for index, value in enumerate(values):
+        if type(value) is float:
+            found[index] = np.array([value])
+        else:
+            places.setdefault(framework_of(value), []).append(index)
+    for framework, indices in places.items():
+        arrays = framework.all_on_host([values[index] for index in indices])
+        numbers = [widened(array.data.reshape(-1), array.dtype) for array in arrays]
+        found.update(zip(indices, numbers, strict=True))
+    return [found[index] for index in range(len(values))]
+
+
 def numbers_of(leaf: object) -> list[np.ndarray]:
     """Return the real and imaginary parts of an array, or the array, flat: in float64, or integers.
 

@@ -85,6 +85,14 @@ class Framework(ABC):
     def on_host(self, leaf: object) -> "HostArray":
         """Return a view of an array's values in host memory, copied there if they lie elsewhere."""
 
+    def all_on_host(self, leaves: Sequence[Any]) -> "list[HostArray]":
+        """Return the same of many arrays, which are waited for together."""
+        return list(map(self.on_host, leaves))
+
+    def is_traced(self, array: object) -> bool:
+        """Say whether an array stands for values that come later, when what was recorded runs."""
+        return False
+
     @abstractmethod
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> Any:
         """Return float64 numbers as an array on the device of `leaf`, in the named dtype."""

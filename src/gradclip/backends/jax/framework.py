@@ -38,6 +38,14 @@ class Jax(Framework):
     def on_host(self, leaf: jax.Array) -> HostArray:
         return HostArray.of(np.asarray(leaf))
 
+    def all_on_host(self, leaves: Sequence[jax.Array]) -> list[HostArray]:
+        for leaf in leaves:
+            leaf.copy_to_host_async()
+        return list(map(self.on_host, leaves))
+
+    def is_traced(self, array: object) -> bool:
+        return isinstance(array, jax.core.Tracer)
+
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> jax.Array:
         made = jnp.asarray(values.astype(dtype_named(dtype)))
         # JAX narrows float64 without a word in 32-bit mode.
