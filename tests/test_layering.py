@@ -12,7 +12,7 @@ LAYERS = [
     {"distributed"},
     {"layers", "adaptive"},
     {"clip", "inplace", "norm_at_most", "per_example"},
-    {"integrations"},
+    {"integrations", "monitor"},
     {"cli"},
 ]
 RANK = {name: rank for rank, layer in enumerate(LAYERS) for name in layer}

@@ -40,6 +40,9 @@ RIGHT = {
     "gradclip.clip_grad_norm_(parameters, 1.0, '-inf', nonfinite='skip')": None,
     "gradclip.clip_grad_norm_([{'params': parameters}], 1.0, process_group=[])": None,
     "gradclip.clip_grad_norm_(tree, 1.0)": None,
+    "gradclip.clip_grad_norm_(tree, 1.0, monitor=gradclip.Monitor(callback=lambda step, numbers: None))": None,
+    "gradclip.Monitor.load('steps.jsonl')": "gradclip.Monitor",
+    "gradclip.Monitor().advise().max_norm": "float | None",
     "gradclip.clip_grad_layer_norm_(parameters, [1.0, 2.0])": None,
     "gradclip.grad_norm(next(parameters), None)": None,
 }
@@ -60,6 +63,7 @@ WRONG = [
     "Sensitivity(1.0, 'client', 'zero_out')",
     "gradclip.clip_grad_norm_(3, 1.0)",
     "gradclip.clip_grad_norm_(parameters, 1.0, nonfinite='ignore')",
+    "gradclip.clip_grad_norm_(parameters, 1.0, monitor=True)",
 ]
 
 

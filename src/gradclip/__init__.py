@@ -25,6 +25,7 @@ from gradclip.per_example.sensitivity import clipped_sum_sensitivity
 from gradclip.per_example.transforms import clipped_fun, clipped_grad
 
 if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
     from gradclip.per_example.self_test import SensitivityReport, check_sensitivity
 
 __version__ = "0.1.0"
@@ -33,6 +34,7 @@ __all__ = [
     "AdaptiveNorm",
     "ClippedFunction",
     "ExampleOutputs",
+    "Monitor",
     "NativeStatus",
     "NormHistory",
     "PartialNorm",
@@ -62,7 +64,11 @@ __all__ = [
 ]
 
 _SELF_TEST = "gradclip.per_example.self_test"
-_WHEN_USED = {"SensitivityReport": _SELF_TEST, "check_sensitivity": _SELF_TEST}
+_WHEN_USED = {
+    "Monitor": "gradclip.monitor.monitor",
+    "SensitivityReport": _SELF_TEST,
+    "check_sensitivity": _SELF_TEST,
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ get the same norm.
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_norm, check_real, check_threshold
@@ -20,6 +21,9 @@ from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
+
+if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
 
 
 @ordinary_arithmetic
@@ -75,6 +79,7 @@ def clip_grad_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    monitor: "Monitor | None" = None,
 ) -> Scalar:
     """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
 
@@ -91,6 +96,7 @@ def clip_grad_norm_(
             themselves how they are split, gradients of DistributedDataParallel are not split. A parameter group
             (`{"params": [...], "process_group": ...}`) may name its own.
         mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
+        monitor: what records the norm and the threshold of this call, once it has succeeded.
 
     Returns:
         The norm before clipping, as `grad_norm` returns it.
@@ -116,6 +122,13 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
+    if monitor is not None:
+        from gradclip.inplace.watched import clip_watched  # most calls do without
+
+        clip = partial(
+            clip_grad_norm_, max_norm=max_norm, ord=ord, nonfinite=nonfinite, process_group=process_group, mesh=mesh
+        )
+        return clip_watched(clip, parameters, max_norm, ord, nonfinite, monitor)
     if process_group is None and mesh is None:
         parameters = fast_path.reusable(parameters)
         found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)

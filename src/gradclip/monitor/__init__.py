@@ -1,0 +1,1 @@
+"""What clipping did: numbers, pictures and a page."""

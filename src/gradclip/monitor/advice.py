@@ -1,0 +1,133 @@
+"""Which threshold the norms that were seen speak for, and why."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from gradclip.monitor.records import Columns
+
+LEAST = 20  # steps
+SPIKE = 10.0  # times the median of the steps before
+_BEFORE = 128  # steps
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A threshold, and what it would have done: the share of steps it clips, and how many of the spikes."""
+
+    name: str
+    max_norm: float
+    share_clipped: float
+    spikes_clipped: int
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A threshold that the norms speak for, None where there are too few, with reasons and what else was weighed."""
+
+    max_norm: float | None
+    reasons: tuple[str, ...]
+    candidates: tuple[Candidate, ...] = ()
+    steps: int = 0
+    spikes: int = 0
+
+    def __str__(self) -> str:
+        proposal = "no threshold to propose" if self.max_norm is None else f"max_norm = {self.max_norm:g}"
+        rows = [
+            f"  {c.name:<20} {c.max_norm:>10.4g}  clips {c.share_clipped:>6.1%} of the steps, "
+            f"{c.spikes_clipped} of {self.spikes} spikes"
+            for c in self.candidates
+        ]
+        return "\n".join([proposal, *(f"- {reason}" for reason in self.reasons), *rows])
+
+
+def advise(columns: Columns) -> Advice:
+    """Propose twice the median of the newer half of the norms, or their 90th percentile where that is more."""
+    norms = columns.norms[columns.finite]
+    if len(norms) < LEAST or not (norms > 0).any():
+        return Advice(None, (f"There are {len(norms)} steps with a finite norm; it takes {LEAST}, not all zero.",))
+    spikes = norms > SPIKE * medians_before(norms)
+    recent = norms[len(norms) // 2 :]
+    ordinary = recent[~spikes[len(norms) // 2 :]]
+    middle, high = np.percentile(ordinary if ordinary.size else recent, (50, 90)).tolist()
+    proposed = _rounded_up(max(2 * middle, high))
+    named = [
+        ("proposed", proposed),
+        *([("in use", float(columns.max_norms[-1]))] if math.isfinite(columns.max_norms[-1]) else []),
+        *((f"{which}%", float(np.percentile(norms, which))) for which in (50, 90, 99)),
+    ]
+    candidates = tuple(
+        Candidate(name, threshold, float((norms > threshold).mean()), int((norms[spikes] > threshold).sum()))
+        for name, threshold in named
+    )
+    reasons = (
+        _why(middle, high),
+        _what_it_would_do(candidates[0], len(norms), int(spikes.sum())),
+        *_about_the_one_in_use(columns),
+        *_about_the_level(norms),
+        "This says what would have been clipped, not what trains best.",
+    )
+    return Advice(proposed, reasons, candidates, len(norms), int(spikes.sum()))
+
+
+def medians_before(norms: np.ndarray) -> np.ndarray:
+    """Return for each norm the median of the 128 before it; infinity for the first few."""
+    found = np.full(len(norms), np.inf)
+    few = min(len(norms), _BEFORE)
+    for index in range(5, few):
+        found[index] = np.median(norms[:index])
+    if len(norms) > _BEFORE:
+        windows = np.lib.stride_tricks.sliding_window_view(norms, _BEFORE)[:-1]
+        found[_BEFORE:] = np.median(windows, axis=1)
+    return found
+
+
+def _why(middle: float, high: float) -> str:
+    if high > 2 * middle:
+        return (
+            f"The norms spread widely: of the newer half 10% lie above {high:.3g}, more than twice the median "
+            f"{middle:.3g}. The proposal leaves nine of ten ordinary steps as they are."
+        )
+    return f"It is twice the median of the newer half, {middle:.3g}, so that ordinary steps stay as they are."
+
+
+def _what_it_would_do(candidate: Candidate, steps: int, spikes: int) -> str:
+    caught = f"{candidate.spikes_clipped} of {spikes} spikes" if spikes else "there were no spikes"
+    return (
+        f"It would have clipped {candidate.share_clipped:.1%} of {steps:,} steps; {caught} "
+        f"(norms above {SPIKE:g} times the median of the {_BEFORE} before)."
+    )
+
+
+def _about_the_one_in_use(columns: Columns) -> list[str]:
+    norms, fired = columns.norms[columns.finite], columns.clipped[columns.finite]
+    if fired.all():
+        return [
+            "Every step was clipped. The threshold then sets the length of every gradient: with SGD it acts as part of "
+            "the learning rate, and with Adam it changes little but how steps weigh against each other."
+        ]
+    if not fired.any():
+        largest = float(norms.max())
+        return [f"Clipping never fired: the largest norm was {largest:.3g}."]
+    return [f"The threshold in use clipped {fired.mean():.1%} of these steps."]
+
+
+def _about_the_level(norms: np.ndarray) -> list[str]:
+    quarter = max(1, len(norms) // 4)
+    first, last = float(np.median(norms[:quarter])), float(np.median(norms[-quarter:]))
+    low, high = sorted((first, last))
+    if high <= 3 * low:
+        return []
+    return [
+        f"The level moved: the median was {first:.3g} in the first quarter and {last:.3g} in the last. A fixed "
+        "threshold fits one of them; one that follows the norms fits both."
+    ]
+
+
+def _rounded_up(number: float) -> float:
+    """Return the number with two digits, not below it."""
+    if number <= 0:
+        return number
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return float(f"{math.ceil(number / unit * (1 - 1e-12)) * unit:.2g}")

@@ -1,0 +1,198 @@
+"""The panels of the picture, each drawn into axes of matplotlib, in colours that a palette names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.transforms import blended_transform_factory
+
+from gradclip.monitor.records import Columns, LayerTable, percentiles
+from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest
+
+_PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}" if 1 <= value < 1e5 else f"{value:g}")
+
+
+@dataclass(frozen=True)
+class Palette:
+    """Colours, no two alike, so that a page can put its own in their places."""
+
+    ink: str = "#1b1f24"
+    muted: str = "#5c6470"
+    grid: str = "#e3e6eb"
+    norm: str = "#2f6fb1"
+    clipped: str = "#cf6a0a"
+    skipped: str = "#7a4fd0"
+    nonfinite: str = "#c8202f"
+    threshold: str = "#111418"
+
+
+@dataclass(frozen=True)
+class Look:
+    """How a panel is drawn: its colours, and how many points and letters it has room for."""
+
+    palette: Palette = Palette()
+    points: int = 400
+    letters: int = 34
+    legend_columns: int = 5
+
+
+def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
+    """Draw the norm before clipping over steps, the threshold, and a mark where something happened."""
+    colours, above = look.palette, blended_transform_factory(axes.transData, axes.transAxes)
+    norms, steps = _positive(columns.norms), columns.steps
+    axes.set_yscale("log")
+    axes.plot(*envelope(steps, norms, look.points), color=colours.norm, lw=0.9, label="norm before clipping")
+    axes.plot(
+        *envelope(steps, _positive(columns.max_norms), look.points),
+        color=colours.threshold,
+        lw=1.3,
+        ls="--",
+        drawstyle="steps-mid",
+        label=_threshold_label(columns),
+    )
+    for what, colour, marker, chosen in (
+        ("clipped", colours.clipped, ".", columns.clipped),
+        ("skipped", colours.skipped, "v", columns.skipped),
+        ("not finite", colours.nonfinite, "x", ~columns.finite),
+    ):
+        if chosen.any():
+            at = largest(norms, chosen, look.points)
+            high = np.isnan(norms[at])
+            style = {"color": colour, "marker": marker, "ls": "none", "ms": 4 if marker == "." else 6}
+            axes.plot(steps[at[~high]], norms[at[~high]], **style, label=f"{what} ({chosen.sum():,})", zorder=3)
+            height = 0.92 if what == "skipped" else 0.97
+            axes.plot(steps[at[high]], np.full(high.sum(), height), transform=above, **style, zorder=3)
+    _finish(axes, columns.steps, look)
+    axes.set_ylabel("norm (log scale)")
+    _legend(axes, look)
+
+
+def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
+    """Draw the share of steps that were clipped, part of the run by part."""
+    parts = bins_of(len(columns.steps), min(60, look.points))
+    shares = [columns.clipped[part].mean() for part in parts]
+    edges = [columns.steps[part.start] for part in parts] + [columns.steps[-1] + 1 if len(columns.steps) else 1]
+    if shares:
+        axes.stairs(shares, edges, fill=True, color=look.palette.clipped, alpha=0.75)
+    axes.set_ylim(0, 1.04)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    axes.set_ylabel("steps clipped")
+    _finish(axes, columns.steps, look)
+
+
+def histogram(axes: Axes, columns: Columns, look: Look) -> None:
+    """Draw how often norms were how large, with the last threshold and percentiles."""
+    colours = look.palette
+    norms = _positive(columns.norms)
+    norms = norms[np.isfinite(norms)]
+    axes.set_xscale("log")
+    threshold = float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
+    if norms.size:
+        low, high = norms.min() * 0.97, norms.max() * 1.03
+        edges = np.geomspace(low, high, 51)
+        counts, _ = np.histogram(norms, edges)
+        colour = [colours.clipped if edge >= threshold else colours.norm for edge in edges[:-1]]
+        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour, linewidth=0)
+        for which, style in ((50, "-"), (90, "-."), (99, ":")):
+            value = percentiles(norms, (which,))[which]
+            axes.axvline(value, color=colours.ink, lw=1.1, ls=style, label=f"{which}%: {value:.3g}")
+    if 0 < threshold < np.inf:
+        axes.axvline(threshold, color=colours.threshold, lw=1.5, ls="--", label=f"threshold {threshold:.3g}")
+    axes.set_xlabel("norm before clipping (log scale)")
+    axes.set_ylabel("steps")
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _style(axes, look)
+    if axes.get_legend_handles_labels()[0]:
+        _legend(axes, look)
+
+
+def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16) -> None:
+    """Draw a heat map of the norms of the largest layers over steps, with a bar that tells its colours."""
+    top = table.top(most)
+    norms = columns_of(_positive(top.norms).T, look.points)
+    finite = norms[np.isfinite(norms)]
+    low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
+    scale = LogNorm(low, high if high > low else low * 1.1)
+    first, last = top.steps[0], top.steps[-1]
+    extent = (first - 0.5, max(last, first + 1) + 0.5, len(top.names) - 0.5, -0.5)
+    drawn = axes.imshow(norms, norm=scale, aspect="auto", interpolation="nearest", cmap="viridis", extent=extent)
+    axes.set_yticks(range(len(top.names)), [shortened(name, look.letters) for name in told_apart(top.names)])
+    _along_steps(axes, look)
+    axes.grid(False)
+    bar = axes.figure.colorbar(drawn, ax=axes, pad=0.02, aspect=30)
+    bar.outline.set_visible(False)
+    bar.ax.tick_params(which="both", colors=look.palette.muted, labelsize=8)
+    bar.ax.yaxis.set_major_formatter(_PLAIN)
+    bar.ax.yaxis.set_minor_formatter(NullFormatter())
+    bar.set_label("norm before clipping", color=look.palette.ink)
+
+
+def told_apart(names: Sequence[str]) -> list[str]:
+    """Return names without the parts between dots that all of them begin with, and those they all end with."""
+    parts = [name.split(".") for name in names]
+    most = min(map(len, parts)) - 1
+    first = next((i for i in range(most) if len({one[i] for one in parts}) > 1), most)
+    last = next((i for i in range(most - first) if len({one[-1 - i] for one in parts}) > 1), most - first)
+    return [".".join(one[first : len(one) - last]) for one in parts]
+
+
+def shortened(name: str, letters: int) -> str:
+    """Return a name with the middle left out where it is too long."""
+    if len(name) <= letters:
+        return name
+    return f"{name[: (letters - 1) // 2]}…{name[-(letters // 2) :]}"
+
+
+def _threshold_label(columns: Columns) -> str:
+    finite = columns.max_norms[np.isfinite(columns.max_norms)]
+    if not finite.size:
+        return "no threshold"
+    return f"threshold {finite[-1]:.3g}" if (finite == finite[-1]).all() else "threshold"
+
+
+def _positive(values: np.ndarray) -> np.ndarray:
+    """Return values with NaN for those that a log scale cannot show, and others where it has room around them."""
+    return np.where(np.isfinite(values) & (values > 0), np.clip(values.astype(np.float64), 1e-200, 1e200), np.nan)
+
+
+def _finish(axes: Axes, steps: np.ndarray, look: Look) -> None:
+    if len(steps):
+        axes.set_xlim(steps[0] - 0.5, steps[-1] + 0.5)
+    _along_steps(axes, look)
+
+
+def _along_steps(axes: Axes, look: Look) -> None:
+    axes.set_xlabel("step")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    _style(axes, look)
+
+
+def _style(axes: Axes, look: Look) -> None:
+    colours = look.palette
+    axes.grid(color=colours.grid, lw=0.7)
+    axes.set_axisbelow(True)
+    axes.patch.set_visible(False)
+    for side, spine in axes.spines.items():
+        spine.set_visible(side in ("left", "bottom"))
+        spine.set_color(colours.muted)
+    axes.tick_params(which="both", colors=colours.muted, labelsize=9)
+    for axis in (axes.xaxis, axes.yaxis):
+        if axis.get_scale() == "log":
+            axis.set_major_formatter(_PLAIN)
+            axis.set_minor_formatter(NullFormatter())
+    for text in (axes.xaxis.label, axes.yaxis.label, axes.title):
+        text.set_color(colours.ink)
+
+
+def _legend(axes: Axes, look: Look) -> None:
+    """Put the legend above the axes, where it hides nothing."""
+    where: Sequence[float] = (0.0, 1.01)
+    shown = axes.legend(
+        loc="lower left", bbox_to_anchor=where, ncols=look.legend_columns, frameon=False, fontsize=9, borderaxespad=0.2
+    )
+    for text in shown.get_texts():
+        text.set_color(look.palette.ink)

@@ -1,0 +1,90 @@
+"""The picture of a monitor, drawn with matplotlib, which is imported when it is needed."""
+
+import io
+import re
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    from gradclip.monitor import panels
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"A monitor draws with matplotlib, of which {error.name} is not installed here. Run: pip install matplotlib. "
+        "Numbers need none: see records, counts and advise().",
+        name=error.name,
+        path=error.path,
+    ) from error
+
+if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
+
+_PALETTE = panels.Palette()
+WIDE = panels.Look()
+NARROW = panels.Look(points=150, letters=14, legend_columns=2)
+
+
+def draw(monitor: "Monitor") -> Figure:
+    """Return a figure with all panels."""
+    columns, layers = monitor.columns, monitor.layers
+    rows = 3 if layers is None else 4
+    figure = Figure(figsize=(11, 3 * rows + 0.6), dpi=110, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(headline(monitor), color=_PALETTE.ink, fontsize=13)
+    grid = figure.add_gridspec(rows, 1, height_ratios=[1.5, 0.7, 1.1, 1][:rows])
+    panels.norms_over_steps(figure.add_subplot(grid[0]), columns, WIDE)
+    panels.share_clipped(figure.add_subplot(grid[1]), columns, WIDE)
+    panels.histogram(figure.add_subplot(grid[2]), columns, WIDE)
+    if layers is not None:
+        panels.layers_over_steps(figure.add_subplot(grid[3]), layers, WIDE)
+    return figure
+
+
+def headline(monitor: "Monitor") -> str:
+    """Return in one line what came of all steps."""
+    counts = monitor.counts
+    if not counts.steps:
+        return "No step was recorded"
+    others = [f"{count:,} {what}" for count, what in ((counts.skipped, "skipped"), (counts.nonfinite, "not finite"))]
+    return f"{counts.share_clipped:.1%} of {counts.steps:,} steps clipped; {', '.join(others)}"
+
+
+def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
+    """Return each panel by its name as an SVG so many inches wide, whose colours are variables of the page."""
+    columns, layers = monitor.columns, monitor.layers
+    narrow = look is NARROW
+    drawn = {
+        "norms": _svg(lambda axes: panels.norms_over_steps(axes, columns, look), width, 4.2 if narrow else 3.8),
+        "share": _svg(lambda axes: panels.share_clipped(axes, columns, look), width, 2.2),
+        "histogram": _svg(lambda axes: panels.histogram(axes, columns, look), width, 3.4),
+    }
+    if layers is not None:
+        height = 1.4 + 0.24 * min(16, len(layers.names))
+        drawn["layers"] = _svg(lambda axes: panels.layers_over_steps(axes, layers, look), width, height)
+    return drawn
+
+
+def _svg(panel: Callable[[Axes], None], width: float, height: float) -> str:
+    """Return a figure with one panel as an element of a page, with letters that the page's own font draws."""
+    settings = {"svg.fonttype": "none", "svg.hashsalt": "gradclip"}
+    with matplotlib.rc_context(settings):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        figure.patch.set_visible(False)
+        panel(figure.add_subplot())
+        text = io.StringIO()
+        figure.savefig(text, format="svg", metadata={"Date": None})
+    svg = text.getvalue()[text.getvalue().index("<svg") :]
+    svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
+    for name, colour in asdict(_PALETTE).items():
+        svg = svg.replace(colour, f"var(--{name})")
+    return re.sub(r'<svg [^>]*?viewBox="([^"]*)"[^>]*>', _opening, svg, count=1, flags=re.DOTALL)
+
+
+def _opening(found: re.Match[str]) -> str:
+    links = 'xmlns="http://www.w3.org/2000/svg" xmlns:xlink="http://www.w3.org/1999/xlink"'
+    return f'<svg {links} viewBox="{found[1]}" role="img">'

@@ -1,0 +1,145 @@
+"""What is known of one step, in plain numbers, and of many."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Layers(NamedTuple):
+    """The norms of layers before clipping, in float32, and their names."""
+
+    names: tuple[str, ...]
+    norms: np.ndarray
+
+    def top(self, count: int) -> dict[str, float]:
+        """Return the largest norms, the largest first; NaN counts as larger than all."""
+        order = np.argsort(-np.where(np.isnan(self.norms), np.inf, self.norms), kind="stable")[:count]
+        return {self.names[index]: float(self.norms[index]) for index in order.tolist()}
+
+
+class Step(NamedTuple):
+    """One step: its number from 1, the norm before clipping, the threshold, and whether it was skipped."""
+
+    step: int
+    norm: float
+    max_norm: float
+    skipped: bool = False
+    layers: Layers | None = None
+
+    @property
+    def finite(self) -> bool:
+        """Whether the norm is finite."""
+        return math.isfinite(self.norm)
+
+    @property
+    def clipped(self) -> bool:
+        """Whether clipping fired: the norm is finite and above the threshold, and the step was not skipped."""
+        return self.finite and self.norm > self.max_norm and not self.skipped
+
+    @property
+    def coefficient(self) -> float:
+        """What the gradients were multiplied by: min(1, max_norm / norm), 0 if skipped, NaN if not finite."""
+        if self.skipped:
+            return 0.0
+        if not self.finite:
+            return math.nan
+        return max(self.max_norm, 0.0) / self.norm if self.norm > self.max_norm else 1.0
+
+    def numbers(self, top: int = 0) -> dict[str, float]:
+        """Return all as plain floats, flags as 0.0 and 1.0, for a logger; of the layers the `top` largest."""
+        found = {
+            "norm": self.norm,
+            "max_norm": self.max_norm,
+            "coefficient": self.coefficient,
+            "clipped": float(self.clipped),
+            "skipped": float(self.skipped),
+            "nonfinite": float(not self.finite),
+        }
+        largest = self.layers.top(top) if self.layers else {}
+        return found | {f"layers/{name}": norm for name, norm in largest.items()}
+
+
+class Counts(NamedTuple):
+    """How many steps there were, and what came of them."""
+
+    steps: int = 0
+    clipped: int = 0
+    skipped: int = 0
+    nonfinite: int = 0
+
+    def plus(self, steps: Iterable[Step]) -> "Counts":
+        """Return the counts with more steps."""
+        counts = list(self)
+        for step in steps:
+            for place, one in enumerate((True, step.clipped, step.skipped, not step.finite)):
+                counts[place] += one
+        return Counts(*counts)
+
+    @property
+    def share_clipped(self) -> float:
+        """The share of steps that were clipped; NaN without steps."""
+        return self.clipped / self.steps if self.steps else math.nan
+
+
+class Columns(NamedTuple):
+    """Steps as arrays, one entry for each."""
+
+    steps: np.ndarray
+    norms: np.ndarray
+    max_norms: np.ndarray
+    clipped: np.ndarray
+    skipped: np.ndarray
+
+    @property
+    def finite(self) -> np.ndarray:
+        """Whether each norm is finite."""
+        return np.isfinite(self.norms)
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> "Columns":
+        """Turn steps into arrays."""
+        rows = [(s.step, s.norm, s.max_norm, s.clipped, s.skipped) for s in steps]
+        table = np.array(rows, np.float64).reshape(-1, 5)
+        return cls(table[:, 0].astype(np.int64), table[:, 1], table[:, 2], table[:, 3] > 0, table[:, 4] > 0)
+
+
+class LayerTable(NamedTuple):
+    """Norms of layers as (steps, layers), NaN where a layer was not recorded."""
+
+    steps: np.ndarray
+    names: tuple[str, ...]
+    norms: np.ndarray
+
+    @classmethod
+    def of(cls, steps: Iterable[Step]) -> "LayerTable | None":
+        """Collect the steps that recorded layers; None without any."""
+        some = [(step.step, step.layers) for step in steps if step.layers is not None]
+        if not some:
+            return None
+        places: dict[str, int] = {}
+        for names in dict.fromkeys(layers.names for _, layers in some):
+            for name in names:
+                places.setdefault(name, len(places))
+        table = np.full((len(some), len(places)), np.nan, np.float32)
+        columns = {names: [places[name] for name in names] for names in {layers.names for _, layers in some}}
+        for row, (_, layers) in zip(table, some, strict=True):
+            row[columns[layers.names]] = layers.norms
+        return cls(np.array([step for step, _ in some]), tuple(places), table)
+
+    def medians(self) -> np.ndarray:
+        """Return the median of each layer's finite norms; 0 without any."""
+        found = [column[np.isfinite(column)] for column in self.norms.T]
+        return np.array([np.median(column) if column.size else 0.0 for column in found])
+
+    def top(self, count: int) -> "LayerTable":
+        """Return the layers with the largest medians, the largest first."""
+        order = np.argsort(-self.medians(), kind="stable")[:count]
+        return LayerTable(self.steps, tuple(self.names[index] for index in order.tolist()), self.norms[:, order])
+
+
+def percentiles(norms: np.ndarray, which: Sequence[float] = (1, 10, 50, 90, 99)) -> Mapping[float, float]:
+    """Return percentiles of the norms that are finite; none without any."""
+    finite = norms[np.isfinite(norms)]
+    return dict(zip(which, np.percentile(finite, which).tolist(), strict=True)) if finite.size else {}

@@ -1,0 +1,122 @@
+"""Clipping in place with a monitor: the same results, recorded."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradclip
+from frameworks import ALL, WITH_FLOAT32, by_name
+from gradclip.core.norms import Order
+from gradclip.inplace.watched import norms_of_each
+
+EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
+
+
+def holders(framework, *grads):
+    return [SimpleNamespace(grad=None if grad is None else framework.array(*grad)) for grad in grads]
+
+
+def random_grads(rng):
+    return [(rng.standard_normal(size).astype(np.float32),) for size in (3, 70_000, 200_000, 5)]
+
+
+@pytest.mark.parametrize("framework", EAGER, ids=by_name)
+@pytest.mark.parametrize("layers_every", [0, 1])
+@pytest.mark.parametrize("max_norm", [1.0, 1e6])
+def test_a_monitor_changes_no_bit(framework, layers_every, max_norm):
+    monitor = gradclip.Monitor(layers_every=layers_every)
+    grads = random_grads(np.random.default_rng(1))
+    watched, plain = holders(framework, *grads), holders(framework, *grads)
+    with framework.mode():
+        norm = gradclip.clip_grad_norm_(watched, max_norm, monitor=monitor)
+        assert float(norm) == float(gradclip.clip_grad_norm_(plain, max_norm))
+    for one, other in zip(watched, plain, strict=True):
+        np.testing.assert_array_equal(framework.to_numpy(one.grad), framework.to_numpy(other.grad))
+    assert monitor.last.norm == float(norm)
+    assert monitor.clipped == (max_norm == 1.0)
+
+
+@pytest.mark.parametrize("framework", EAGER, ids=by_name)
+@pytest.mark.parametrize("ord", [2, 1, 3, "inf"])
+def test_the_norm_of_each_gradient_is_recorded_with_its_name(framework, ord):
+    parameters = dict(
+        zip(("w", "none", "b"), holders(framework, ([3.0, 4.0],), None, ([12.0], "float16")), strict=True)
+    )
+    monitor = gradclip.Monitor(layers_every=1)
+    with framework.mode():
+        gradclip.clip_grad_norm_(parameters, 1.0, ord, monitor=monitor)
+    step = monitor.last
+    assert step.layers.names == ("w", "b")
+    expected = {2: 5.0, 1: 7.0, 3: 91 ** (1 / 3), "inf": 4.0}[ord]
+    assert step.layers.norms.tolist() == pytest.approx([expected, 12.0], rel=1e-6)
+
+
+def test_layers_are_recorded_every_so_many_steps():
+    monitor = gradclip.Monitor(layers_every=3)
+    for _ in range(7):
+        gradclip.clip_grad_norm_({"w": np.ones(2), "b": [np.ones(1)]}, 1.0, monitor=monitor)
+    assert monitor.layers.steps.tolist() == [1, 4, 7]
+    assert monitor.layers.names == ("b.0", "w")
+
+
+def test_generators_and_iterators_are_read_once():
+    for through in (lambda p: (x for x in p), iter, lambda p: filter(None, p)):
+        for layers_every in (0, 1):
+            monitor = gradclip.Monitor(layers_every=layers_every)
+            parameters = [SimpleNamespace(grad=np.array([3.0, 4.0]))]
+            gradclip.clip_grad_norm_(through(parameters), 1.0, monitor=monitor)
+            assert monitor.last.norm == 5.0
+            assert np.linalg.norm(parameters[0].grad) <= 1.0
+
+
+def test_shared_memory_is_one_layer():
+    grad = np.array([3.0, 4.0])
+    found = norms_of_each([SimpleNamespace(grad=grad), SimpleNamespace(grad=grad)], Order(2.0))
+    assert (found[0], np.asarray(found[1]).tolist()) == (["parameters[0]"], [5.0])
+
+
+def test_a_call_that_raises_records_nothing():
+    monitor = gradclip.Monitor(layers_every=1)
+    with pytest.raises(FloatingPointError):
+        gradclip.clip_grad_norm_({"w": np.array([np.nan])}, 1.0, nonfinite="raise", monitor=monitor)
+    with pytest.raises(ValueError, match="max_norm must not be negative"):
+        gradclip.clip_grad_norm_({"w": np.ones(1)}, -1.0, monitor=monitor)
+    assert monitor.steps == 0
+
+
+def test_policies():
+    monitor = gradclip.Monitor(layers_every=1)
+    for policy in ("propagate", "skip", "zero"):
+        gradclip.clip_grad_norm_({"w": np.array([np.nan, 3.0])}, 1.0, nonfinite=policy, monitor=monitor)
+    assert [(step.finite, step.skipped, step.clipped) for step in monitor.records] == [
+        (False, False, False),
+        (False, True, False),
+        (True, False, True),
+    ]
+
+
+def test_no_gradient_at_all():
+    monitor = gradclip.Monitor(layers_every=1)
+    gradclip.clip_grad_norm_([SimpleNamespace(grad=None)], 1.0, monitor=monitor)
+    assert (monitor.last.norm, monitor.last.layers) == (0.0, None)
+
+
+@pytest.mark.parametrize("layers_every", [0, 1])
+@pytest.mark.parametrize("framework", [f for f in ALL if f.name == "torch-device"], ids=by_name)
+def test_no_step_waits_for_a_device(framework, layers_every):
+    class NoLook(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            assert "_local_scalar_dense" not in str(func), "a look at a value waits for the device"
+            assert "nonzero" not in str(func)
+            return func(*args, **(kwargs or {}))
+
+    monitor = gradclip.Monitor(layers_every=layers_every)
+    parameters = holders(framework, ([3.0, 4.0],), ([12.0], "bfloat16"))
+    with framework.mode(), NoLook():
+        for _ in range(5):
+            gradclip.clip_grad_norm_(parameters, 1.0, monitor=monitor)
+            gradclip.clip_grad_norm_(parameters, torch.tensor(1.0), nonfinite="skip", monitor=monitor)
+    assert (monitor.steps, monitor.records[0].norm) == (10, 13.0)

@@ -1,0 +1,47 @@
+"""Lines of JSON, which any tool reads."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from gradclip.monitor.lines import from_lines, to_line
+from gradclip.monitor.records import Layers, Step
+
+STEPS = [
+    Step(1, 5.0, 2.0, layers=Layers(("a", "b"), np.array([3.0, math.inf], np.float32))),
+    Step(2, math.nan, math.inf, skipped=True),
+]
+
+
+def test_a_line_tells_all_of_a_step():
+    assert json.loads(to_line(STEPS[0])) == {
+        "step": 1,
+        "norm": 5.0,
+        "max_norm": 2.0,
+        "coefficient": 0.4,
+        "clipped": True,
+        "skipped": False,
+        "finite": True,
+        "layers": {"a": 3.0, "b": "inf"},
+    }
+
+
+def test_no_line_has_what_json_has_not():
+    told = json.loads(to_line(STEPS[1]), parse_constant=lambda name: pytest.fail(name))
+    assert (told["norm"], told["max_norm"], told["coefficient"]) == ("nan", "inf", 0.0)
+
+
+def test_lines_come_back_as_they_were():
+    first, second = from_lines([*map(to_line, STEPS), "\n"])
+    assert first[:4] == STEPS[0][:4]
+    assert (first.layers.names, first.layers.norms.tolist()) == (("a", "b"), [3.0, math.inf])
+    assert math.isnan(second.norm)
+    assert second[2:] == STEPS[1][2:]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"step": 1, "norm": "x", "max_norm": 1, "skipped": 0}'])
+def test_a_line_that_is_none_is_named(line):
+    with pytest.raises(ValueError, match="line 2 is no step that a monitor has saved, got "):
+        list(from_lines([to_line(STEPS[0]), line]))

@@ -1,0 +1,171 @@
+"""The monitor: what it is fed, keeps, tells and saves."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import gradclip
+from gradclip.monitor.records import Counts
+
+
+def fed(norms, max_norm=1.0, **settings):
+    monitor = gradclip.Monitor(**settings)
+    for norm in norms:
+        monitor.record(norm, max_norm)
+    return monitor
+
+
+def test_counts_and_records():
+    monitor = fed([0.5, 2.0, math.nan])
+    assert (monitor.steps, monitor.clipped, monitor.skipped, monitor.nonfinite) == (3, 1, 0, 1)
+    assert [step.norm for step in monitor.records[:2]] == [0.5, 2.0]
+    assert (monitor.last.step, monitor.last.finite) == (3, False)
+    assert monitor.columns.clipped.tolist() == [False, True, False]
+    assert repr(monitor) == "Monitor(3 steps, 1 clipped, 0 skipped, 1 not finite)"
+
+
+def test_nothing_recorded():
+    monitor = gradclip.Monitor()
+    assert (monitor.steps, monitor.last, monitor.records, monitor.layers, monitor.top_layers) == (0, None, [], None, {})
+
+
+def test_the_oldest_go_and_the_counts_stay():
+    monitor = fed(range(1, 11), 5.0, capacity=3)
+    assert [step.step for step in monitor.records] == [8, 9, 10]
+    assert monitor.counts == Counts(10, 5, 0, 0)
+
+
+def test_the_callback_gets_plain_floats_in_order_once_values_are_fetched():
+    told = []
+    monitor = gradclip.Monitor(fetch_every=2, top=1, callback=lambda step, numbers: told.append((step, numbers)))
+    monitor.record(torch.tensor(5.0), 1.0, {"a": torch.tensor(3.0), "b": torch.tensor(4.0)})
+    assert told == []
+    monitor.record(jnp.float32(0.5), np.float32(1.0))
+    assert [step for step, _ in told] == [1, 2]
+    assert told[0][1]["norm"] == 5.0
+    assert told[0][1]["layers/b"] == 4.0
+    assert "layers/a" not in told[0][1]
+    assert all(type(value) is float for _, numbers in told for value in numbers.values())
+
+
+def test_a_callback_may_read():
+    seen = []
+    monitor = gradclip.Monitor(fetch_every=1, callback=lambda step, _: seen.append(monitor.steps))
+    for _ in range(2):
+        monitor.record(1.0, 1.0)
+    assert seen == [1, 2]
+
+
+class NoLook(TorchDispatchMode):
+    """Copies to the host are counted, and a look at a single value is an error."""
+
+    cats = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        assert "_local_scalar_dense" not in str(func), "a look at a value waits for the device"
+        self.cats += "cat" in str(func)
+        return func(*args, **(kwargs or {}))
+
+
+def test_recording_does_not_look_and_fetching_brings_all_at_once():
+    monitor = gradclip.Monitor()
+    with NoLook() as look:
+        for norm in range(50):
+            monitor.record(torch.tensor(float(norm)), torch.tensor(10.0))
+        assert look.cats == 0
+        assert monitor.steps == 50
+        assert look.cats == 1
+    assert monitor.clipped == 39
+
+
+def test_values_that_jit_returns():
+    @jax.jit
+    def step(grads):
+        clipped, norm = gradclip.clip_by_global_norm(grads, 1.0)
+        return clipped, norm, gradclip.layer_norms(grads)
+
+    monitor = gradclip.Monitor()
+    _, norm, layers = step({"w": jnp.array([3.0, 4.0]), "b": jnp.array([12.0])})
+    monitor.record(norm, 1.0, layers)
+    assert monitor.last.norm == 13.0
+    assert monitor.top_layers == {"b": 12.0, "w": 5.0}
+
+
+def test_the_top_layers_are_those_with_the_largest_medians():
+    monitor = gradclip.Monitor(top=2)
+    for a, b, c in ((1.0, 9.0, 2.0), (1.0, 0.1, 2.0), (1.0, 0.1, 2.0)):
+        monitor.record(10.0, 1.0, {"a": a, "b": b, "c": c})
+    assert monitor.top_layers == {"c": 2.0, "a": 1.0}
+    assert monitor.layers.norms.shape == (3, 3)
+
+
+def some():
+    monitor = gradclip.Monitor(capacity=3)
+    monitor.record(2.0, 1.0)
+    monitor.record(np.array([0.5, math.nan, 3.0]), np.array([1.0, 1.0, math.inf]), nonfinite="skip")
+    monitor.record(torch.tensor(7.0), 5.0, {"a": torch.tensor(1.5)})
+    return monitor
+
+
+def assert_same_records(left, right):
+    assert repr(left.records) == repr(right.records)
+
+
+def test_lines_are_saved_and_loaded(tmp_path):
+    monitor, path = some(), tmp_path / "steps.jsonl"
+    monitor.save(path)
+    assert len(path.read_text().splitlines()) == 3
+    loaded = gradclip.Monitor.load(path)
+    assert_same_records(loaded, monitor)
+    assert loaded.counts == Counts(3, 1, 1, 1)
+    assert [step.step for step in gradclip.Monitor.load(path, capacity=1).records] == [5]
+    loaded.record(1.0, 1.0)
+    assert loaded.last.step == 6
+
+
+def test_nothing_is_saved_and_loaded(tmp_path):
+    gradclip.Monitor().save(tmp_path / "empty")
+    assert gradclip.Monitor.load(tmp_path / "empty").steps == 0
+
+
+def test_a_state_goes_through_a_checkpoint(tmp_path):
+    monitor = some()
+    torch.save(monitor.state_dict(), tmp_path / "state")
+    resumed = gradclip.Monitor(capacity=3)
+    resumed.record(1.0, 1.0)
+    resumed.load_state_dict(torch.load(tmp_path / "state", weights_only=True))
+    assert_same_records(resumed, monitor)
+    assert resumed.counts == monitor.counts == Counts(5, 2, 1, 1)
+    for one in (monitor, resumed):
+        one.record(9.0, 1.0)
+    assert_same_records(resumed, monitor)
+    small = gradclip.Monitor(capacity=1)
+    small.load_state_dict(monitor.state_dict())
+    assert [step.step for step in small.records] == [6]
+
+
+@pytest.mark.parametrize("broken", [{}, {"norm": [1.0]}, {"counts": [1, 2, 3, 4, 5]}])
+def test_a_state_that_is_none_changes_nothing(broken):
+    monitor = some()
+    before = repr(monitor.records)
+    with pytest.raises(ValueError, match="no state of a Monitor"):
+        monitor.load_state_dict({**some().state_dict(), **broken} if broken else {})
+    assert repr(monitor.records) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("capacity", 0), ("fetch_every", 0), ("layers_every", -1), ("top", 1.5), ("capacity", True)]
+)
+def test_settings_that_cannot_work(name, value):
+    with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):
+        gradclip.Monitor(**{name: value})
+
+
+def test_advice_is_on_what_is_kept():
+    monitor = fed([100.0] * 40 + [1.0] * 40, capacity=40)
+    assert monitor.advise().max_norm == 2.0

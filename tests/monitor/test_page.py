@@ -1,0 +1,107 @@
+"""The report: one page that stands alone and says what people misread."""
+
+import re
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+
+import gradclip
+from gradclip.monitor.page import notes, page
+
+
+def fed(norms, max_norm=1.0, **settings):
+    monitor = gradclip.Monitor(**settings)
+    monitor.record(np.array(norms, float), max_norm, nonfinite="propagate")
+    return monitor
+
+
+class Tags(HTMLParser):
+    """Notes every tag, and that all are closed in their order."""
+
+    VOID = ("meta", "link", "path", "use", "rect", "image", "br")
+
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.seen = [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.seen.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        if tag not in self.VOID:
+            assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    monitor = gradclip.Monitor()
+    norms = np.geomspace(0.1, 10, 40)
+    monitor.record(norms, 1.0, {"<layer>": norms, "b": norms / 2})
+    path = monitor.report(tmp_path_factory.mktemp("page") / "report.html", "Norms & <more>")
+    return path.read_text(encoding="utf-8")
+
+
+def test_the_page_is_whole(written):
+    tags = Tags(written)
+    assert tags.open == []
+    names = [tag for tag, _ in tags.seen]
+    assert (names.count("svg"), names.count("figure"), names.count("table")) == (8, 4, 3)
+    assert "Norms &amp; &lt;more&gt;" in written
+    assert "&lt;layer&gt;" in written
+    assert "<layer>" not in written
+
+
+def test_it_needs_nothing_else(written):
+    assert re.findall(r"<script|@import|@font-face|<iframe", written) == []
+    links = [
+        value for _, attributes in Tags(written).seen for name, value in attributes.items() if name in ("src", "href")
+    ]
+    links += re.findall(r'xlink:href="([^"]*)"|url\(([^)]*)\)', written)
+    for link in links:
+        text = link if isinstance(link, str) else "".join(link)
+        assert text.startswith(("data:", "#")), text
+
+
+def test_ids_are_not_used_twice_for_different_things(written):
+    found = {}
+    for tag, body in re.findall(r"<(clipPath|path|image) id=\"([^\"]+)\"[^>]*", written):
+        found.setdefault(body, set()).add(tag)
+    assert all(len(tags) == 1 for tags in found.values())
+
+
+def test_it_says_that_norms_are_those_before_clipping(written):
+    assert "Every norm on this page is the one before clipping." in written
+    assert "prefers-color-scheme:dark" in written
+    assert "max-width:640px" in written
+
+
+def test_notes():
+    (every,) = notes(fed([2.0, 3.0]))
+    assert every.startswith("100% of the steps with a finite norm were clipped")
+    every, broken = notes(fed([2.0, np.nan]))
+    assert every.startswith("100% of the steps")
+    assert broken.startswith("At 1 of 2 steps the norm was NaN or infinite.")
+    (nothing,) = notes(fed([0.5]))
+    assert nothing.startswith("Nothing was clipped")
+    (some,) = notes(fed([2.0, 0.5, 3.0], capacity=2))
+    assert some.startswith("Pictures and percentiles show the last 2 of 3 steps")
+    assert notes(fed([2.0, 0.5])) == []
+
+
+def test_skipped_steps_are_not_counted_against_all_clipped():
+    monitor = gradclip.Monitor()
+    monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="skip")
+    assert notes(monitor)[0].startswith("100% of the steps")
+
+
+def test_a_page_of_nothing():
+    text = page(gradclip.Monitor(), "Empty")
+    assert "No step was recorded" in text
+    assert Tags(text).open == []
