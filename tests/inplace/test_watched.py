@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from frameworks import ALL, WITH_FLOAT32, by_name
-from gradclip.core.norms import Order
-from gradclip.inplace.watched import norms_of_each
+from gradclip.inplace import watched
 
 EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
 
@@ -29,11 +28,11 @@ def random_grads(rng):
 def test_a_monitor_changes_no_bit(framework, layers_every, max_norm):
     monitor = gradclip.Monitor(layers_every=layers_every)
     grads = random_grads(np.random.default_rng(1))
-    watched, plain = holders(framework, *grads), holders(framework, *grads)
+    seen, plain = holders(framework, *grads), holders(framework, *grads)
     with framework.mode():
-        norm = gradclip.clip_grad_norm_(watched, max_norm, monitor=monitor)
+        norm = gradclip.clip_grad_norm_(seen, max_norm, monitor=monitor)
         assert float(norm) == float(gradclip.clip_grad_norm_(plain, max_norm))
-    for one, other in zip(watched, plain, strict=True):
+    for one, other in zip(seen, plain, strict=True):
         np.testing.assert_array_equal(framework.to_numpy(one.grad), framework.to_numpy(other.grad))
     assert monitor.last.norm == float(norm)
     assert monitor.clipped == (max_norm == 1.0)
@@ -74,8 +73,19 @@ def test_generators_and_iterators_are_read_once():
 
 def test_shared_memory_is_one_layer():
     grad = np.array([3.0, 4.0])
-    found = norms_of_each([SimpleNamespace(grad=grad), SimpleNamespace(grad=grad)], Order(2.0))
-    assert (found[0], np.asarray(found[1]).tolist()) == (["parameters[0]"], [5.0])
+    monitor = gradclip.Monitor(layers_every=1)
+    gradclip.clip_grad_norm_([SimpleNamespace(grad=grad), SimpleNamespace(grad=grad)], 1.0, monitor=monitor)
+    assert (monitor.last.layers.names, monitor.last.layers.norms.tolist()) == (("parameters.0",), [5.0])
+
+
+def test_gradients_are_read_once_where_the_kernels_know_them(monkeypatch):
+    def fail(*args):
+        raise AssertionError("read again")
+
+    monkeypatch.setattr(watched, "_names_and_norms", fail)
+    monitor = gradclip.Monitor(layers_every=1)
+    gradclip.clip_grad_norm_({"w": np.array([3.0, 4.0]), "b": np.array([12.0])}, 1.0, monitor=monitor)
+    assert monitor.top_layers == {"b": 12.0, "w": 5.0}
 
 
 def test_a_call_that_raises_records_nothing():

@@ -288,3 +288,19 @@ def test_another_thread_runs_meanwhile():
 
 def test_formats_have_the_sizes_that_the_kernels_assume():
     assert [format_named(dtype).precision for dtype in REAL] == [24, 53, 11, 8]
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0])
+def test_sums_of_each_come_with_the_sum_of_all_to_the_same_bits(p):
+    random = np.random.default_rng(5)
+    sizes = (3, 0, 70_000, 200_000, 17)
+    arrays = known([host_array(random.standard_normal(size), "float32") for size in sizes])
+    for threads in (1, 2):
+        *each, total = arrays.sums_of_each(p, False, threads)
+        assert total == arrays.sum(p, 1.0, False, threads)[0]
+        assert each == arrays.group_sums(range(5), 5, p, False, threads)
+
+
+def test_sums_of_each_complex_array_are_of_both_parts():
+    arrays = known([host_array(np.array([3 + 4j]), "complex64"), host_array(np.array([12j, 0]), "complex64")])
+    assert arrays.sums_of_each(2.0, False, 1) == [25.0, 144.0, 169.0]

@@ -66,8 +66,13 @@ def global_norm(tree: object, ord: object) -> Any:
     return _norm_of(read(optree.tree_leaves(tree)), ord)
 
 
-def clip_grad_norm_(parameters: object, max_norm: object, ord: object, nonfinite: object) -> Any:
-    """Clip gradients where they lie; return their norm as a scalar of their framework."""
+def clip_grad_norm_(
+    parameters: object, max_norm: object, ord: object, nonfinite: object, each: list[float] | None = None
+) -> Any:
+    """Clip gradients where they lie; return their norm as a scalar of their framework.
+
+    Where a list is given, the sum of the powers of each gradient is put in there.
+    """
     if not is_number(max_norm):
         return None
     given = gradients(parameters)
@@ -75,7 +80,7 @@ def clip_grad_norm_(parameters: object, max_norm: object, ord: object, nonfinite
         return None
     # Only now: of several processes, which have no gradients here, each must hear of an error.
     order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
-    norm = measured(given, order)
+    norm = measured(given, order, each)
     factors = norm and of_number(norm.value, norm.error, max_norm)
     if norm is None or factors is None:
         return None
@@ -140,18 +145,21 @@ def _norm_of(given: Ordinary | None, ord: object) -> Any:
     return given.backend.number(norm.value, norm.dtype) if given and norm else None
 
 
-def measured(given: Ordinary, order: Order) -> _Norm | None:
-    """Return the norm of the arrays together, if one reading settles it."""
+def measured(given: Ordinary, order: Order, each: list[float] | None = None) -> _Norm | None:
+    """Return the norm of the arrays together, if one reading settles it; put the sum of each in the list, if given."""
     known, threads, dtypes = given.known, given.backend.threads(), tuple(given.known.dtypes)
     arrays, error = alike(dtypes), 0.0
-    if arrays.any_complex or order.p not in (1, 2, math.inf):
+    if arrays.any_complex or order.p not in (1, 2, math.inf if each is None else 2):
         return None
     if order.extreme:
         value, _, nonfinite = known.extremes(threads)
         if nonfinite:
             return None
     else:
-        total, _ = known.sum(order.p, 1.0, arrays.only_halves, threads)
+        if each is None:
+            total, _ = known.sum(order.p, 1.0, arrays.only_halves, threads)
+        else:
+            *each[:], total = known.sums_of_each(order.p, arrays.only_halves, threads)
         # The sum shows whether terms were lost. Powers of narrower numbers never are.
         if not total > (ENOUGH if FLOAT64 in arrays.formats else -1.0):
             return None

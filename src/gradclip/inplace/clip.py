@@ -128,7 +128,8 @@ def clip_grad_norm_(
         clip = partial(
             clip_grad_norm_, max_norm=max_norm, ord=ord, nonfinite=nonfinite, process_group=process_group, mesh=mesh
         )
-        return clip_watched(clip, parameters, max_norm, ord, nonfinite, monitor)
+        alone = process_group is None and mesh is None
+        return clip_watched(clip, parameters, max_norm, ord, nonfinite, monitor, alone=alone)
     if process_group is None and mesh is None:
         parameters = fast_path.reusable(parameters)
         found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)

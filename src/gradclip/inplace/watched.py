@@ -3,13 +3,15 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from gradclip.backends import any_distributed
-from gradclip.core.fast_path import reusable
+from gradclip.core import fast_path
 from gradclip.core.holders import ALONE
+from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS
-from gradclip.inplace.gradients import entered
-from gradclip.layers import fast_path
+from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
 
@@ -25,33 +27,43 @@ def clip_watched(
     ord: Ord | Order,
     nonfinite: Policy,
     monitor: "Monitor",
+    *,
+    alone: bool,
 ) -> Scalar:
-    """Clip parameters by `clip`, and have the monitor record it once that has succeeded; return the norm."""
-    parameters = reusable(parameters)
+    """Clip parameters by `clip`, and have the monitor record it once that has succeeded; return the norm.
+
+    `alone` says that no other processes are named, so that the norm of each gradient may come from the same reading.
+    """
+    parameters = list(parameters) or parameters if isinstance(parameters, Iterator) else parameters
     if not monitor.wants_layers:
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)
         return norm
-    parameters = list(parameters) if isinstance(parameters, Iterator) else parameters
-    found = norms_of_each(parameters, Order.parse(ord))
-    norm = clip(parameters)
-    names, norms = found or (None, None)
+    order, sums = Order.parse(ord), list[float]()
+    Nonfinite.named(nonfinite)
+    norm = fast_path.clip_grad_norm_(parameters, max_norm, order, sums) if alone else None
+    if norm is None:
+        names, norms = _names_and_norms(parameters, order)
+        norm = clip(parameters)
+    else:
+        names, norms = _names(Gradients.of(ParameterList.of(parameters))), np.array(sums) ** (1 / order.p)
     monitor.record(norm, max_norm, norms, nonfinite=nonfinite, names=names)
     return norm
 
 
-def norms_of_each(parameters: Parameters, order: Order) -> "tuple[list[str], Array] | None":
+def _names_and_norms(parameters: Parameters, order: Order) -> "tuple[list[str] | None, Array | None]":
     """Return the name and the norm of each gradient, a vector; None where there are none, or only parts of them."""
     params = ParameterList.of(parameters)
     if any_distributed(params.parameters) or any_distributed(params.gradients):
-        return None
+        return None, None
     gradients, backend, arrays = entered(params, ONE_PROCESS)
     if not arrays:
-        return None
-    names = [name.removesuffix(".grad") for name in gradients.names()]
-    norms = fast_path.norms_of_each(parameters, order)
-    if norms is None:
-        groups = [backend.chosen(arrays, [index]) for index in range(len(arrays))]
-        with backend.precision():
-            norms = ALONE.measure_each(backend, groups, order).product()
-    return names, norms
+        return None, None
+    groups = [backend.chosen(arrays, [index]) for index in range(len(arrays))]
+    with backend.precision():
+        norms = ALONE.measure_each(backend, groups, order).product()
+    return _names(gradients), norms
+
+
+def _names(gradients: Gradients) -> list[str]:
+    return [name.removesuffix(".grad") for name in gradients.names()]

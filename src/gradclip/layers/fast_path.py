@@ -69,13 +69,6 @@ def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) ->
         return _scalars(given, norm)
 
 
-def norms_of_each(parameters: object, order: Order) -> np.ndarray | None:
-    """Return the norm of each gradient, a vector in float64."""
-    given = gradients(parameters)
-    norm = _measured(given, order) if given else None
-    return None if norm is None else norm.value
-
-
 def _measured(given: Ordinary, order: Order) -> Norm | None:
     """Return the norms as a vector, if all of them are known from one reading."""
     known, dtypes = given.known, tuple(given.known.dtypes)

@@ -21,6 +21,7 @@ class Arrays:
     def group_sums(
         self, group_of: Sequence[int], groups: int, p: float, in_float: bool, threads: int
     ) -> list[float]: ...
+    def sums_of_each(self, p: float, in_float: bool, threads: int) -> list[float]: ...
     def scale_groups(
         self,
         to: Arrays,

@@ -12,7 +12,6 @@
 #include <cpuid.h>
 #endif
 
-#include "sum_in_order.hpp"
 
 namespace {
 
@@ -134,7 +133,8 @@ ExactSum Arrays::exact_sum(int p, int threads) const {
 
 template <class GroupOf>
 std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
-                                      const std::vector<double>& divisors, bool in_float, int threads) const {
+                                      const std::vector<double>& divisors, bool in_float, int threads,
+                                      SumInOrder* whole) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
   // Kept by index and added in order below, so that the result does not depend on which thread is done first.
@@ -147,6 +147,7 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
   });
   std::vector<SumInOrder> of_groups(groups);
   for (std::size_t i = 0; i < pieces.size(); ++i) of_groups.at(group_of(pieces[i].array)).add(sums[i]);
+  if (whole) std::for_each(sums.begin(), sums.end(), [whole](const Sum& part) { whole->add(part); });
   std::vector<Sum> results;
   for (const SumInOrder& group : of_groups) results.push_back(group.sum());
   return results;
@@ -163,6 +164,15 @@ std::vector<Sum> Arrays::group_sums(const std::vector<std::size_t>& group_of, st
                                     bool in_float, int threads) const {
   const auto group = [&group_of](std::size_t array) { return group_of.at(array); };
   return grouped_sums(group, groups, p, std::vector<double>(groups, 1.0), in_float, threads);
+}
+
+std::vector<Sum> Arrays::sums_of_each(double p, bool in_float, int threads) const {
+  const auto itself = [](std::size_t array) { return array; };
+  SumInOrder whole;
+  std::vector<Sum> sums =
+      grouped_sums(itself, spans_.size(), p, std::vector<double>(spans_.size(), 1.0), in_float, threads, &whole);
+  sums.push_back(whole.sum());
+  return sums;
 }
 
 std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const {

@@ -9,6 +9,7 @@
 #include "exact_sum.hpp"
 #include "kernels.hpp"
 #include "parallel.hpp"
+#include "sum_in_order.hpp"
 
 // How to multiply: first by one factor, then by the other, each in the format of the product.
 struct Factors {
@@ -48,6 +49,9 @@ class Arrays {
   std::vector<Sum> group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
                               int threads) const;
 
+  // The sum of each array, and after them that of all, to the same bits as `sum`.
+  std::vector<Sum> sums_of_each(double p, bool in_float, int threads) const;
+
   // Writes each array to that of `to` with the same index: scaled by the factors of its group, or as it is (`keep`).
   struct Scaling {
     bool keep;
@@ -65,7 +69,8 @@ class Arrays {
  private:
   template <class GroupOf>
   std::vector<Sum> grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
-                                const std::vector<double>& divisors, bool in_float, int threads) const;
+                                const std::vector<double>& divisors, bool in_float, int threads,
+                                SumInOrder* whole = nullptr) const;
 
   std::vector<Span> spans_;
 };

@@ -89,6 +89,14 @@ NB_MODULE(_kernels, m) {
           },
           "group_of"_a, "groups"_a, "p"_a, "in_float"_a, "threads"_a, unlocked)
       .def(
+          "sums_of_each",
+          [](const Arrays& self, double p, bool in_float, int threads) {
+            std::vector<double> values;
+            for (const Sum& sum : self.sums_of_each(p, in_float, threads)) values.push_back(sum.value);
+            return values;
+          },
+          "p"_a, "in_float"_a, "threads"_a, unlocked)
+      .def(
           "scale_groups",
           [](const Arrays& self, const Arrays& to, const std::vector<std::size_t>& group_of,
              const std::vector<bool>& keep, const std::array<std::vector<double>, 4>& factors, int threads) {
