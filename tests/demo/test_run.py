@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from gradclip.cli.commands import app
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+WRITTEN = {"demo.png", "monitor.png", "report.html", "results.json", "curves.json"}
 
 
 def run(*arguments):
@@ -24,8 +25,8 @@ def demo(tmp_path_factory):
 def test_demo_succeeds_and_names_what_it_wrote(demo):
     result, out = demo
     assert result.exit_code == 0, result.output
-    assert {path.name for path in out.iterdir()} == {"demo.png", "results.json", "curves.json"}
-    for name in ("demo.png", "results.json", "curves.json"):
+    assert {path.name for path in out.iterdir()} == WRITTEN
+    for name in WRITTEN:
         assert str(out / name) in result.output
 
 
@@ -40,9 +41,19 @@ def test_demo_prints_a_table_of_both_runs_and_the_summary(demo):
 
 
 def test_demo_draws_a_picture(demo):
-    picture = (demo[1] / "demo.png").read_bytes()
-    assert picture.startswith(PNG_SIGNATURE)
-    assert len(picture) > 20_000
+    for name in ("demo.png", "monitor.png"):
+        picture = (demo[1] / name).read_bytes()
+        assert picture.startswith(PNG_SIGNATURE)
+        assert len(picture) > 20_000
+
+
+def test_demo_writes_the_report_of_its_monitor(demo):
+    page = (demo[1] / "report.html").read_text()
+    norms = json.loads((demo[1] / "curves.json").read_text())["with gradclip"]["gradient_norm"][0]
+    assert f"of {len(norms)} steps clipped" in page
+    assert f"<dt>last norm</dt><dd>{norms[-1]:.4g}</dd>" in page
+    for layer in ("recurrent", "input", "bias", "output", "output_bias"):
+        assert f"<td>{layer}</td>" in page
 
 
 def test_demo_writes_every_number(demo):

@@ -212,3 +212,25 @@ def test_trains_a_line():
         params, state = step(params, state)
         slopes.append(float(params["slope"]))
     assert_just_below(slopes, [0.5, 1.0, 1.5], "float32")
+
+
+def test_the_state_with_the_norm_feeds_a_monitor():
+    import gradclip
+    from gradclip.integrations.optax import clip_by_global_norm_with_state
+
+    transform = optax.chain(clip_by_global_norm_with_state(2.0), optax.sgd(1.0))
+    params = {"w": jnp.zeros(2)}
+    state, monitor = transform.init(params), gradclip.Monitor()
+
+    @jax.jit
+    def step(params, state, grads):
+        updates, state = transform.update(grads, state, params)
+        return optax.apply_updates(params, updates), state
+
+    for grad in ([3.0, 4.0], [0.6, 0.8]):
+        params, state = step(params, state, {"w": jnp.array(grad)})
+        monitor.record(*state[0])
+    assert [(one.norm, one.max_norm) for one in monitor.records] == [(5.0, 2.0), (1.0, 2.0)]
+    np.testing.assert_allclose(params["w"], [-1.8, -2.4], rtol=1e-6)
+    shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), one) for one in (state, transform.init(params))]
+    assert shapes[0] == shapes[1]  # as lax.scan needs it

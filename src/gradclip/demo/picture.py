@@ -1,4 +1,4 @@
-"""The picture of both runs: loss above, gradient norm below."""
+"""The picture that compares the runs: loss above, gradient norm below."""
 
 from pathlib import Path
 

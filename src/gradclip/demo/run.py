@@ -15,6 +15,7 @@ from gradclip.demo.picture import write_picture
 from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, summarise
 from gradclip.demo.settings import DemoSettings
 from gradclip.demo.table import results_table
+from gradclip.monitor.monitor import Monitor
 from gradclip.versions import installed_versions
 
 
@@ -24,12 +25,16 @@ def run_demo(settings: DemoSettings) -> None:
     # A folder that cannot be made is better known before the training than after it.
     settings.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    runs = _train_both(settings, console)
+    monitor = Monitor(capacity=settings.steps)
+    runs = _train_both(settings, console, monitor)
     seconds = time.perf_counter() - started
     summary = summarise(*runs, settings)
     title = f"Reading digits pixel by pixel, learning rate {settings.learning_rate:g}"
+    monitor.plot(settings.out / "monitor.png")
     written = (
         write_picture(runs, title, settings.max_norm, settings.out / "demo.png"),
+        settings.out / "monitor.png",
+        monitor.report(settings.out / "report.html", f"{title}, with gradclip, seed 0"),
         _write_results(runs, settings, summary, seconds, settings.out / "results.json"),
         _write_curves(runs, settings.out / "curves.json"),
     )
@@ -40,7 +45,7 @@ def run_demo(settings: DemoSettings) -> None:
         console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _train_both(settings: DemoSettings, console: Console) -> tuple[RunResult, RunResult]:
+def _train_both(settings: DemoSettings, console: Console, monitor: Monitor) -> tuple[RunResult, RunResult]:
     console.print(
         f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
         f"{settings.seeds} seeds, {settings.steps} steps, twice.",
@@ -55,17 +60,19 @@ def _train_both(settings: DemoSettings, console: Console) -> tuple[RunResult, Ru
     )
     with Progress(*columns, console=console) as progress:
         plain = _train_one("without clipping", False, settings, progress)
-        clipped = _train_one("with gradclip", True, settings, progress)
+        clipped = _train_one("with gradclip", True, settings, progress, monitor)
     return plain, clipped
 
 
-def _train_one(name: str, clip: bool, settings: DemoSettings, progress: Progress) -> RunResult:
+def _train_one(
+    name: str, clip: bool, settings: DemoSettings, progress: Progress, monitor: Monitor | None = None
+) -> RunResult:
     task = progress.add_task(name, total=settings.steps, loss="")
 
     def on_chunk(steps: int, losses: np.ndarray) -> None:
         progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.3g}")
 
-    curves = training.train(settings, clip, on_chunk)
+    curves = training.train(settings, clip, on_chunk, monitor)
     return describe_run(name, curves, settings.max_norm if clip else math.inf)
 
 

@@ -8,15 +8,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from gradclip import global_norm
+from gradclip import global_norm, layer_norms
 from gradclip.demo import digits_rnn
 from gradclip.demo.results import Curves
 from gradclip.demo.settings import DemoSettings
 from gradclip.integrations.optax import clip_by_global_norm
+from gradclip.monitor.monitor import Monitor
 
 BATCH = 32
 MOMENTUM = 0.9
 CHUNK = 100
+
+_Measured = tuple[jax.Array, jax.Array, digits_rnn.Parameters]  # loss, norm, norms of layers
 
 
 class _State(NamedTuple):
@@ -25,8 +28,13 @@ class _State(NamedTuple):
     key: jax.Array
 
 
-def train(settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarray], None]) -> Curves:
-    """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress."""
+def train(
+    settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarray], None], monitor: Monitor | None = None
+) -> Curves:
+    """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress.
+
+    A monitor records the steps of the first seed.
+    """
     digits = digits_rnn.load()
     optimizer = _optimizer(settings, clip)
     state = _start(settings.seeds, optimizer)
@@ -34,9 +42,12 @@ def train(settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarra
     losses, norms = [], []
     for done in range(0, settings.steps, CHUNK):
         length = min(CHUNK, settings.steps - done)
-        state, measured = run_chunk(state, length)
+        state, (*measured, layers) = run_chunk(state, length)
         losses.append(np.asarray(measured[0]))
         norms.append(np.asarray(measured[1]))
+        if monitor is not None:
+            of_layers = jax.tree.map(lambda of_seeds: of_seeds[0], layers)
+            monitor.record(norms[-1][0], settings.max_norm if clip else np.inf, of_layers._asdict())
         on_chunk(length, losses[-1])
     test = jax.vmap(digits_rnn.accuracy, in_axes=(0, None, None))
     correct = jax.jit(test)(state.parameters, digits.test_pixels, digits.test_digits)
@@ -58,17 +69,17 @@ def _start(seeds: int, optimizer: optax.GradientTransformation) -> _State:
 
 def _chunk_runner(
     digits: digits_rnn.Digits, optimizer: optax.GradientTransformation
-) -> Callable[[_State, int], tuple[_State, tuple[jax.Array, jax.Array]]]:
-    def step(state: _State, _: None) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+) -> Callable[[_State, int], tuple[_State, _Measured]]:
+    def step(state: _State, _: None) -> tuple[_State, _Measured]:
         key, draw = jax.random.split(state.key)
         rows = jax.random.randint(draw, (BATCH,), 0, len(digits.train_digits))
         batch = digits.train_pixels[rows], digits.train_digits[rows]
         loss, gradient = jax.value_and_grad(digits_rnn.loss)(state.parameters, *batch)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer)
         parameters = optax.apply_updates(state.parameters, updates)
-        return _State(parameters, optimizer_state, key), (loss, global_norm(gradient))
+        return _State(parameters, optimizer_state, key), (loss, global_norm(gradient), layer_norms(gradient))
 
-    def run_chunk(states: _State, length: int) -> tuple[_State, tuple[jax.Array, jax.Array]]:
+    def run_chunk(states: _State, length: int) -> tuple[_State, _Measured]:
         return jax.vmap(lambda state: jax.lax.scan(step, state, length=length))(states)
 
     return jax.jit(run_chunk, static_argnums=1)

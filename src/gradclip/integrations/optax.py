@@ -36,11 +36,13 @@ with needed_for("optax"):
 
 __all__ = [
     "AdaptiveClipState",
+    "NormState",
     "SkipSpikesState",
     "adaptive_clip_by_global_norm",
     "clip",
     "clip_by_block_rms",
     "clip_by_global_norm",
+    "clip_by_global_norm_with_state",
     "per_example_global_norm_clip",
     "per_example_layer_norm_clip",
     "skip_spikes",
@@ -59,6 +61,37 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
     """
     check_threshold(max_norm)
     return _stateless(lambda updates: clip_tree(updates, max_norm)[0])
+
+
+class NormState(NamedTuple):
+    """The norm before clipping and the threshold of the last update, as `gradclip.Monitor.record` takes them."""
+
+    norm: jax.Array
+    max_norm: jax.Array
+
+
+def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
+    """Return the same transformation as `clip_by_global_norm`, but with the last norm in its state, a `NormState`.
+
+    >>> transform = clip_by_global_norm_with_state(1.0)
+    >>> grads = {"w": jnp.array([3.0, 4.0])}
+    >>> updates, state = transform.update(grads, transform.init(grads))
+    >>> float(state.norm), float(state.max_norm)
+    (5.0, 1.0)
+    """
+    check_threshold(max_norm)
+
+    def init(params: optax.Params) -> NormState:
+        like = jax.eval_shape(global_norm, jax.tree.map(jnp.asarray, params))
+        return NormState(jnp.zeros((), like.dtype), jnp.asarray(max_norm, like.dtype))
+
+    def update(
+        updates: optax.Updates, state: NormState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, NormState]:
+        clipped, norm = clip_tree(jax.tree.map(jnp.asarray, updates), max_norm)
+        return clipped, NormState(norm.astype(state.norm.dtype), state.max_norm)
+
+    return optax.GradientTransformation(init, update)
 
 
 def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:

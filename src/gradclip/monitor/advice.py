@@ -66,7 +66,8 @@ def advise(columns: Columns) -> Advice:
         _what_it_would_do(candidates[0], len(norms), int(spikes.sum())),
         *_about_the_one_in_use(columns),
         *_about_the_level(norms),
-        "This says what would have been clipped, not what trains best.",
+        "This says what would have been clipped, not what trains best: a threshold that is to limit every step may be "
+        "far lower.",
     )
     return Advice(proposed, reasons, candidates, len(norms), int(spikes.sum()))
 
