@@ -12,7 +12,13 @@ import pytest
 import support_table
 
 ROOT = Path(__file__).parent.parent
-CODE_BLOCKS = {"README.md": 6, "docs/adaptive.md": 6, "docs/optimizers.md": 3, "docs/per-example.md": 12}
+CODE_BLOCKS = {
+    "README.md": 6,
+    "docs/adaptive.md": 6,
+    "docs/monitor.md": 4,
+    "docs/optimizers.md": 3,
+    "docs/per-example.md": 12,
+}
 
 
 @pytest.mark.parametrize("page", CODE_BLOCKS)
