@@ -52,9 +52,7 @@ def fetched(values: Sequence[Any]) -> list[np.ndarray]:
         else:
             places.setdefault(framework_of(value), []).append(index)
     for framework, indices in places.items():
-        arrays = framework.all_on_host([values[index] for index in indices])
-        numbers = [widened(array.data.reshape(-1), array.dtype) for array in arrays]
-        found.update(zip(indices, numbers, strict=True))
+        found.update(zip(indices, framework.numbers([values[index] for index in indices]), strict=True))
     return [found[index] for index in range(len(values))]
 
 

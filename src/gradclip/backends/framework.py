@@ -85,9 +85,9 @@ class Framework(ABC):
     def on_host(self, leaf: object) -> "HostArray":
         """Return a view of an array's values in host memory, copied there if they lie elsewhere."""
 
-    def all_on_host(self, leaves: Sequence[Any]) -> "list[HostArray]":
-        """Return the same of many arrays, which are waited for together."""
-        return list(map(self.on_host, leaves))
+    def numbers(self, leaves: Sequence[Any]) -> list[np.ndarray]:
+        """Return the numbers in arrays, flat, in float64. Those of a device are waited for together."""
+        return [self.on_host(leaf).numbers() for leaf in leaves]
 
     def is_traced(self, array: object) -> bool:
         """Say whether an array stands for values that come later, when what was recorded runs."""

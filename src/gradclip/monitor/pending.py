@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,7 +44,7 @@ class Pending(NamedTuple):
             for layer in layers:
                 _check("layer_norms", layer, norm)
         skips = Nonfinite.named(nonfinite) is SKIP
-        return cls(norm, threshold, tuple(map(_dotted, names or ())), layers, skip_above, skips)
+        return cls(norm, threshold, _dotted(names or ()), layers, skip_above, skips)
 
     @property
     def vectors(self) -> list[Any]:
@@ -56,9 +57,9 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[Step]:
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
-        several = np.broadcast_to(max_norms, norms.shape)
+        several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
         rows = _rows(layers, len(norms), len(one.names))
-        for norm, max_norm, row in zip(norms.tolist(), several.tolist(), rows, strict=True):
+        for norm, max_norm, row in zip(norms.tolist(), several, rows, strict=True):
             skipped = one.skips if not math.isfinite(norm) else norm > one.skip_above * max_norm
             yield Step(first, norm, max_norm, skipped, None if row is None else Layers(one.names, row))
             first += 1
@@ -72,9 +73,12 @@ def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.n
     return list(table.astype(np.float32))
 
 
-def _dotted(path: str) -> str:
+# Kept, so that steps share the names of their layers, which are the same at each.
+@lru_cache(maxsize=64)
+def _dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Return `['layer'][0]` as layer.0, which leaves a picture more room."""
-    return re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all"
+    shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") for path in paths]
+    return tuple(name or "all" for name in shorter)
 
 
 def _check(name: str, value: object, like: object = None) -> None:

@@ -63,6 +63,10 @@ class HostArray:
         real = format_of(self).name
         return [HostArray(part, real, counted=self.counted) for part in (self.data.real, self.data.imag)]
 
+    def numbers(self) -> np.ndarray:
+        """Return a float64 copy of the elements, flat."""
+        return widened(self.data.reshape(-1), self.dtype)
+
     def only_finite(self) -> "HostArray":
         """Return a view that has zeros for NaN and the infinities in its pieces."""
         return HostArray(self.data, self.dtype, counted=self.data)

@@ -10,7 +10,7 @@ from array_api_compat import torch as namespace
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
-from gradclip.backends.torch.tensors import PLAIN, all_on_host, on_host
+from gradclip.backends.torch.tensors import PLAIN, numbers, on_host
 
 
 class Torch(Framework):
@@ -20,7 +20,7 @@ class Torch(Framework):
     backend = staticmethod(backend)
     on_fast_path = staticmethod(on_fast_path)
     on_host = staticmethod(on_host)
-    all_on_host = staticmethod(all_on_host)
+    numbers = staticmethod(numbers)
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         if not set(map(type, parameters)) <= PLAIN:

@@ -211,19 +211,19 @@ def on_host(leaf: object) -> HostArray:
     return viewed(tensor.cpu())
 
 
-def all_on_host(leaves: Sequence[Any]) -> list[HostArray]:
-    """Return the same of many tensors. One copy brings all that share a device and a dtype."""
+def numbers(leaves: Sequence[Any]) -> list[np.ndarray]:
+    """Return the numbers in tensors, flat, in float64. One copy brings all that share a device and a dtype."""
     tensors = [stored(whole_scalar(leaf).detach()) for leaf in leaves]
     kinds: dict[Any, list[int]] = {}
     for index, x in enumerate(tensors):
         kinds.setdefault((x.device, x.dtype), []).append(index)
-    found: dict[int, torch.Tensor] = {}
+    found: dict[int, np.ndarray] = {}
     for indices in kinds.values():
-        some = [tensors[index] for index in indices]
-        together = torch.cat([x.reshape(-1) for x in some]) if len(some) > 1 else some[0].reshape(-1)
-        parts = together.cpu().split([x.numel() for x in some])
-        found.update((index, part.reshape(x.shape)) for index, part, x in zip(indices, parts, some, strict=True))
-    return [on_host(found[index]) for index in range(len(tensors))]
+        some = [tensors[index].reshape(-1) for index in indices]
+        together = on_host(torch.cat(some) if len(some) > 1 else some[0]).numbers()
+        ends = np.cumsum([len(x) for x in some])
+        found.update(zip(indices, np.split(together, ends[:-1]), strict=True))
+    return [found[index] for index in range(len(tensors))]
 
 
 def unviewed(array: HostArray) -> torch.Tensor:
