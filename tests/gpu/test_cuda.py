@@ -89,3 +89,16 @@ def test_examples():
     total, _ = gradclip.per_example_clip(batch, 0.5)
     wanted, _ = gradclip.per_example_clip(on_host(batch), 0.5)
     np.testing.assert_allclose(on_host(total)[0], wanted[0], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("layers_every", [0, 1])
+def test_a_monitor_waits_when_it_is_read(layers_every):
+    monitor, parameters = gradclip.Monitor(layers_every=layers_every), []
+    for grad in ([3.0, 4.0], [12.0]):
+        torch.cuda.set_sync_debug_mode("default")
+        parameters.append(SimpleNamespace(grad=torch.tensor(grad, device="cuda")))
+        torch.cuda.set_sync_debug_mode("error")
+    for _ in range(3):
+        gradclip.clip_grad_norm_(parameters, 1.0, monitor=monitor)
+    torch.cuda.set_sync_debug_mode("default")
+    assert (monitor.steps, monitor.records[0].norm) == (3, 13.0)

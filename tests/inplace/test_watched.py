@@ -130,3 +130,12 @@ def test_no_step_waits_for_a_device(framework, layers_every):
             gradclip.clip_grad_norm_(parameters, 1.0, monitor=monitor)
             gradclip.clip_grad_norm_(parameters, torch.tensor(1.0), nonfinite="skip", monitor=monitor)
     assert (monitor.steps, monitor.records[0].norm) == (10, 13.0)
+
+
+def test_layers_are_not_recorded_where_other_processes_are_named():
+    monitor = gradclip.Monitor(layers_every=1)
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    for groups in ({"process_group": []}, {}):
+        parameter.grad = torch.tensor([3.0, 4.0])
+        gradclip.clip_grad_norm_([parameter], 1.0, monitor=monitor, **groups)
+    assert [(step.norm, step.layers is None) for step in monitor.records] == [(5.0, True), (5.0, False)]

@@ -5,12 +5,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradclip.backends import any_distributed
 from gradclip.core import fast_path
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
@@ -32,7 +31,7 @@ def clip_watched(
 ) -> Scalar:
     """Clip parameters by `clip`, and have the monitor record it once that has succeeded; return the norm.
 
-    `alone` says that no other processes are named, so that the norm of each gradient may come from the same reading.
+    Only where this process is `alone` is the norm of each gradient recorded: others may hold parts of it.
     """
     parameters = list(parameters) or parameters if isinstance(parameters, Iterator) else parameters
     if not monitor.wants_layers:
@@ -43,7 +42,7 @@ def clip_watched(
     Nonfinite.named(nonfinite)
     norm = fast_path.clip_grad_norm_(parameters, max_norm, order, sums) if alone else None
     if norm is None:
-        names, norms = _names_and_norms(parameters, order)
+        names, norms = _names_and_norms(parameters, order) if alone else (None, None)
         norm = clip(parameters)
     else:
         names, norms = _names(Gradients.of(ParameterList.of(parameters))), np.array(sums) ** (1 / order.p)
@@ -54,7 +53,7 @@ def clip_watched(
 def _names_and_norms(parameters: Parameters, order: Order) -> "tuple[list[str] | None, Array | None]":
     """Return the name and the norm of each gradient, a vector; None where there are none, or only parts of them."""
     params = ParameterList.of(parameters)
-    if any_distributed(params.parameters) or any_distributed(params.gradients):
+    if processes_of(params, None, None) is not ONE_PROCESS:
         return None, None
     gradients, backend, arrays = entered(params, ONE_PROCESS)
     if not arrays:
