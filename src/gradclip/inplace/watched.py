@@ -15,6 +15,7 @@ from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
+    from gradclip.adaptive.holder import AdaptiveNorm
     from gradclip.backends.values import Array
     from gradclip.monitor.monitor import Monitor
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 def clip_watched(
     clip: Callable[[Parameters], Scalar],
     parameters: Parameters,
-    max_norm: Threshold,
+    max_norm: "Threshold | AdaptiveNorm",
     ord: Ord | Order,
     nonfinite: Policy,
     monitor: "Monitor",
@@ -40,7 +41,7 @@ def clip_watched(
         return norm
     order, sums = Order.parse(ord), list[float]()
     Nonfinite.named(nonfinite)
-    norm = fast_path.clip_grad_norm_(parameters, max_norm, order, sums) if alone else None
+    norm = fast_path.clip_grad_norm_(parameters, max_norm, order, nonfinite, sums) if alone else None
     if norm is None:
         names, norms = _names_and_norms(parameters, order) if alone else (None, None)
         norm = clip(parameters)
