@@ -19,6 +19,8 @@ TREE_FUNCTIONS = {
     "layer_norms": lambda x: gradclip.layer_norms({"x": x})["x"],
     "clip_by_global_norm": lambda x: gradclip.clip_by_global_norm({"x": x}, 1.0)[0]["x"],
     "clip_by_layer_norm": lambda x: gradclip.clip_by_layer_norm({"x": x}, 1.0)[0]["x"],
+    "clip_by_unit_norm": lambda x: gradclip.clip_by_unit_norm({"x": x}, 1.0, unit_axis=0)[0]["x"],
+    "adaptive_grad_clip": lambda x: gradclip.adaptive_grad_clip({"x": x}, {"x": x}, 0.3, unit_axis=0)[0]["x"],
     "clip_by_value": lambda x: gradclip.clip_by_value({"x": x}, 1.0)["x"],
     "per_example_clip": lambda x: gradclip.per_example_clip({"x": x}, 1.0)[0]["x"],
 }

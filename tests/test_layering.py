@@ -11,7 +11,7 @@ LAYERS = [
     {"core", "arguments", "parameters", "versions"},
     {"distributed"},
     {"layers", "adaptive"},
-    {"clip", "inplace", "norm_at_most", "per_example"},
+    {"clip", "clip_units", "inplace", "norm_at_most", "per_example"},
     {"integrations", "monitor"},
     {"cli"},
 ]

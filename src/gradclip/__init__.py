@@ -13,6 +13,7 @@ from gradclip.clip import (
     global_norm,
     layer_norms,
 )
+from gradclip.clip_units import adaptive_grad_clip, clip_by_unit_norm
 from gradclip.distributed.partial_norm import PartialNorm, partial_norm
 from gradclip.inplace.clip import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.inplace.layers import clip_grad_layer_norm_
@@ -44,9 +45,11 @@ __all__ = [
     "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
+    "adaptive_grad_clip",
     "check_sensitivity",
     "clip_by_global_norm",
     "clip_by_layer_norm",
+    "clip_by_unit_norm",
     "clip_by_value",
     "clip_grad_layer_norm_",
     "clip_grad_norm_",

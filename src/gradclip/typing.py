@@ -26,6 +26,9 @@ Threshold: TypeAlias = SupportsFloat
 Thresholds: TypeAlias = object
 """A `Threshold`, or a prefix of a tree that holds them, whose containers may be of any type."""
 
+UnitAxis: TypeAlias = int | Sequence[int] | None
+"""The axis, or axes, along which the units of a layer lie; None for the framework's own layout."""
+
 Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
 Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
 RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]

@@ -18,7 +18,7 @@ from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order, measure
 from gradclip.core.rules import CLIP
-from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope
+from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
 
 ROW = Scope("row", lambda ndim: (0,) if ndim > 1 else ())
 LAST_AXIS = Scope("last axis", lambda ndim: (-1,))
@@ -218,3 +218,25 @@ def test_axes():
     assert (LAST_AXIS.own_axes(3), LAST_AXIS.shared_axes(3), LAST_AXIS.elements((4, 2, 3))) == ((2,), (0, 1), 8)
     assert (MATRIX.own_axes(4), MATRIX.norms_shape((5, 6, 2, 3)), MATRIX.elements((5, 6, 2, 3))) == ((0, 1), (5, 6), 6)
     assert [scope.own_axes(0) for scope in (TREE, EXAMPLE, LAST_AXIS)] == [(), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("shape", "first", "last"),
+    [
+        ((), (), ()),
+        ((5,), (), ()),
+        ((4, 3), (0,), (1,)),
+        ((1, 3), (0,), ()),
+        ((4, 3, 2), (0,), (1, 2)),
+        ((1, 3, 1), (0,), ()),
+        ((5, 4, 3, 2), (0,), (3,)),
+        ((6, 5, 4, 3, 2), (0,), (4,)),
+        ((0, 3), (0,), (1,)),
+    ],
+)
+def test_units_of_a_layer(shape, first, last):
+    for outputs_first, own in ((True, first), (False, last)):
+        scope = units_of_layer(shape, first=outputs_first)
+        assert scope == units_along(own)
+        assert hash(scope) == hash(units_along(own))
+        assert (scope.own_axes(len(shape)), scope.whole) == (own, False)

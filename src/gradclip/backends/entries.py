@@ -38,6 +38,7 @@ class Entry:
         parameter: returns the type of arrays that have a `.grad` of their own; None where there is none.
         compiling: says whether it records this call to compile it; None where arrays show that.
         at_import: what is done as soon as somebody has imported it.
+        outputs_first: whether its layers keep weights with their outputs along the first axis, not along the last.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Entry:
     parameter: Callable[[Any], type] | None = None
     compiling: Callable[[Any], bool] | None = None
     at_import: Callable[[], None] | None = None
+    outputs_first: bool = False
 
 
 # Each imports by a statement: `torch.compile` traces no other import.
@@ -101,6 +103,7 @@ ENTRIES = (
         # Functions of the module: it must not be imported to make this table.
         parameter=lambda torch: torch.nn.Parameter,
         compiling=lambda torch: torch.compiler.is_compiling(),
+        outputs_first=True,
     ),
     Entry(
         "JAX",

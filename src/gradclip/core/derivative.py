@@ -87,7 +87,10 @@ class ClipRule:
         return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
 
     def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
-        """Return the gradients with respect to the leaves and the threshold, given those of the results and norm."""
+        """Return the gradients with respect to the leaves and the threshold, given those of the results and norm.
+
+        Where each norm has a threshold of its own, there is one for each of these.
+        """
         counted, norm = self._counted(xp, at)
         xs = self._wide(xp, at.leaves, norm, counted)
         along, by = gnorm, self._multiplier(xp, norm, at.max_norm)
@@ -102,7 +105,8 @@ class ClipRule:
         gxs = [
             gx if here is None else xp.where(here, gx, xp.zeros_like(gx)) for gx, here in zip(gxs, counted, strict=True)
         ]
-        return [xp.astype(gx, x.dtype) for gx, x in zip(gxs, at.leaves, strict=True)], xp.sum(gmax)
+        gxs = [xp.astype(gx, x.dtype) for gx, x in zip(gxs, at.leaves, strict=True)]
+        return gxs, gmax if getattr(at.max_norm, "ndim", 0) else xp.sum(gmax)
 
     def _counted(self, xp: ModuleType, at: At) -> tuple[list[Array | None], Array]:
         """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""

@@ -1,4 +1,4 @@
-"""Scopes: which elements share a norm. A tree or a layer as a whole, each example of a batch, or each row of a matrix.
+"""Scopes: which elements share a norm. A tree or a layer as a whole, each example of a batch, or each unit of a layer.
 
 Norms, coefficients and divisors of one scope are arrays of one shape: the lengths of the scope's own axes. A new scope
 is one more value here; backends and rules ask it for the axes.
@@ -51,6 +51,33 @@ class Scope:
             return value
         own = self.own_axes(like.ndim)
         return value[tuple(slice(None) if axis in own else None for axis in range(like.ndim))]
+
+
+@dataclass(frozen=True)
+class _Along:
+    """The same own axes for every array, so that scopes with the same ones are equal."""
+
+    axes: tuple[int, ...]
+
+    def __call__(self, ndim: int) -> tuple[int, ...]:
+        return self.axes
+
+
+def units_along(axes: tuple[int, ...]) -> Scope:
+    """Return the scope of units that lie along these axes: without any, an array is one unit."""
+    return Scope("unit", _Along(axes))
+
+
+def units_of_layer(shape: Sequence[int], *, first: bool) -> Scope:
+    """Return the scope of a layer's units, one for each output, which lie along the first axis, or along the last ones.
+
+    Along the last ones: a matrix is (inputs, outputs), three axes are (inputs, heads, outputs of a head), more of them
+    (..., inputs, outputs), and an array with at most one axis longer than 1 is one unit.
+    """
+    ndim = len(shape)
+    if ndim < 2 or (not first and sum(length != 1 for length in shape) < 2):
+        return units_along(())
+    return units_along((0,) if first else (1, 2) if ndim == 3 else (ndim - 1,))
 
 
 TREE = Scope("tree")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int) -> None:
     """Scale arrays by a coefficient, which has an entry for each norm; write nothing where it keeps them."""
     if not scope.whole:
-        for x in arrays:
+        for x in () if coefficient.keep.all() else arrays:
             chunkwise.scale_rows(x, coefficient, scope)
         return
     # A gradient that is not clipped is not even written: memory is what takes the time.

@@ -1,0 +1,193 @@
+"""Units: the parts of a layer that have norms of their own, as all that leads to one output; thresholds that follow.
+
+Adaptive clipping holds the norm of each unit's gradient at `clipping * max(N, eps)`, N the norm of the unit itself
+(Brock, De, Smith and Simonyan, "High-Performance Large-Scale Image Recognition Without Normalization", 2021).
+
+The threshold T that is computed is at most that, exactly. `norms` computes a number m, proves N >= m (1 - 2d) - floor,
+and d is 0, or overstates the error by more than 4u, u the unit roundoff of this arithmetic. Each of fewer than 8
+roundings that lead to T errs by at most u, relatively, and T is lowered by 16u. A T so small that numbers may be too
+coarse for that is 0. Then `coefficient` proves that the norm of the result is at most T.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.host.arrays import HostArray, viewed_arrays
+from gradclip.backends.values import Array
+from gradclip.core.coefficient import Coefficient, open_between
+from gradclip.core.decide import Clipping, Decision, decide
+from gradclip.core.derivative import At, ClipRule
+from gradclip.core.holders import ALONE, Check
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.scopes import Scope
+
+
+@dataclass(frozen=True)
+class Units:
+    """Arrays of which each unit is scaled by its own coefficient."""
+
+    coefficient: Coefficient
+    scope: Scope
+
+    def scaled(self, backend: Backend, arrays: Arrays) -> list[Any]:
+        """Return the arrays, scaled."""
+        return backend.shrink(arrays, self.coefficient, self.scope)
+
+    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
+        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+        if backend.concrete and new is arrays and self.coefficient.keep.all():
+            return leaves
+        return backend.update(leaves, arrays, new, self.coefficient, self.scope)
+
+
+def decide_units(backend: Backend, arrays: Arrays, clipping: Clipping, name: str, scope: Scope) -> Decision:
+    """Measure each unit of one array, which has this name, and decide what happens to it.
+
+    The threshold is one for all units, or an array of the norms' shape.
+    """
+    made = decide(backend, arrays, clipping, lambda: [name], scope=scope, holders=ALONE)
+    at_most = ALONE.exact_check(backend)
+    chosen = made.coefficient
+    if at_most is not None:
+        chosen = _kept_exactly(backend, made, clipping, scope, at_most)
+    return replace(made, coefficient=Units(chosen, scope))
+
+
+def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: Scope, at_most: Check) -> Coefficient:
+    """Return the coefficient, with the units kept whose norms are as close to the threshold as their error, and fit."""
+    norm = settled(backend, made.norm)
+    thresholds = np.broadcast_to(np.asarray(backend.scalar(clipping.max_norm, made.arrays)), np.shape(norm.value))
+    undecided = np.asarray(open_between(norm, thresholds))
+    if not undecided.any():
+        return made.coefficient
+    (x,), keep = made.arrays, np.array(made.coefficient.keep)
+    own = scope.own_axes(len(x.shape))
+    for at in map(tuple, np.argwhere(undecided)):
+        place = tuple(at[own.index(axis)] if axis in own else slice(None) for axis in range(len(x.shape)))
+        keep[at] = at_most(viewed_arrays([_piece(x, place)]), clipping.order.p, float(thresholds[at]))
+    return replace(made.coefficient, keep=keep)
+
+
+def _piece(x: HostArray, place: tuple[Any, ...]) -> HostArray:
+    counted = None if x.counted is None else np.asarray(x.counted[place])
+    return HostArray(np.asarray(x.data[place]), x.dtype, counted=counted)
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Thresholds that follow the norms of parameters.
+
+    `known`: `clipping` and `eps`, None where one is traced. `as_arrays`: which of them came as arrays, of which
+    derivatives may be asked for; these come with each call.
+    """
+
+    known: tuple[float | None, float | None]
+    as_arrays: tuple[bool, bool] = (False, False)
+
+    def settings(self, given: Sequence[Any]) -> list[Any]:
+        """Return `clipping` and `eps`, with the arrays of a call among them."""
+        rest = list(given)
+        return [rest.pop(0) if came else known for known, came in zip(self.known, self.as_arrays, strict=True)]
+
+    def thresholds(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope, given: Sequence[Any]) -> Array:
+        """Return the threshold of each unit of one array of parameters, as this module's docstring says."""
+        both = zip(self.known, self.settings(given), strict=True)
+        # No generator, which `torch.compile` does not take.
+        clipping, eps = [backend.scalar(one if known is None else known, arrays) for known, one in both]
+        return _lowered(backend, measure(backend, arrays, order, scope), clipping, eps)
+
+
+def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array:
+    xp, largest, coarse = backend.xp, backend.wide.largest, backend.wide.tiny * 2.0**22
+    # A norm beyond the range is at least the largest number.
+    lower = xp.clip(norm.product(), 0.0, largest) * (1.0 - 2.0 * norm.error) - norm.floor
+    base = xp.maximum(xp.where(lower < coarse, 0.0, lower), eps)
+    product = base * clipping * (1.0 - 16.0 * backend.wide.roundoff)
+    threshold = xp.where(product < coarse, 0.0, xp.clip(product, 0.0, largest))
+    return xp.where(clipping == math.inf, math.inf, threshold)
+
+
+@dataclass(frozen=True)
+class AdaptiveRule:
+    """How a gradient x clipped to adaptive thresholds changes with x, the parameter w, and with `clipping` and `eps`.
+
+    With T = clipping * max(N, eps), dT = dclipping * max(N, eps) + clipping * (dN where N > eps, else deps). `rule` is
+    that of x.
+    """
+
+    measures: ClassVar[bool] = True
+
+    rule: ClipRule
+    adaptive: Adaptive
+
+    def at(self, leaves: Sequence[Array], norm: Array, max_norm: None, mask: None) -> At:
+        """Return the place of a call: x, w, which of `clipping` and `eps` came as arrays, and the norms of x."""
+        return At(leaves, norm, max_norm)
+
+    def jvp(
+        self, xp: ModuleType, at: At, changes: Sequence[Array], change: float, dtypes: Sequence[Any]
+    ) -> tuple[list[Array], Array]:
+        """Return the changes of the clipped gradient and of its norms."""
+        (x, w, *given), (dx, dw, *others) = at.leaves, changes
+        of = self._threshold(xp, w, at.norm, given)
+        dclipping, deps = Adaptive((0.0, 0.0), self.adaptive.as_arrays).settings(others)
+        _, dsize = self._of_parameter.jvp(xp, At([w], of.size, math.inf), [dw], 0.0, [])
+        dthreshold = of.base * dclipping + of.slope * xp.where(of.above, dsize, xp.zeros_like(dsize) + deps)
+        return self.rule.jvp(xp, At([x], at.norm, of.threshold), [dx], dthreshold, dtypes)
+
+    def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], float]:
+        """Return the gradients with respect to the leaves of the place."""
+        x, w, *given = at.leaves
+        of = self._threshold(xp, w, at.norm, given)
+        gxs, gthreshold = self.rule.vjp(xp, At([x], at.norm, of.threshold), gys, gnorm)
+        gbase = gthreshold * of.slope
+        gsize = xp.where(of.above, gbase, xp.zeros_like(gbase))
+        gws, _ = self._of_parameter.vjp(xp, At([w], of.size, math.inf), [], gsize)
+        both = zip((gthreshold * of.base, gbase - gsize), self.adaptive.as_arrays, strict=True)
+        others = [xp.sum(one) for one, came in both if came]
+        return [*gxs, *gws, *(xp.astype(one, to.dtype) for one, to in zip(others, given, strict=True))], 0.0
+
+    @property
+    def _of_parameter(self) -> ClipRule:
+        return replace(self.rule, nonfinite=PROPAGATE)
+
+    def _threshold(self, xp: ModuleType, w: Array, like: Array, given: Sequence[Array]) -> "_Threshold":
+        size = self._size(xp, w, like)
+        settings = self.adaptive.settings(given)
+        clipping, eps = [xp.astype(xp.zeros_like(size) + one, size.dtype) for one in settings]
+        above, infinite = size > eps, clipping == math.inf
+        base = xp.where(above, size, eps)
+        slope = xp.where(infinite, xp.zeros_like(clipping), clipping)
+        return _Threshold(size, above, base, slope, xp.where(infinite, clipping, slope * base))
+
+    def _size(self, xp: ModuleType, w: Array, like: Array) -> Array:
+        """Return the norms of the units of w, as precisely as their dtype is."""
+        axes, p = self.rule.scope.shared_axes(w.ndim), self.rule.order.p
+        if 0 in w.shape:
+            return xp.zeros_like(like)
+        magnitudes = xp.astype(xp.abs(w), like.dtype)
+        if self.rule.order.extreme:
+            return (xp.max if p > 0 else xp.min)(magnitudes, axis=axes)
+        largest = xp.max(magnitudes, axis=axes)
+        some = largest > 0
+        unit = xp.where(some, largest, xp.ones_like(largest))
+        total = xp.sum((magnitudes / self.rule.scope.over(unit, w)) ** p, axis=axes)
+        return xp.where(some, unit * xp.where(some, total, xp.ones_like(total)) ** (1.0 / p), xp.zeros_like(total))
+
+
+class _Threshold(NamedTuple):
+    """The norms of units, whether they exceed eps, the larger of the two, and `clipping`, and what follows."""
+
+    size: Array
+    above: Array
+    base: Array
+    slope: Array
+    threshold: Array

@@ -1,0 +1,181 @@
+"""The units of leaves: which they are, and each clipped by its own norm."""
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
+from gradclip.backends import Backend
+from gradclip.backends.registry import entry_of, find
+from gradclip.backends.values import Array
+from gradclip.core.decide import Clipping
+from gradclip.core.derivative import ClipRule
+from gradclip.core.norms import norm_dtype
+from gradclip.core.scopes import Scope, units_along, units_of_layer
+from gradclip.core.units import Adaptive, AdaptiveRule, decide_units
+from gradclip.tree import FlatTree, first_sparse
+from gradclip.typing import UnitAxis
+from gradclip.wording import listed
+
+
+def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
+    """Return the scope of each leaf's units, by its framework's layout, or along the axis or axes that are named.
+
+    Raises ValueError where a leaf lacks such an axis, TypeError for what is no axis, and for sparse leaves.
+    """
+    sparse = first_sparse(flat)
+    if sparse is not None:
+        place, kind, method = sparse
+        raise TypeError(f"units are parts of dense arrays, got {kind} at {names_of(flat)[place]}. Call {method} on it.")
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in flat.leaves]
+    if unit_axis is None:
+        entries = map(entry_of, flat.leaves)
+        firsts = [entry is not None and entry.outputs_first for entry in entries]
+        return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
+    axes = _axes(unit_axis)
+    return [_along(axes, shape, name) for shape, name in zip(shapes, names_of(flat), strict=True)]
+
+
+def _axes(unit_axis: UnitAxis) -> tuple[int, ...]:
+    given = unit_axis if isinstance(unit_axis, tuple | list) else (unit_axis,)
+    try:
+        if not any(isinstance(axis, bool) for axis in given):
+            return tuple(map(operator.index, given))
+    except TypeError:
+        pass
+    raise TypeError(
+        f"unit_axis must be an axis, a tuple of axes, or None, got {unit_axis!r:.80} of type "
+        f"{type(unit_axis).__name__}. Pass unit_axis=0 for rows, or unit_axis=-1 for columns."
+    )
+
+
+def _along(axes: tuple[int, ...], shape: tuple[int, ...], name: str) -> Scope:
+    if len(shape) < 2:
+        return units_along(())
+    lacking = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
+    if lacking:
+        raise ValueError(
+            f"unit_axis names the axis {lacking[0]}, which {name} of shape {shape} does not have. Clip leaves of other "
+            "layouts by calls of their own."
+        )
+    return units_along(tuple(sorted({axis % len(shape) for axis in axes})))
+
+
+def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Sequence[str]) -> None:
+    """Raise a ValueError that names the first parameter whose shape is not that of its gradient."""
+    for leaf, param, name in zip(leaves, params, names, strict=True):
+        shape, own = (tuple(getattr(x, "shape", ())) for x in (leaf, param))
+        if shape != own:
+            raise ValueError(
+                f"each gradient needs the parameter of its own shape: {name} has shape {shape}, and its parameter "
+                f"{own}. Pass the parameters in the order and layout of their gradients."
+            )
+
+
+def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
+    """Return the leaves of `params` in the order of the tree's. Raises ValueError where the trees differ."""
+    leaves, structure = flat.trees.flatten(params)
+    if structure == flat.structure:
+        return leaves
+    found = dict(zip(flat.trees.keys(structure), leaves, strict=True))
+    keys = flat.trees.keys(flat.structure)
+    if found.keys() == set(keys):  # other containers with the same keys, such as plain dicts
+        return [found[key] for key in keys]
+    lacking = [path or "the gradient" for path, key in zip(flat.paths(), keys, strict=True) if key not in found]
+    paths = flat.trees.paths(structure)
+    beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(keys)]
+    parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
+    parts += [f"no gradient lies at {listed(beyond)}"] if beyond else []
+    raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
+
+
+@dataclass(frozen=True)
+class UnitClip:
+    """How the units of leaves are clipped: to thresholds in `clipping`, or to what `adaptive` makes of parameters.
+
+    It holds no traced array: JAX keeps what the functions of its rules hold.
+    """
+
+    backend: Backend
+    clipping: Clipping
+    adaptive: Adaptive | None = None
+
+    def leaf(self, leaves: Sequence[Any], given: Array | None, scope: Scope, name: str) -> tuple[Any, Any]:
+        """Return the first of the leaves clipped, and its norms.
+
+        `given` is the threshold where it came as a scalar array. If thresholds are adaptive, leaves are the gradient,
+        its parameter, and those settings that came as arrays.
+        """
+        backend, (pattern,) = self.backend, self.backend.patterns(leaves[:1])
+
+        def primal(prepared: Sequence[Any], given: Array | None, _: None) -> tuple[list[Any], Any, list[Any]]:
+            with backend.precision():
+                arrays = backend.enter(prepared[:1])
+                asked = replace(self.clipping, max_norm=self._threshold(prepared[1:], given, scope))
+                made = decide_units(backend, arrays, asked, name, scope)
+                shrunk = made.coefficient.scaled(backend, made.arrays)
+                norms = backend.leave_scalar(made.norm.product(), norm_dtype(arrays), [pattern])
+                return backend.leave_all(shrunk, [pattern]), norms, []
+
+        asked = self.clipping
+        rule: Any = ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, scope)
+        rule = rule if self.adaptive is None else AdaptiveRule(rule, self.adaptive)
+        call = backend.differentiable(primal, rule)
+        (clipped,), norms, _ = call(list(map(backend.prepare, leaves)), given, None)
+        return clipped, norms
+
+    def _threshold(self, others: Sequence[Any], given: Array | None, scope: Scope) -> float | Array | None:
+        if self.adaptive is None:
+            return given if self.clipping.max_norm is None else self.clipping.max_norm
+        arrays = self.backend.enter(others[:1])
+        return self.adaptive.thresholds(self.backend, arrays, self.clipping.order, scope, others[1:])
+
+
+def clip_units(
+    flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
+) -> tuple[list[Any], list[Any]]:
+    """Clip the units of each leaf to its threshold; return the leaves and the norms of the units of each."""
+    warn_of_parameters(flat.leaves)
+    names = names_of(flat)
+    backend = find(flat.leaves, flat.paths, *max_norms)
+    results, norms = [], []
+    for leaf, max_norm, scope, name in zip(flat.leaves, max_norms, scopes, names, strict=True):
+        known = check_threshold(max_norm, backend=backend)
+        asked = replace(clipping, max_norm=known if isinstance(known, float) else None)
+        result, norm = UnitClip(backend, asked).leaf([leaf], scalar_array(max_norm), scope, name)
+        results.append(result)
+        norms.append(norm)
+    return results, norms
+
+
+def clip_units_adaptively(
+    flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
+) -> tuple[list[Any], list[Any]]:
+    """Clip the units of each leaf to what follows from its parameter, and from `both`, `clipping` and `eps`."""
+    warn_of_parameters(flat.leaves)
+    names = names_of(flat)
+    check_shapes(flat.leaves, params, names)
+    backend = find([*flat.leaves, *params], lambda: [*names, *(f"the parameter of {name}" for name in names)], *both)
+    adaptive, given = adaptive_of(backend, *both)
+    clip = UnitClip(backend, replace(clipping, max_norm=math.inf), adaptive)
+    found = [
+        clip.leaf([leaf, param, *given], None, scope, name)
+        for leaf, param, scope, name in zip(flat.leaves, params, scopes, names, strict=True)
+    ]
+    return [result for result, _ in found], [norm for _, norm in found]
+
+
+def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adaptive, list[Any]]:
+    """Return how thresholds follow, and those of `clipping` and `eps` that came as arrays."""
+    known = check_threshold(clipping, "clipping", backend=backend), check_threshold(eps, "eps", backend=backend)
+    first, second = (one if isinstance(one, float) else None for one in known)
+    arrays = scalar_array(clipping), scalar_array(eps)
+    given = [array for array in arrays if array is not None]
+    return Adaptive((first, second), (arrays[0] is not None, arrays[1] is not None)), given
+
+
+def names_of(flat: FlatTree) -> list[str]:
+    """Return what each leaf is called in an error."""
+    return [path or "the gradient" for path in flat.paths()]
