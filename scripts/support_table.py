@@ -28,6 +28,8 @@ IN_PLACE = {
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
     "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
+    "clip_grad_unit_norm_": lambda p: gradclip.clip_grad_unit_norm_(p, 1.0, unit_axis=0),
+    "adaptive_grad_clip_": lambda p: gradclip.adaptive_grad_clip_(p, 0.3, weights=[p[0].grad], unit_axis=0),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
 }
 COLUMNS = ("NumPy", "PyTorch", "torch.compile", "torch.func", "autograd", "JAX", "jax.jit", "jax.vmap", "jax.grad")

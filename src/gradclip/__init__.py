@@ -17,6 +17,7 @@ from gradclip.clip_units import adaptive_grad_clip, clip_by_unit_norm
 from gradclip.distributed.partial_norm import PartialNorm, partial_norm
 from gradclip.inplace.clip import clip_grad_norm_, clip_grad_value_, grad_norm
 from gradclip.inplace.layers import clip_grad_layer_norm_
+from gradclip.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example.clip import PerExampleInfo, per_example_clip
@@ -46,6 +47,7 @@ __all__ = [
     "Sensitivity",
     "SensitivityReport",
     "adaptive_grad_clip",
+    "adaptive_grad_clip_",
     "check_sensitivity",
     "clip_by_global_norm",
     "clip_by_layer_norm",
@@ -53,6 +55,7 @@ __all__ = [
     "clip_by_value",
     "clip_grad_layer_norm_",
     "clip_grad_norm_",
+    "clip_grad_unit_norm_",
     "clip_grad_value_",
     "clipped_fun",
     "clipped_grad",

@@ -1,15 +1,17 @@
 """Functional clipping of units: the parts of a layer that lead to one output each."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from gradclip.arguments import is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.core.decide import Clipping
-from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Order
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import EUCLIDEAN, Order
 from gradclip.core.rules import CLIP
-from gradclip.layers.units import clip_units, clip_units_adaptively, parameters_beside, scopes_of
-from gradclip.tree import flatten
+from gradclip.core.scopes import Scope
+from gradclip.layers.units import clip_units, clip_units_adaptively, parameters_beside, scopes_beside, scopes_of
+from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Ord, Policy, Threshold, Thresholds, Tree, UnitAxis
 
 
@@ -114,6 +116,22 @@ def adaptive_grad_clip(
     """
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     flat = flatten(tree)
-    scopes = scopes_of(flat, unit_axis)
-    leaves, norms = clip_units_adaptively(flat, parameters_beside(flat, params), (clipping, eps), asked, scopes)
+    return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes_of(flat, unit_axis))
+
+
+@ordinary_arithmetic
+def clip_adaptively(
+    tree: Tree, params: object, clipping: Threshold, eps: Threshold, *, shared_axes: UnitAxis
+) -> tuple[Tree, Any]:
+    """Return what `adaptive_grad_clip` does, given the axes of every leaf along which elements share a norm."""
+    asked = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
+    flat = flatten(tree)
+    scopes = scopes_of(flat, None) if shared_axes is None else scopes_beside(flat, shared_axes)
+    return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes)
+
+
+def _clipped_adaptively(
+    flat: FlatTree, params: object, both: tuple[Threshold, Threshold], asked: Clipping, scopes: Sequence[Scope]
+) -> tuple[Any, Any]:
+    leaves, norms = clip_units_adaptively(flat, parameters_beside(flat, params), both, asked, scopes)
     return flat.rebuild(leaves), flat.arrange(norms)

@@ -15,6 +15,7 @@ from gradclip.core.coefficient import Coefficient
 from gradclip.core.decide import Clipping
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.units import Units
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 
@@ -158,7 +159,9 @@ class Gradients:
         at_once.clear(arrays)
         return replace(clipping, nonfinite=PROPAGATE)
 
-    def scale(self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier) -> None:
+    def scale(
+        self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier | Units
+    ) -> None:
         """Scale the gradients, which are `arrays`, from `new` on."""
         self._replace(coefficient.update(backend, self.grads, arrays, new))
         if self.again is not None:

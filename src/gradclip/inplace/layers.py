@@ -1,12 +1,11 @@
 """Clipping each gradient of parameters, or each layer of a tree of NumPy arrays, by its own norm, in place."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from gradclip.arguments import check_threshold, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed
 from gradclip.backends.arrays import Arrays
@@ -19,6 +18,7 @@ from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
+from gradclip.inplace.layerwise import Layerwise
 from gradclip.layers import fast_path
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
@@ -128,77 +128,3 @@ def _together(backend: Backend, thresholds: Sequence[Any]) -> Any:
     if not all(isinstance(threshold, float) for threshold in thresholds):
         return backend.stacked([backend.scalar(threshold, ()) for threshold in thresholds])
     return thresholds[0] if len(set(thresholds)) == 1 else np.array(thresholds)
-
-
-@dataclass(frozen=True)
-class Layerwise:
-    """Layers, each once: the gradients in each and its threshold; `arranged` makes of their norms what is returned."""
-
-    layers: Sequence[Sequence[Any]]
-    thresholds: Sequence[Any]
-    arranged: Callable[[Sequence[Any]], Any]
-
-    @classmethod
-    def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend) -> "Layerwise":
-        """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
-        if params.tree is not None:
-            return cls._of_tree(params.tree, max_norm, backend)
-        grads = params.gradients
-        max_norms: Sequence[object]
-        if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
-            max_norms = [max_norm] * len(grads)
-        elif isinstance(max_norm, list | tuple):
-            max_norms = max_norm
-        else:
-            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
-        if len(max_norms) != len(grads):
-            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
-        return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, backend, list)
-
-    @classmethod
-    def _of_tree(cls, tree: object, max_norm: Thresholds, backend: Backend) -> "Layerwise":
-        flat = flatten(tree)
-        if is_single_threshold(max_norm):
-            return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), backend, flat.rebuild)
-        prefix, groups = flat.split_by(max_norm)
-        layers = [[flat.leaves[i] for i in group] for group in groups]
-        return cls._once(layers, prefix.leaves, backend, prefix.rebuild)
-
-    @classmethod
-    def _once(
-        cls,
-        layers: Sequence[Sequence[Any]],
-        max_norms: Sequence[Any],
-        backend: Backend,
-        rebuild: Callable[[list[Any]], Any],
-    ) -> "Layerwise":
-        """Return layers without those that are others again, which must have the same threshold."""
-        keys = [frozenset(map(id, layer)) for layer in layers]
-        unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
-        checked = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
-        asked = dict(zip(keys, checked, strict=True))
-        differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
-        if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
-            raise ValueError(
-                "a gradient occurs twice, in two layers or with two thresholds, so that it is not clear what it is "
-                "clipped to. Pass it once."
-            )
-        places = {key: place for place, key in enumerate(unique)}
-
-        def arranged(norms: Sequence[Any]) -> Any:
-            return rebuild([norms[places[key]] if key else None for key in keys])
-
-        return cls(list(unique.values()), [asked[key] for key in unique], arranged)
-
-    def among(self, gradients: Gradients) -> list[list[int]]:
-        """Return the indices of each layer's gradients. Raises ValueError where some are views of others."""
-        places = {id(grad): index for index, grad in enumerate(gradients.held)}
-        if any(id(grad) not in places for layer in self.layers for grad in layer):
-            raise ValueError(
-                "two gradients are views of the same memory, so they cannot be layers of their own. Pass one of them."
-            )
-        return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
-
-
-def _one_for_each(grads: Sequence[Any]) -> str:
-    return f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, in their order"

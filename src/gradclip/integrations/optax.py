@@ -19,6 +19,7 @@ from gradclip.adaptive.settings import check_between
 from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm as clip_tree
 from gradclip.clip import clip_by_layer_norm, clip_by_value, global_norm
+from gradclip.clip_units import clip_adaptively
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
@@ -39,6 +40,7 @@ __all__ = [
     "NormState",
     "SkipSpikesState",
     "adaptive_clip_by_global_norm",
+    "adaptive_grad_clip",
     "clip",
     "clip_by_block_rms",
     "clip_by_global_norm",
@@ -101,6 +103,36 @@ def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """
     check_threshold(max_delta, "max_delta")
     return _stateless(lambda updates: clip_by_value(updates, max_delta))
+
+
+def adaptive_grad_clip(
+    clipping: jax.typing.ArrayLike, eps: jax.typing.ArrayLike = 1e-3, axis: int | tuple[int, ...] | None = None
+) -> optax.GradientTransformation:
+    """Return a transformation that clips each unit of the updates to clipping * max(norm of its parameters, eps).
+
+    `update` needs the parameters. `axis` says along which axes of every leaf elements share a norm; None is for the
+    layouts of JAX, as in `gradclip.clip_by_unit_norm`. Errors are those of `gradclip.adaptive_grad_clip`; the signature
+    is that of optax 0.2.
+
+    >>> transform = adaptive_grad_clip(0.1)
+    >>> params, updates = jnp.array([[6.0, 60.0], [8.0, 80.0]]), jnp.array([[3.0, 0.5], [4.0, 0.5]])
+    >>> transform.update(updates, transform.init(params), params)[0].round(4).tolist()
+    [[0.6000000238418579, 0.5], [0.800000011920929, 0.5]]
+    """
+    check_threshold(clipping, "clipping")
+    check_threshold(eps, "eps")
+
+    def update(
+        updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, optax.EmptyState]:
+        if params is None:
+            raise ValueError(
+                "adaptive_grad_clip compares updates with parameters: call update(updates, state, params) with them."
+            )
+        arrays = jax.tree.map(jnp.asarray, updates)
+        return clip_adaptively(arrays, params, clipping, eps, shared_axes=axis)[0], state
+
+    return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
 
 
 def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransformation:

@@ -8,7 +8,8 @@ from typing import Any
 
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.backends import Backend
-from gradclip.backends.registry import entry_of, find
+from gradclip.backends.framework import Sparse
+from gradclip.backends.registry import entries_of, entry_of, find, load
 from gradclip.backends.values import Array
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
@@ -27,15 +28,37 @@ def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
     """
     sparse = first_sparse(flat)
     if sparse is not None:
-        place, kind, method = sparse
-        raise TypeError(f"units are parts of dense arrays, got {kind} at {names_of(flat)[place]}. Call {method} on it.")
-    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in flat.leaves]
+        raise TypeError(_no_units(sparse, names_of(flat)))
+    return scopes_of_leaves(flat.leaves, names_of(flat), unit_axis)
+
+
+def scopes_of_leaves(leaves: Sequence[Any], names: Sequence[str], unit_axis: UnitAxis) -> list[Scope]:
+    """Return the same for leaves that have these names in errors."""
+    for entry in entries_of(leaves):
+        sparse = load(entry).first_sparse(leaves)
+        if sparse is not None:
+            raise TypeError(_no_units(sparse, names))
+    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
     if unit_axis is None:
-        entries = map(entry_of, flat.leaves)
-        firsts = [entry is not None and entry.outputs_first for entry in entries]
+        firsts = [entry is not None and entry.outputs_first for entry in map(entry_of, leaves)]
         return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
     axes = _axes(unit_axis)
-    return [_along(axes, shape, name) for shape, name in zip(shapes, names_of(flat), strict=True)]
+    return [_along(axes, shape, name) for shape, name in zip(shapes, names, strict=True)]
+
+
+def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
+    """Return the scope of each leaf's units whose elements lie along these axes, which every leaf must have."""
+    scopes_of(flat, None)
+    scopes = []
+    for leaf, name in zip(flat.leaves, names_of(flat), strict=True):
+        shape = tuple(getattr(leaf, "shape", ()))
+        axes = [_axis(axis, shape, name, "axis") for axis in _axes(shared_axes)]
+        scopes.append(units_along(tuple(axis for axis in range(len(shape)) if axis not in axes)))
+    return scopes
+
+
+def _no_units(sparse: Sparse, names: Sequence[str]) -> str:
+    return f"units are parts of dense arrays, got {sparse.kind} at {names[sparse.place]}. Call {sparse.method} on it."
 
 
 def _axes(unit_axis: UnitAxis) -> tuple[int, ...]:
@@ -54,13 +77,17 @@ def _axes(unit_axis: UnitAxis) -> tuple[int, ...]:
 def _along(axes: tuple[int, ...], shape: tuple[int, ...], name: str) -> Scope:
     if len(shape) < 2:
         return units_along(())
-    lacking = [axis for axis in axes if not -len(shape) <= axis < len(shape)]
-    if lacking:
+    return units_along(tuple(sorted({_axis(axis, shape, name, "unit_axis") for axis in axes})))
+
+
+def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
+    """Return the axis counted from the start. Raises ValueError where the leaf of this name lacks it."""
+    if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"unit_axis names the axis {lacking[0]}, which {name} of shape {shape} does not have. Clip leaves of other "
-            "layouts by calls of their own."
+            f"{what} names the axis {axis}, which {name} of shape {shape} does not have. Clip leaves of other layouts "
+            "by calls of their own."
         )
-    return units_along(tuple(sorted({axis % len(shape) for axis in axes})))
+    return axis % len(shape)
 
 
 def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Sequence[str]) -> None:

@@ -1,0 +1,210 @@
+"""Clipping each unit of the gradients of parameters, or of a tree of NumPy arrays, by its own norm, in place."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gradclip.arguments import is_array, is_single_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import Backend, any_distributed, whole_scalar
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.registry import find, known
+from gradclip.core.decide import Clipping
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.rules import CLIP
+from gradclip.core.units import decide_units
+from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.inplace.gradients import Gradients, entered
+from gradclip.inplace.layerwise import Layerwise
+from gradclip.layers.units import adaptive_of, check_shapes, parameters_beside, scopes_of_leaves
+from gradclip.parameters import ParameterList
+from gradclip.tree import flatten
+from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, UnitAxis
+
+
+@ordinary_arithmetic
+def clip_grad_unit_norm_(
+    parameters: Parameters,
+    max_norm: Thresholds,
+    ord: Ord = 2,
+    *,
+    unit_axis: UnitAxis = None,
+    nonfinite: Policy = "propagate",
+) -> Any:
+    """Scale each unit of each gradient of `parameters` in place by min(1, max_norm / its own norm).
+
+    Args:
+        parameters: as in `gradclip.clip_grad_layer_norm_`, with dense gradients.
+        max_norm: the threshold of each unit, >= 0: a number, or a list with one for each parameter. Of a tree of NumPy
+            arrays, a number or a prefix of the tree.
+        ord: which norm, as in `gradclip.global_norm`.
+        unit_axis: what is a unit, as in `gradclip.clip_by_unit_norm`: None for the framework's own layout.
+        nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.clip_by_unit_norm`.
+
+    Returns:
+        The norms of the units before clipping: a list with an array for each parameter, None where it has no gradient.
+        Of a tree of NumPy arrays, a tree of such arrays.
+
+    Raises:
+        As `gradclip.clip_grad_layer_norm_` and `gradclip.clip_by_unit_norm`; in every case the gradients are as they
+        were.
+
+    >>> import numpy as np
+    >>> update = {"w": np.array([[3.0, 0.3], [4.0, 0.4]])}
+    >>> norms = clip_grad_unit_norm_(update, max_norm=1.0)
+    >>> norms["w"].tolist(), update["w"].round(6).tolist()
+    ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
+
+    """
+    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    call = _Call.of(parameters, "clip_grad_unit_norm_", flatten(max_norm).leaves)
+    layers = Layerwise.of(call.params, _for_each_leaf(call.params, max_norm), call.backend)
+    return call.clip(layers, layers.thresholds, clipping, unit_axis)
+
+
+@ordinary_arithmetic
+def adaptive_grad_clip_(
+    parameters: Parameters,
+    clipping: Threshold = 0.01,
+    eps: Threshold = 1e-3,
+    ord: Ord = 2,
+    *,
+    weights: object = None,
+    unit_axis: UnitAxis = None,
+    nonfinite: Policy = "propagate",
+) -> Any:
+    """Clip each unit of the gradients in place to clipping * max(norm of the same unit of the parameters, eps).
+
+    Args:
+        parameters: as in `clip_grad_unit_norm_`. timm leaves out those of the last layer, and so should the caller.
+        clipping: how large a gradient may be beside its parameter, >= 0; `inf` clips nothing.
+        eps: what a unit's norm counts as at least, >= 0.
+        ord: which norm, as in `gradclip.global_norm`.
+        weights: the numbers of the parameters, where `parameters` are no arrays themselves: a list with one array for
+            each; for a tree of NumPy arrays, which are the gradients, a tree of the same structure.
+        unit_axis: what is a unit, as in `gradclip.clip_by_unit_norm`: None for the framework's own layout.
+        nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.adaptive_grad_clip`.
+
+    Returns:
+        The norms of the gradients' units before clipping, as `clip_grad_unit_norm_` returns them. The bound is that of
+        `gradclip.adaptive_grad_clip`.
+
+    Raises:
+        TypeError: parameters that are no arrays, without `weights`. ValueError: weights of other shapes than the
+        gradients. Others as in `clip_grad_unit_norm_`; in every case the gradients are as they were.
+
+    >>> import numpy as np
+    >>> update, weights = np.array([[3.0, 0.3], [4.0, 0.4]]), np.array([[6.0, 60.0], [8.0, 80.0]])
+    >>> norms = adaptive_grad_clip_(update, clipping=0.1, weights=weights)
+    >>> norms.tolist(), update.round(6).tolist()
+    ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
+
+    """
+    asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+    call = _Call.of(parameters, "adaptive_grad_clip_", [whole_scalar(clipping), whole_scalar(eps)])
+    adaptive, given = adaptive_of(call.backend, clipping, eps)
+    layers = Layerwise.of(call.params, 0.0, call.backend)
+    beside = _weights(call.params, weights)
+    mine = call.checked([beside[id(grad)] for (grad,) in layers.layers], layers)
+    with call.backend.precision():
+        thresholds = [
+            adaptive.thresholds(call.backend, call.backend.enter([weight]), asked.order, scope, given)
+            for weight, scope in zip(mine, call.scopes(layers, unit_axis), strict=True)
+        ]
+    return call.clip(layers, thresholds, asked, unit_axis)
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The gradients of a call: all that can be wrong with them has been checked."""
+
+    params: ParameterList
+    gradients: Gradients
+    backend: Backend
+    arrays: Arrays
+
+    @classmethod
+    def of(cls, parameters: Parameters, name: str, scalars: Sequence[object]) -> "_Call":
+        params = ParameterList.of(parameters)
+        if any_distributed(params.parameters) or any_distributed(params.gradients):
+            raise ValueError(
+                f"{name} takes gradients that this process holds as a whole, got distributed tensors. Clip them "
+                "together by gradclip.clip_grad_norm_."
+            )
+        return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True))
+
+    def scopes(self, layers: Layerwise, unit_axis: UnitAxis) -> Any:
+        """Return the scope of each layer, which is one gradient."""
+        return scopes_of_leaves([grad for (grad,) in layers.layers], self.names(layers), unit_axis)
+
+    def names(self, layers: Layerwise) -> list[str]:
+        """Return what the gradient of each layer is called in an error."""
+        names = self.gradients.names()
+        return [names[index] for (index,) in layers.among(self.gradients)]
+
+    def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
+        """Return the parameter of each layer as a backend's array. Raises where it is none, or of another shape."""
+        names, grads = self.names(layers), [grad for (grad,) in layers.layers]
+        find([*grads, *weights], lambda: [*names, *(f"the parameter of {name}" for name in names)])
+        check_shapes(grads, weights, names)
+        return list(map(self.backend.prepare, weights))
+
+    def clip(self, layers: Layerwise, thresholds: Sequence[Any], clipping: Clipping, unit_axis: UnitAxis) -> Any:
+        """Clip the gradients, once all of them are measured; return their norms, arranged."""
+        backend, made, norms = self.backend, [], []
+        scopes, names = self.scopes(layers, unit_axis), self.names(layers)
+        with backend.precision():
+            for group, threshold, scope, name in zip(
+                layers.among(self.gradients), thresholds, scopes, names, strict=True
+            ):
+                mine, arrays = self.gradients.chosen(group), backend.chosen(self.arrays, group)
+                decision = decide_units(backend, arrays, replace(clipping, max_norm=threshold), name, scope)
+                made.append((mine, arrays, decision))
+                norms.append(backend.leave_scalar(decision.norm.product(), norm_dtype(arrays), mine.grads))
+            for mine, arrays, decision in made:
+                mine.scale(backend, arrays, decision.arrays, decision.coefficient)
+        return layers.arranged(norms)
+
+
+def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
+    """Return thresholds as a tree with one for each array where they are a prefix, else as they are."""
+    if params.tree is None or is_single_threshold(max_norm):
+        return max_norm
+    flat = flatten(params.tree)
+    prefix, groups = flat.split_by(max_norm)
+    of_leaf = {i: threshold for threshold, group in zip(prefix.leaves, groups, strict=True) for i in group}
+    return flat.arrange([of_leaf[i] for i in range(len(of_leaf))])
+
+
+def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
+    """Return the numbers of each parameter by the id of its gradient. Raises where there are none, or too many."""
+    if params.tree is not None:
+        flat = flatten(params.tree)
+        if weights is None:
+            raise TypeError(
+                "a tree of NumPy arrays holds gradients alone. Pass weights=, a tree of the same structure that holds "
+                "the parameters."
+            )
+        return _once(flat.leaves, parameters_beside(flat, weights))
+    if weights is None:
+        for index, (parameter, grad) in enumerate(zip(params.parameters, params.gradients, strict=True)):
+            if grad is not None and not (known(parameter) and is_array(parameter)):
+                raise TypeError(
+                    f"{params.name(index)} is a {type(parameter).__name__}, which is no array, so that its norm is not "
+                    "known. Pass weights=, a list with an array for each parameter."
+                )
+        weights = params.parameters
+    if not isinstance(weights, list | tuple) or len(weights) != len(params.gradients):
+        raise ValueError(
+            f"weights must be a list with one array for each of the {len(params.gradients)} parameters, in their order."
+        )
+    return _once(params.gradients, weights)
+
+
+def _once(grads: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
+    """Return weights by the ids of gradients. Raises ValueError where a gradient has two."""
+    found = {id(grad): weight for grad, weight in zip(grads, weights, strict=True) if grad is not None}
+    if any(grad is not None and found[id(grad)] is not w for grad, w in zip(grads, weights, strict=True)):
+        raise ValueError("a gradient occurs twice, with two parameters. Pass it once.")
+    return found
