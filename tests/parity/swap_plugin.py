@@ -19,6 +19,7 @@ SWAPS = {
     "optax": (
         "optax.transforms._clipping",
         {
+            "adaptive_grad_clip": 0,
             "clip": 0,
             "clip_by_block_rms": 0,
             "clip_by_global_norm": 0,
@@ -31,6 +32,7 @@ SWAPS = {
     "brainstate": ("brainstate.nn._utils", {"clip_grad_norm": 1}),
 }
 THRESHOLDS = {
+    "clipping",
     "max_norm",
     "max_delta",
     "threshold",

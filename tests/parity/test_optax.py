@@ -10,9 +10,19 @@ import pytest
 
 from gradclip.integrations import optax as ours
 from jax_trees import DTYPES, HALF, jax_gradients, mode, numbers, peer_ulps
-from parity_support import arguments, assert_matches, count_of, reference_clip, reference_norm, tolerance, wide
+from parity_support import (
+    arguments,
+    assert_matches,
+    count_of,
+    reference_clip,
+    reference_norm,
+    tolerance,
+    ulps_apart,
+    wide,
+)
 
 NAMES = (
+    "adaptive_grad_clip",
     "clip",
     "clip_by_block_rms",
     "clip_by_global_norm",
@@ -162,7 +172,7 @@ def test_per_example_layer_norm_clip(dtype, uniform, limit):
 
 
 @pytest.mark.parametrize("limit", [math.inf, 0.0, 1.25])
-@pytest.mark.parametrize("name", NAMES[3:])
+@pytest.mark.parametrize("name", NAMES[4:])
 def test_documented_examples(name, limit):
     grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
     mine, my_count = getattr(ours, name)(grads, limit)
@@ -172,7 +182,7 @@ def test_documented_examples(name, limit):
     assert jax.tree.map(int, my_count) == jax.tree.map(int, their_count)
 
 
-@pytest.mark.parametrize("name", NAMES[3:])
+@pytest.mark.parametrize("name", NAMES[4:])
 def test_refuse_the_same_shapes(name):
     for module in (ours, peer):
         with pytest.raises(ValueError, match=r"0th axis|axis 0"):
@@ -192,3 +202,36 @@ def test_chain_takes_the_same_steps():
         results.append(numbers(moved))
     for my_leaf, their_leaf in zip(*results, strict=True):
         assert_matches(my_leaf, their_leaf, tolerance("float32", 73, peer_ulps=6.0), "float32")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("axis", [None, (0, 1)], ids=["layouts", "axis"])
+def test_adaptive_grad_clip_within_four_units_in_the_last_place(dtype, axis):
+    shapes = [(5, 9), (4, 3, 5), (3, 3, 4, 6), (2, 3, 2, 4, 3)]
+    shapes += [] if axis else [(), (7,), (1, 6)]
+    rng = np.random.default_rng(11)
+
+    def drawn(shape):
+        return (rng.normal(size=shape) * 10.0 ** rng.integers(-3, 2, size=shape[-1:])).astype(DTYPES[dtype])
+
+    params, updates = (list(map(drawn, shapes)) for _ in range(2))
+
+    def clipped(library, of, dtype):
+        """Return the updates clipped, eagerly by `of` that does nothing, or compiled."""
+        given = [[jnp.asarray(x, dtype) for x in tree] for tree in (updates, params)]
+        transformation = library.adaptive_grad_clip(0.1, axis=axis)
+        return numbers(of(lambda u, p: transformation.update(u, transformation.init(p), p)[0])(*given))
+
+    with jax.enable_x64(True):
+        exact = clipped(peer, jax.jit, jnp.float64)
+    with mode(dtype):
+        mine = [clipped(ours, of, DTYPES[dtype]) for of in (lambda f: f, jax.jit)]
+        theirs = clipped(peer, jax.jit, jnp.float64 if dtype == "float64" else jnp.float32)
+    for results in mine:
+        for result, expected, their, old in zip(results, exact, theirs, updates, strict=True):
+            assert result.dtype == old.dtype
+            # In float64 a norm and a threshold are lowered by more than a unit, so that the bound holds.
+            lowered = 2 * old.size + 64 if dtype == "float64" else 0
+            assert ulps_apart(result, expected, dtype) <= 4 + lowered
+            assert ulps_apart(result, their, dtype) <= 6 + lowered  # optax rounds three times itself
+        assert sum(not np.array_equal(result, old) for result, old in zip(results, updates, strict=True)) > 2

@@ -72,6 +72,13 @@ def assert_matches(actual: Any, expected: Any, rtol: float, dtype: str, *, scale
     return float(np.max(deviation / normal, initial=0.0)) / ULP[dtype]
 
 
+def ulps_apart(actual: Any, expected: Any, dtype: str) -> float:
+    """Return the largest distance of elements, in units of the last place of the expected ones in a real dtype."""
+    actual, expected = wide(actual), wide(expected)
+    spacing = np.maximum(ULP[dtype] * 2.0 ** (np.frexp(expected)[1] - 1.0), STEP[dtype])
+    return float(np.max(np.abs(actual - expected) / spacing, initial=0.0))
+
+
 def assert_just_below(actual: Any, exact: Any, dtype: str) -> None:
     """Compare a clipped array with its exact value, worked out by hand: never larger, and smaller by 2 ulp at most."""
     size = int(np.size(np.asarray(exact)))

@@ -3,10 +3,10 @@
 Adaptive clipping holds the norm of each unit's gradient at `clipping * max(N, eps)`, N the norm of the unit itself
 (Brock, De, Smith and Simonyan, "High-Performance Large-Scale Image Recognition Without Normalization", 2021).
 
-The threshold T that is computed is at most that, exactly. `norms` computes a number m, proves N >= m (1 - 2d) - floor,
-and d is 0, or overstates the error by more than 4u, u the unit roundoff of this arithmetic. Each of fewer than 8
-roundings that lead to T errs by at most u, relatively, and T is lowered by 16u. A T so small that numbers may be too
-coarse for that is 0. Then `coefficient` proves that the norm of the result is at most T.
+The threshold T that is computed is at most that, exactly. `norms` computes a number m with a relative error of d at
+most, which may lack `floor` besides, so N >= m (1 - d) - floor. Fewer than 8 roundings lead from m to T, each of which
+errs by at most u, relatively, the unit roundoff of this arithmetic, and T is lowered by 16u. A T, or N, so small that
+numbers may be too coarse for that counts as 0. Then `coefficient` proves that the norm of the result is at most T.
 """
 
 import math
@@ -108,7 +108,7 @@ class Adaptive:
 def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array:
     xp, largest, coarse = backend.xp, backend.wide.largest, backend.wide.tiny * 2.0**22
     # A norm beyond the range is at least the largest number.
-    lower = xp.clip(norm.product(), 0.0, largest) * (1.0 - 2.0 * norm.error) - norm.floor
+    lower = xp.clip(norm.product(), 0.0, largest) * (1.0 - norm.error) - norm.floor
     base = xp.maximum(xp.where(lower < coarse, 0.0, lower), eps)
     product = base * clipping * (1.0 - 16.0 * backend.wide.roundoff)
     threshold = xp.where(product < coarse, 0.0, xp.clip(product, 0.0, largest))
