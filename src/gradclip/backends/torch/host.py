@@ -10,7 +10,6 @@ import numpy as np
 import torch
 
 from gradclip.backends.arrays import Arrays, check_dtypes
-from gradclip.backends.formats import is_complex_name
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.memory import Region, any_overlap
@@ -66,7 +65,8 @@ class TorchHost(Host):
         # What lies in memory are not the numbers of a negative or conjugated view, but those of its original.
         if left_out or any(map(torch.Tensor.is_neg, leaves)):
             return None
-        return None if _any_complex(kernels) and any(map(torch.Tensor.is_conj, leaves)) else kernels
+        has_complex = any(dtype.startswith("complex") for dtype in kernels.dtypes)
+        return None if has_complex and any(map(torch.Tensor.is_conj, leaves)) else kernels
 
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> HostArrays:
         sources = [arrays.sources[index] for index in indices]
@@ -161,10 +161,6 @@ class TorchHost(Host):
 
 
 _checked: type[HostBackend] = TorchHost
-
-
-def _any_complex(kernels: KernelArrays) -> bool:
-    return any(map(is_complex_name, kernels.dtypes))
 
 
 def _name(names: Callable[[], Sequence[str]], index: int) -> str:
