@@ -7,7 +7,6 @@ import numpy as np
 
 from gradclip.core import fast_path
 from gradclip.core.holders import ALONE
-from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import Gradients, entered
@@ -34,24 +33,24 @@ def clip_watched(
 
     Only where this process is `alone` is the norm of each gradient recorded: others may hold parts of it.
     """
-    parameters = list(parameters) or parameters if isinstance(parameters, Iterator) else parameters
-    if not monitor.wants_layers:
+    if not (alone and monitor.wants_layers):
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)
         return norm
-    order, sums = Order.parse(ord), list[float]()
-    Nonfinite.named(nonfinite)
-    norm = fast_path.clip_grad_norm_(parameters, max_norm, order, nonfinite, sums) if alone else None
+    parameters = list(parameters) or parameters if isinstance(parameters, Iterator) else parameters
+    sums: list[float] = []
+    norm = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite, sums)
     if norm is None:
-        names, norms = _names_and_norms(parameters, order) if alone else (None, None)
+        names, norms = _names_and_norms(parameters, ord)
         norm = clip(parameters)
     else:
-        names, norms = _names(Gradients.of(ParameterList.of(parameters))), np.array(sums) ** (1 / order.p)
+        names = _names(Gradients.of(ParameterList.of(parameters)))
+        norms = np.array(sums) ** (1 / Order.parse(ord).p)
     monitor.record(norm, max_norm, norms, nonfinite=nonfinite, names=names)
     return norm
 
 
-def _names_and_norms(parameters: Parameters, order: Order) -> "tuple[list[str] | None, Array | None]":
+def _names_and_norms(parameters: Parameters, ord: Ord | Order) -> "tuple[list[str] | None, Array | None]":
     """Return the name and the norm of each gradient, a vector; None where there are none, or only parts of them."""
     params = ParameterList.of(parameters)
     if processes_of(params, None, None) is not ONE_PROCESS:
@@ -61,7 +60,7 @@ def _names_and_norms(parameters: Parameters, order: Order) -> "tuple[list[str] |
         return None, None
     groups = [backend.chosen(arrays, [index]) for index in range(len(arrays))]
     with backend.precision():
-        norms = ALONE.measure_each(backend, groups, order).product()
+        norms = ALONE.measure_each(backend, groups, Order.parse(ord)).product()
     return _names(gradients), norms
 
 
