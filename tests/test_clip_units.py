@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from jax.experimental.sparse import BCOO
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
@@ -322,3 +323,19 @@ def test_compiled_by_pytorch(adaptive):
     compiled = torch.compile(function, backend="aot_eager", fullgraph=True)
     for mine, theirs in zip(compiled(x, w), function(x, w), strict=True):
         assert torch.allclose(mine, theirs, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "zero", "skip"])
+def test_no_value_on_a_device_is_waited_for(policy):
+    device = next(framework for framework in ALL if framework.name == "torch-device")
+    with device.mode(), FakeTensorMode(), torch.no_grad():  # whose tensors have no values
+        tree, params = ([torch.ones(3, 4), torch.ones(5), torch.ones(2, 3, 2, 2)] for _ in range(2))
+        clipped, norms = gradclip.adaptive_grad_clip(tree, params, nonfinite=policy)
+        gradclip.clip_by_unit_norm(tree, torch.tensor(1.0), nonfinite=policy)
+        holders = [torch.nn.Parameter(param) for param in params]
+        for holder, gradient in zip(holders, tree, strict=True):
+            holder.grad = gradient
+        gradclip.adaptive_grad_clip_(holders, nonfinite=policy)
+        gradclip.clip_grad_unit_norm_(holders, 1.0, nonfinite=policy)
+        assert [x.shape for x in clipped] == [x.shape for x in tree]
+        assert [x.shape for x in norms] == [(3,), (), (2,)]
