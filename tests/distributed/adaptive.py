@@ -82,5 +82,17 @@ def thresholds_that_differ_are_an_error_and_not_observed():
     assert max_norm.steps == 0
 
 
+def what_a_holder_refuses_reaches_the_others():
+    max_norm = gradclip.AdaptiveNorm()
+    mine = numbers(3, seed=dist.get_rank())
+    gradclip.clip_grad_norm_([parameter(mine)], max_norm, process_group=dist.group.WORLD)
+    ord, kind, words = (
+        (1, ValueError, "has observed norms of ord=2") if dist.get_rank() else (2, RuntimeError, "rank 1")
+    )
+    with pytest.raises(kind, match=words):
+        gradclip.clip_grad_norm_((p for p in [parameter(mine)]), max_norm, ord, process_group=dist.group.WORLD)
+    assert max_norm.steps == 1
+
+
 if __name__ == "__main__":
     run_all(globals())

@@ -136,9 +136,7 @@ def clip_grad_norm_(
         if found is not None:
             return found
     if isinstance(max_norm, AdaptiveNorm):
-        asked = partial(clip_grad_norm_, parameters, ord=ord, nonfinite=nonfinite)
-        clip_to = partial(asked, process_group=process_group, mesh=mesh)
-        return max_norm.clip(clip_to, Order.parse(ord), Nonfinite.named(nonfinite))
+        return _clip_by_holder(fast_path.reusable(parameters), max_norm, ord, nonfinite, process_group, mesh)
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():
@@ -208,6 +206,25 @@ def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
     with backend.precision():
         check_real(arrays, gradients.names)
         gradients.clamp(backend, arrays, bound)
+
+
+def _clip_by_holder(
+    parameters: Parameters,
+    max_norm: AdaptiveNorm,
+    ord: Ord | Order,
+    nonfinite: Policy,
+    process_group: ProcessGroups,
+    mesh: Meshes,
+) -> Scalar:
+    """Clip to the threshold that a holder has for this step. What it refuses reaches the other processes, too."""
+    try:
+        order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
+        max_norm.for_order(order)
+    except Exception:
+        with processes_of(_parameters(parameters, process_group, mesh), process_group, mesh).preparing():
+            raise
+    asked = partial(clip_grad_norm_, parameters, ord=ord, nonfinite=nonfinite)
+    return max_norm.clip(partial(asked, process_group=process_group, mesh=mesh), order, policy)
 
 
 def _parameters(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
