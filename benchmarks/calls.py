@@ -128,7 +128,7 @@ def workloads(most):
         yield "functional, NumPy", (count, EACH), of_numpy
     for count in (1, 10):
         yield "functional", (count, 1_000_000), functional
-    yield "in place", (1_000, EACH), numpy_in_place
+    yield "in place, NumPy", (1_000, EACH), numpy_in_place
     for name, contenders in (
         ("norms by layer", norms_by_layer),
         ("by layer", by_layer),
