@@ -2,6 +2,7 @@
 
 import re
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -84,7 +85,7 @@ def test_it_says_that_norms_are_those_before_clipping(written):
 
 def test_notes():
     (every,) = notes(fed([2.0, 3.0]))
-    assert every.startswith("100% of the steps with a finite norm were clipped")
+    assert every.startswith("100% of the steps that were neither skipped nor NaN were clipped")
     every, broken = notes(fed([2.0, np.nan]))
     assert every.startswith("100% of the steps")
     assert broken.startswith("At 1 of 2 steps the norm was NaN or infinite.")
@@ -98,7 +99,11 @@ def test_notes():
 def test_skipped_steps_are_not_counted_against_all_clipped():
     monitor = gradclip.Monitor()
     monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="skip")
+    monitor.record(900.0, SimpleNamespace(threshold=1.0, skip_above=10.0))
+    assert (monitor.clipped, monitor.skipped) == (1, 2)
     assert notes(monitor)[0].startswith("100% of the steps")
+    monitor.record(0.5, 1.0)
+    assert not notes(monitor)[0].startswith("100% of the steps")
 
 
 def test_a_page_of_nothing():

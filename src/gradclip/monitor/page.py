@@ -59,12 +59,13 @@ def page(monitor: "Monitor", title: str) -> str:
 def notes(monitor: "Monitor") -> list[str]:
     """Return what is easily overlooked or misread."""
     counts, columns = monitor.counts, monitor.columns
-    finite = counts.steps - counts.nonfinite - (counts.skipped if counts.skipped > counts.nonfinite else 0)
+    ordinary = columns.clipped[columns.finite & ~columns.skipped]
     found = []
-    if counts.clipped and counts.clipped >= finite:
+    if ordinary.size and ordinary.all():
         found.append(
-            "100% of the steps with a finite norm were clipped: no gradient kept its length, the threshold set it. "
-            "Where only spikes are meant to be cut, the threshold is too low; see what is proposed below."
+            "100% of the steps that were neither skipped nor NaN were clipped: no gradient kept its length, the "
+            "threshold set it. Where only spikes are meant to be cut, the threshold is too low; see what is "
+            "proposed below."
         )
     if counts.steps and not counts.clipped:
         found.append("Nothing was clipped: at no step was the norm above the threshold.")
