@@ -8,7 +8,15 @@ from typer.testing import CliRunner
 from gradclip.cli.commands import app
 
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-WRITTEN = {"demo.png", "monitor.png", "report.html", "results.json", "curves.json"}
+WRITTEN = {
+    "demo.png",
+    "monitor.png",
+    "monitor_adaptive.png",
+    "report.html",
+    "report_adaptive.html",
+    "results.json",
+    "curves.json",
+}
 
 
 def run(*arguments):
@@ -30,18 +38,19 @@ def test_demo_succeeds_and_names_what_it_wrote(demo):
         assert str(out / name) in result.output
 
 
-def test_demo_prints_a_table_of_both_runs_and_the_summary(demo):
+def test_demo_prints_a_table_of_all_runs_and_the_summary(demo):
     result, out = demo
     table = result.output.partition("nonfinite")[2]
     assert "without clipping" in table
     assert "with gradclip" in table
-    assert table.count("seed 0") == table.count("seed 1") == 2
+    assert "adaptive" in table
+    assert table.count("seed 0") == table.count("seed 1") == 3
     summary = json.loads((out / "results.json").read_text())["summary"]
     assert " ".join(summary.split()) in " ".join(result.output.split())
 
 
 def test_demo_draws_a_picture(demo):
-    for name in ("demo.png", "monitor.png"):
+    for name in ("demo.png", "monitor.png", "monitor_adaptive.png"):
         picture = (demo[1] / name).read_bytes()
         assert picture.startswith(PNG_SIGNATURE)
         assert len(picture) > 20_000
@@ -60,7 +69,7 @@ def test_demo_writes_every_number(demo):
     results = json.loads((demo[1] / "results.json").read_text())
     assert results["settings"]["steps"] == 7
     assert results["settings"]["max_norm"] == 0.9
-    assert [run["name"] for run in results["runs"]] == ["without clipping", "with gradclip"]
+    assert [run["name"] for run in results["runs"]] == ["without clipping", "with gradclip", "adaptive"]
     for seed in (seed for run in results["runs"] for seed in run["seeds"]):
         assert set(seed) == {
             "seed",
@@ -74,6 +83,14 @@ def test_demo_writes_every_number(demo):
         }
     assert all(seed["clipped_share"] == 0 for seed in results["runs"][0]["seeds"])
     assert any(seed["clipped_share"] > 0 for seed in results["runs"][1]["seeds"])
+
+
+def test_the_adaptive_run_follows_its_norms(demo):
+    page = (demo[1] / "report_adaptive.html").read_text()
+    norms = json.loads((demo[1] / "curves.json").read_text())["adaptive"]["gradient_norm"][0]
+    assert f"<dt>last norm</dt><dd>{norms[-1]:.4g}</dd>" in page
+    usual = 2 * sorted(norms[:-1])[len(norms[:-1]) // 2 - 1]  # the lower median of the six before, twice
+    assert f"{usual:.4g}" in page
 
 
 def test_both_runs_start_alike_and_clipping_parts_them(demo):

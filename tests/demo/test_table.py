@@ -11,9 +11,12 @@ from gradclip.demo.table import results_table
 
 def test_rows_say_what_was_measured(capsys):
     curves = Curves(
-        np.array([[2.0, 0.1], [2.0, math.nan]]), np.array([[0.5, 1.5], [math.nan, math.nan]]), np.array([0.75, 0.25])
+        np.array([[2.0, 0.1], [2.0, math.nan]]),
+        np.array([[0.5, 1.5], [math.nan, math.nan]]),
+        np.ones((2, 2)),
+        np.array([0.75, 0.25]),
     )
-    Console(width=100).print(results_table((describe_run("with gradclip", curves, 1.0),)))
+    Console(width=100).print(results_table((describe_run("with gradclip", curves),)))
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     for row in (
         ["with", "gradclip"],

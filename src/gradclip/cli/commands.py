@@ -41,7 +41,7 @@ def demo(
         int, typer.Option(help="Seeds trained in each run: 0, 1, ... All of them are reported.")
     ] = DemoSettings.seeds,
     learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of both runs, decayed to 0 along a cosine.")
+        float, typer.Option(help="Learning rate of all runs, decayed to 0 along a cosine.")
     ] = DemoSettings.learning_rate,
     max_norm: Annotated[float, typer.Option(help="Threshold of the run with clipping.")] = DemoSettings.max_norm,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = DemoSettings.out,

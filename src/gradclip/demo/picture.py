@@ -9,23 +9,22 @@ from matplotlib.figure import Figure
 
 from gradclip.demo.results import GUESSING_LOSS, RunResult
 
-# Two colours that people with any colour vision tell apart.
-_COLOURS = ("#D55E00", "#0072B2")
+# Colours that people with any colour vision tell apart.
+_COLOURS = ("#D55E00", "#0072B2", "#009E73")
 _BINS = 100
 
 
-def write_picture(runs: tuple[RunResult, ...], title: str, max_norm: float, path: Path) -> Path:
+def write_picture(runs: tuple[RunResult, ...], title: str, path: Path) -> Path:
     """Draw one column for each run, on shared axes, and save it as a PNG."""
-    figure = Figure(figsize=(11, 7), dpi=120, layout="constrained")
+    figure = Figure(figsize=(5.5 * len(runs), 7), dpi=120, layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(title)
     axes = figure.subplots(2, len(runs), sharex=True, sharey="row", squeeze=False)
-    for run, colour, (upper, lower) in zip(runs, _COLOURS, axes.T, strict=True):
+    for run, colour, (upper, lower) in zip(runs, _COLOURS, axes.T, strict=False):
         _draw(upper, run.curves.losses, colour)
         _draw(lower, run.curves.norms, colour)
         upper.axhline(GUESSING_LOSS, color="black", ls=":", lw=1.3, label="guessing")
-        if 0 < max_norm < np.inf:
-            lower.axhline(max_norm, color="black", ls="--", lw=1.3, label=f"max_norm {max_norm:g}")
+        _draw_thresholds(lower, run.curves.max_norms)
         upper.set_title(f"{run.name}: median test accuracy {run.median_test_accuracy:.1%}")
         lower.set_xlabel("training step")
         upper.set_xlim(0, run.curves.losses.shape[1] + 1)
@@ -52,6 +51,16 @@ def _draw(axis: Axes, curves: np.ndarray, colour: str) -> None:
     medians = np.array([np.median(curves[:, bin_]) for bin_ in bins])
     axis.plot(centres, _drawable(medians), color=colour, lw=2.2, label="median")
     _mark_divergence(axis, curves)
+
+
+def _draw_thresholds(axis: Axes, max_norms: np.ndarray) -> None:
+    """Draw the median threshold over the seeds, where there is one."""
+    usual = np.median(max_norms, axis=0)
+    if not np.isfinite(usual).any():
+        return
+    same = len(np.unique(usual)) == 1
+    label = f"max_norm {usual[0]:g}" if same else "max_norm, median"
+    axis.plot(np.arange(1, len(usual) + 1), _drawable(usual), color="black", ls="--", lw=1.3, label=label)
 
 
 def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:

@@ -15,10 +15,11 @@ Outcome = Literal["learned", "not learned", "diverged"]
 
 
 class Curves(NamedTuple):
-    """What was measured: loss and norm before clipping as (seeds, steps), accuracy as (seeds,)."""
+    """What was measured: loss, norm before clipping and threshold as (seeds, steps), accuracy as (seeds,)."""
 
     losses: np.ndarray
     norms: np.ndarray
+    max_norms: np.ndarray
     test_accuracy: np.ndarray
 
 
@@ -54,16 +55,18 @@ class RunResult:
         return sum(seed.outcome == outcome for seed in self.seeds)
 
 
-def describe_run(name: str, curves: Curves, max_norm: float) -> RunResult:
-    """Turn curves into results; `max_norm` is what the run clipped at, infinite for not at all."""
+def describe_run(name: str, curves: Curves) -> RunResult:
+    """Turn curves into results."""
     seeds = (
-        _describe_seed(seed, losses, norms, float(correct), max_norm)
-        for seed, (losses, norms, correct) in enumerate(zip(*curves, strict=True))
+        _describe_seed(seed, losses, norms, max_norms, float(correct))
+        for seed, (losses, norms, max_norms, correct) in enumerate(zip(*curves, strict=True))
     )
     return RunResult(name, curves, tuple(seeds))
 
 
-def _describe_seed(seed: int, losses: np.ndarray, norms: np.ndarray, correct: float, max_norm: float) -> SeedResult:
+def _describe_seed(
+    seed: int, losses: np.ndarray, norms: np.ndarray, max_norms: np.ndarray, correct: float
+) -> SeedResult:
     finite = norms[np.isfinite(norms)]
     broken = np.flatnonzero(~np.isfinite(norms))
     last = losses[-max(1, len(losses) // 10) :]
@@ -76,7 +79,7 @@ def _describe_seed(seed: int, losses: np.ndarray, norms: np.ndarray, correct: fl
         nonfinite_loss_steps=int((~np.isfinite(losses)).sum()),
         largest_finite_norm=float(finite.max()) if finite.size else None,
         first_nonfinite_norm_step=int(broken[0]) + 1 if broken.size else None,
-        clipped_share=float((finite > max_norm).sum() / len(norms)),
+        clipped_share=float((np.isfinite(norms) & (norms > max_norms)).sum() / len(norms)),
     )
 
 
@@ -86,11 +89,11 @@ def _outcome(final_loss: float | None) -> Outcome:
     return "learned" if final_loss < LEARNED_LOSS else "not learned"
 
 
-def summarise(plain: RunResult, clipped: RunResult, settings: DemoSettings) -> str:
-    """Say in one sentence what came of the two runs."""
+def summarise(plain: RunResult, clipped: RunResult, adaptive: RunResult, settings: DemoSettings) -> str:
+    """Say in one sentence what came of the runs."""
     return (
-        f"Without clipping, {_tally(plain)}; with gradclip at max_norm {settings.max_norm:g}, "
-        f"{_tally(clipped)}; both after {settings.steps} steps at learning rate "
+        f"Without clipping, {_tally(plain)}; with gradclip at max_norm {settings.max_norm:g}, {_tally(clipped)}; with "
+        f"a threshold that follows the norms, {_tally(adaptive)}; all after {settings.steps} steps at learning rate "
         f"{settings.learning_rate:g}."
     )
 

@@ -1,4 +1,4 @@
-"""The demo: train twice, report, and write the picture and the numbers."""
+"""The demo: train without clipping, to a fixed and to an adaptive threshold, and write pictures and numbers."""
 
 import json
 import math
@@ -20,21 +20,24 @@ from gradclip.versions import installed_versions
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Train without clipping and with it, print what came of it and write it to the folder."""
+    """Train without clipping and with it in two ways, print what came of it and write it to the folder."""
     console = Console()
     # A folder that cannot be made is better known before the training than after it.
     settings.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
-    monitor = Monitor(capacity=settings.steps)
-    runs = _train_both(settings, console, monitor)
+    monitor, follower = Monitor(capacity=settings.steps), Monitor(capacity=settings.steps)
+    runs = _train_all(settings, console, monitor, follower)
     seconds = time.perf_counter() - started
     summary = summarise(*runs, settings)
     title = f"Reading digits pixel by pixel, learning rate {settings.learning_rate:g}"
     monitor.plot(settings.out / "monitor.png")
+    follower.plot(settings.out / "monitor_adaptive.png")
     written = (
-        write_picture(runs, title, settings.max_norm, settings.out / "demo.png"),
+        write_picture(runs, title, settings.out / "demo.png"),
         settings.out / "monitor.png",
+        settings.out / "monitor_adaptive.png",
         monitor.report(settings.out / "report.html", f"{title}, with gradclip, seed 0"),
+        follower.report(settings.out / "report_adaptive.html", f"{title}, adaptive threshold, seed 0"),
         _write_results(runs, settings, summary, seconds, settings.out / "results.json"),
         _write_curves(runs, settings.out / "curves.json"),
     )
@@ -45,10 +48,12 @@ def run_demo(settings: DemoSettings) -> None:
         console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _train_both(settings: DemoSettings, console: Console, monitor: Monitor) -> tuple[RunResult, RunResult]:
+def _train_all(
+    settings: DemoSettings, console: Console, monitor: Monitor, follower: Monitor
+) -> tuple[RunResult, RunResult, RunResult]:
     console.print(
         f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
-        f"{settings.seeds} seeds, {settings.steps} steps, twice.",
+        f"{settings.seeds} seeds, {settings.steps} steps, three times.",
         highlight=False,
     )
     columns = (
@@ -59,21 +64,25 @@ def _train_both(settings: DemoSettings, console: Console, monitor: Monitor) -> t
         TimeRemainingColumn(),
     )
     with Progress(*columns, console=console) as progress:
-        plain = _train_one("without clipping", False, settings, progress)
-        clipped = _train_one("with gradclip", True, settings, progress, monitor)
-    return plain, clipped
+        plain = _train_one("without clipping", "none", settings, progress)
+        clipped = _train_one("with gradclip", "fixed", settings, progress, monitor)
+        adaptive = _train_one("adaptive", "adaptive", settings, progress, follower)
+    return plain, clipped, adaptive
 
 
 def _train_one(
-    name: str, clip: bool, settings: DemoSettings, progress: Progress, monitor: Monitor | None = None
+    name: str,
+    clipping: training.Clipping,
+    settings: DemoSettings,
+    progress: Progress,
+    monitor: Monitor | None = None,
 ) -> RunResult:
     task = progress.add_task(name, total=settings.steps, loss="")
 
     def on_chunk(steps: int, losses: np.ndarray) -> None:
         progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.3g}")
 
-    curves = training.train(settings, clip, on_chunk, monitor)
-    return describe_run(name, curves, settings.max_norm if clip else math.inf)
+    return describe_run(name, training.train(settings, clipping, on_chunk, monitor))
 
 
 def _write_results(

@@ -1,7 +1,8 @@
-"""One training run, all seeds side by side; with and without clipping it is the same code."""
+"""One training run, all seeds side by side; whatever it clips to, it is the same code."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -12,14 +13,17 @@ from gradclip import global_norm, layer_norms
 from gradclip.demo import digits_rnn
 from gradclip.demo.results import Curves
 from gradclip.demo.settings import DemoSettings
-from gradclip.integrations.optax import clip_by_global_norm
+from gradclip.integrations.optax import AdaptiveClipState, adaptive_clip_by_global_norm, clip_by_global_norm
 from gradclip.monitor.monitor import Monitor
 
 BATCH = 32
 MOMENTUM = 0.9
 CHUNK = 100
 
-_Measured = tuple[jax.Array, jax.Array, digits_rnn.Parameters]  # loss, norm, norms of layers
+Clipping = Literal["none", "fixed", "adaptive"]
+
+# loss, norm, threshold, norms of layers
+_Measured = tuple[jax.Array, jax.Array, jax.Array, digits_rnn.Parameters]
 
 
 class _State(NamedTuple):
@@ -29,35 +33,40 @@ class _State(NamedTuple):
 
 
 def train(
-    settings: DemoSettings, clip: bool, on_chunk: Callable[[int, np.ndarray], None], monitor: Monitor | None = None
+    settings: DemoSettings,
+    clipping: Clipping,
+    on_chunk: Callable[[int, np.ndarray], None],
+    monitor: Monitor | None = None,
 ) -> Curves:
     """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress.
 
     A monitor records the steps of the first seed.
     """
     digits = digits_rnn.load()
-    optimizer = _optimizer(settings, clip)
+    optimizer = _optimizer(settings, clipping)
     state = _start(settings.seeds, optimizer)
-    run_chunk = _chunk_runner(digits, optimizer)
-    losses, norms = [], []
+    run_chunk = _chunk_runner(digits, optimizer, partial(_threshold, settings, clipping))
+    of_chunks: list[tuple[np.ndarray, ...]] = []
     for done in range(0, settings.steps, CHUNK):
         length = min(CHUNK, settings.steps - done)
         state, (*measured, layers) = run_chunk(state, length)
-        losses.append(np.asarray(measured[0]))
-        norms.append(np.asarray(measured[1]))
+        of_chunks.append(tuple(map(np.asarray, measured)))
+        losses, norms, max_norms = of_chunks[-1]
         if monitor is not None:
             of_layers = jax.tree.map(lambda of_seeds: of_seeds[0], layers)
-            monitor.record(norms[-1][0], settings.max_norm if clip else np.inf, of_layers._asdict())
-        on_chunk(length, losses[-1])
+            monitor.record(norms[0], max_norms[0], of_layers._asdict())
+        on_chunk(length, losses)
     test = jax.vmap(digits_rnn.accuracy, in_axes=(0, None, None))
     correct = jax.jit(test)(state.parameters, digits.test_pixels, digits.test_digits)
-    return Curves(np.concatenate(losses, 1), np.concatenate(norms, 1), np.asarray(correct))
+    losses, norms, max_norms = (np.concatenate(parts, 1) for parts in zip(*of_chunks, strict=True))
+    return Curves(losses, norms, max_norms, np.asarray(correct))
 
 
-def _optimizer(settings: DemoSettings, clip: bool) -> optax.GradientTransformation:
+def _optimizer(settings: DemoSettings, clipping: Clipping) -> optax.GradientTransformation:
     schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
     sgd = optax.sgd(schedule, momentum=MOMENTUM)
-    return optax.chain(clip_by_global_norm(settings.max_norm), sgd) if clip else sgd
+    clip = clip_by_global_norm(settings.max_norm) if clipping == "fixed" else adaptive_clip_by_global_norm()
+    return sgd if clipping == "none" else optax.chain(clip, sgd)
 
 
 def _start(seeds: int, optimizer: optax.GradientTransformation) -> _State:
@@ -68,7 +77,7 @@ def _start(seeds: int, optimizer: optax.GradientTransformation) -> _State:
 
 
 def _chunk_runner(
-    digits: digits_rnn.Digits, optimizer: optax.GradientTransformation
+    digits: digits_rnn.Digits, optimizer: optax.GradientTransformation, threshold: Callable[[Any], jax.Array]
 ) -> Callable[[_State, int], tuple[_State, _Measured]]:
     def step(state: _State, _: None) -> tuple[_State, _Measured]:
         key, draw = jax.random.split(state.key)
@@ -77,9 +86,18 @@ def _chunk_runner(
         loss, gradient = jax.value_and_grad(digits_rnn.loss)(state.parameters, *batch)
         updates, optimizer_state = optimizer.update(gradient, state.optimizer)
         parameters = optax.apply_updates(state.parameters, updates)
-        return _State(parameters, optimizer_state, key), (loss, global_norm(gradient), layer_norms(gradient))
+        measured = loss, global_norm(gradient), threshold(optimizer_state), layer_norms(gradient)
+        return _State(parameters, optimizer_state, key), measured
 
     def run_chunk(states: _State, length: int) -> tuple[_State, _Measured]:
         return jax.vmap(lambda state: jax.lax.scan(step, state, length=length))(states)
 
     return jax.jit(run_chunk, static_argnums=1)
+
+
+def _threshold(settings: DemoSettings, clipping: Clipping, optimizer_state: Any) -> jax.Array:
+    """Return what the last step was clipped to."""
+    if clipping != "adaptive":
+        return jnp.float32(settings.max_norm if clipping == "fixed" else jnp.inf)
+    followed: AdaptiveClipState = optimizer_state[0]
+    return followed.max_norm
