@@ -14,7 +14,14 @@ NEEDED = {
 }
 # What the library has no function for.
 NEW = {
-    "optax": {"AdaptiveClipState", "SkipSpikesState", "adaptive_clip_by_global_norm", "skip_spikes"},
+    "optax": {
+        "AdaptiveClipState",
+        "NormState",
+        "SkipSpikesState",
+        "adaptive_clip_by_global_norm",
+        "clip_by_global_norm_with_state",
+        "skip_spikes",
+    },
     "torch": {"clip_in_backward", "fold_into"},
 }
 
