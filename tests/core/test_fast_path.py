@@ -217,6 +217,14 @@ def test_a_generator_is_read_once():
         gradclip.clip_grad_norm_(used_up, 1.0)
 
 
+def test_an_iterator_is_read_once_though_a_spike_is_clipped_twice():
+    given, holder = parameter(torch.ones(4)), gradclip.AdaptiveNorm(skip_above=2.0)
+    gradclip.clip_grad_norm_(iter([given]), holder)
+    given.grad = torch.full((4,), 100.0)
+    assert gradclip.clip_grad_norm_(iter([given]), holder).item() == 200.0
+    assert given.grad.tolist() == [0.0] * 4
+
+
 def test_a_clipped_gradient_gets_a_new_version():
     given = parameter(torch.ones(3))
     before = given.grad._version

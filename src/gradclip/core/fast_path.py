@@ -7,9 +7,8 @@ None, and nothing has been changed. The general path then looks closer, and rais
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from types import GeneratorType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
@@ -52,8 +51,8 @@ def is_number(max_norm: object) -> TypeGuard[float]:
 
 
 def reusable(parameters: Parameters) -> Parameters:
-    """Return parameters that can be read twice: those that a generator yields, if any, as a list."""
-    return (list(parameters) or parameters) if type(parameters) is GeneratorType else parameters
+    """Return parameters that can be read twice: those that an iterator yields, if any, as a list."""
+    return (list(parameters) or parameters) if isinstance(parameters, Iterator) else parameters
 
 
 def grad_norm(parameters: object, ord: object) -> Any:

@@ -1,6 +1,6 @@
 """Clipping in place under the eyes of a monitor, which also asks for the norm of each gradient now and then."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -37,7 +37,7 @@ def clip_watched(
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)
         return norm
-    parameters = list(parameters) or parameters if isinstance(parameters, Iterator) else parameters
+    parameters = fast_path.reusable(parameters)
     sums: list[float] = []
     norm = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite, sums)
     if norm is None:
