@@ -84,8 +84,6 @@ class Layers:
 
     def _inside(self, leaves: Sequence[Any]) -> list[Sequence[Any]]:
         """Return the leaves of each layer; all leaves for a layer without any."""
-        if len(self.members) == len(self.numbers) == self.group_of[-1] + 1:
-            return [[leaves[index]] for index in self.members]
         inside: list[list[Any]] = [[] for _ in self.numbers]
         for member, group in zip(self.members, self.group_of, strict=True):
             inside[group].append(leaves[member])
