@@ -12,7 +12,6 @@
 #include <cpuid.h>
 #endif
 
-
 namespace {
 
 #if defined(__x86_64__)

@@ -24,10 +24,8 @@ class Grid(NamedTuple):
     share: float
 
 
-def check_grid(grid: object) -> int | None:
-    """Return the number of steps in a threshold, or None for no grid."""
-    if grid is None:
-        return None
+def check_grid(grid: object) -> int:
+    """Return the number of steps in a threshold."""
     steps = int(grid) if isinstance(grid, numbers.Integral) and not isinstance(grid, bool) else 0
     if not 0 < steps <= _LARGEST:
         raise ValueError(f"grid must be the number of steps in max_norm, an integer from 1 to 2**52, got {grid!r}.")
