@@ -1,6 +1,7 @@
 """The transformations of `optax`: signatures, values worked out by hand, chains, `jit` and injected thresholds."""
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -214,6 +215,18 @@ def test_trains_a_line():
     assert_just_below(slopes, [0.5, 1.0, 1.5], "float32")
 
 
+def test_a_threshold_that_follows_feeds_a_monitor():
+    import gradclip
+    from gradclip.integrations.optax import adaptive_clip_by_global_norm
+
+    transform, monitor = adaptive_clip_by_global_norm(skip_above=4.0), gradclip.Monitor()
+    state = transform.init(jnp.zeros(2))
+    for factor in (1.0, 3.0, 100.0):
+        _, state = transform.update(factor * jnp.array([3.0, 4.0]), state)
+        monitor.record(state.norm, state.max_norm, skip_above=4.0)
+    assert (monitor.clipped, monitor.skipped) == (state.clipped, state.skipped) == (1, 1)
+
+
 def test_the_state_with_the_norm_feeds_a_monitor():
     import gradclip
     from gradclip.integrations.optax import clip_by_global_norm_with_state
@@ -222,7 +235,7 @@ def test_the_state_with_the_norm_feeds_a_monitor():
     params = {"w": jnp.zeros(2)}
     state, monitor = transform.init(params), gradclip.Monitor()
 
-    @jax.jit
+    @partial(jax.jit, donate_argnums=(0, 1))
     def step(params, state, grads):
         updates, state = transform.update(grads, state, params)
         return optax.apply_updates(params, updates), state

@@ -41,7 +41,17 @@ def test_lines_come_back_as_they_were():
     assert second[2:] == STEPS[1][2:]
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"step": 1}', '{"step": 1, "norm": "x", "max_norm": 1, "skipped": 0}'])
+def test_layers_beyond_float32_come_back():
+    (step,) = from_lines([to_line(Step(1, 1e200, 1.0, layers=Layers(("a",), np.array([1e200]))))])
+    assert step.layers.norms.tolist() == [1e200]
+
+
+LAYERS_ONLY = '{"step": 1, "norm": 1, "max_norm": 1, "skipped": false, "layers": [1]}'
+
+
+@pytest.mark.parametrize(
+    "line", [LAYERS_ONLY, "{", "[]", '{"step": 1}', '{"step": 1, "norm": "x", "max_norm": 1, "skipped": 0}']
+)
 def test_a_line_that_is_none_is_named(line):
     with pytest.raises(ValueError, match="line 2 is no step that a monitor has saved, got "):
         list(from_lines([to_line(STEPS[0]), line]))

@@ -1,5 +1,6 @@
 """What is recorded is checked at once, and fetched later, all together."""
 
+import math
 from types import SimpleNamespace
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import gradclip
 from gradclip.monitor.pending import Pending, resolved
 
 
@@ -71,6 +73,71 @@ def test_what_cannot_be_recorded():
         Pending.of(5.0, 1.0, None, "ignore", None)
 
 
+def test_a_holder_that_has_clipped_nothing_is_told_so():
+    with pytest.raises(TypeError, match="max_norm is a holder that has clipped nothing yet"):
+        steps((5.0, gradclip.AdaptiveNorm()))
+
+
+def test_norms_of_layers_are_no_norm_and_the_way_out_works():
+    norms = [torch.tensor(5.0), torch.tensor(1.0)]
+    with pytest.raises(TypeError, match=r"norm must .* monitor.record\(gradclip.global_norm\(norms, math.inf"):
+        steps((norms, 1.0))
+    (step,) = steps((gradclip.global_norm(norms, math.inf), 1.0, norms))
+    assert (step.norm, step.clipped, step.layers.norms.tolist()) == (5.0, True, [5.0, 1.0])
+
+
+def test_a_vector_of_layers_is_checked_when_it_is_recorded():
+    for norm, layers in ((5.0, np.ones(3)), (5.0, np.ones((2, 1))), (np.ones(3), np.ones(6)), (np.ones(3), np.ones(2))):
+        with pytest.raises(ValueError, match=r"layer_norms must be a vector of one step, of shape \(2,\)"):
+            Pending.of(norm, 1.0, layers, "propagate", ("a", "b"))
+    with pytest.raises(ValueError, match="A vector of the layers of one step takes names="):
+        Pending.of(5.0, 1.0, np.ones(3), "propagate", None)
+    with pytest.raises(TypeError, match="norm must be a number or an array"):
+        Pending.of(np.array(["5"]), 1.0, None, "propagate", None)
+
+
+@pytest.mark.parametrize("name", ["norm", "max_norm"])
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+def test_what_is_changed_afterwards_was_recorded_before(make, name):
+    value, other = make(4.0), 1.0
+    pending = Pending.of(*((value, other) if name == "norm" else (other, value)), None, "propagate", None)
+    value *= 0.5
+    (step,) = resolved([pending], 1)
+    assert getattr(step, name) == 4.0
+
+
+def test_what_jax_deletes_was_recorded_before():
+    update = jax.jit(lambda state: (state[0] + 1, state[1]), donate_argnums=0)
+    state, pending = (jnp.float32(4.0), jnp.float32(1.0)), []
+    for _ in range(3):
+        pending.append(Pending.of(*state, None, "propagate", None))
+        state = update(state)
+    assert [step.norm for step in resolved(pending, 1)] == [4.0, 5.0, 6.0]
+
+
+def test_no_two_layers_have_the_same_name():
+    tree = {"a": {"b": 2.0}, "a.b": 3.0}
+    (step,) = steps((5.0, 1.0, tree))
+    assert step.layers.names == ("a.b", "a.b (2)")
+    pending = Pending.of(5.0, 1.0, np.arange(4.0), "propagate", ("w", "w", "w (2)", "w"))
+    (step,) = resolved([pending], 1)
+    assert step.layers.names == ("w", "w (2)", "w (2) (2)", "w (3)")
+
+
+def test_norms_of_layers_beyond_float32():
+    (step,) = steps((1e200, 1.0, {"a": 1e200, "b": 2.0}))
+    assert step.layers.norms.tolist() == [1e200, 2.0]
+    (step,) = steps((5.0, 1.0, {"a": math.inf, "b": 2.0}))
+    assert step.layers.norms.dtype == np.float32
+
+
+def test_a_spike_that_the_call_has_skipped():
+    pending = Pending.of(np.array([39.0, 41.0]), 10.0, None, "propagate", None, skip_above=4.0)
+    assert [step.skipped for step in resolved([pending], 1)] == [False, True]
+
+
 def test_traced_values_are_refused_with_the_way_out():
     with pytest.raises(TypeError, match=r"norm is traced: .* record it outside"):
         jax.jit(lambda norm: steps((norm, 1.0)))(1.0)
+    with pytest.raises(TypeError, match="layer_norms is traced"):
+        jax.jit(lambda norms: Pending.of(5.0, 1.0, norms, "propagate", ("a", "b")))(jnp.ones(2))

@@ -89,6 +89,10 @@ class Framework(ABC):
         """Return the numbers in arrays, flat, in float64. Those of a device are waited for together."""
         return [self.on_host(leaf).numbers() for leaf in leaves]
 
+    def kept(self, array: Any) -> Any:
+        """Return an array that stays as it is, whatever is done to this one later. Nothing waits for a device."""
+        return self.namespace.asarray(array, copy=True)
+
     def is_traced(self, array: object) -> bool:
         """Say whether an array stands for values that come later, when what was recorded runs."""
         return False

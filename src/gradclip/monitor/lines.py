@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.monitor.records import Layers, Step
+from gradclip.monitor.records import Layers, Step, narrowed
 
 
 def to_line(step: Step) -> str:
@@ -34,7 +34,7 @@ def from_lines(lines: Iterable[str]) -> Iterator[Step]:
             continue
         try:
             yield _step(json.loads(line), names)
-        except (KeyError, TypeError, ValueError) as error:
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"line {number} is no step that a monitor has saved, got {line.strip():.80}") from error
 
 
@@ -42,7 +42,7 @@ def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]
     layers = None
     if "layers" in told:
         names = tuple(told["layers"])
-        norms = np.array([float(norm) for norm in told["layers"].values()], np.float32)
+        norms = narrowed(np.array([float(norm) for norm in told["layers"].values()]))
         layers = Layers(known.setdefault(names, names), norms)
     return Step(int(told["step"]), float(told["norm"]), float(told["max_norm"]), bool(told["skipped"]), layers)
 

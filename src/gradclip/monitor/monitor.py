@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 from gradclip.monitor import lines
 from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.pending import Pending, resolved
-from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Step
+from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Step, narrowed
 from gradclip.typing import Policy
 
 if TYPE_CHECKING:
@@ -88,8 +89,9 @@ class Monitor:
         *,
         nonfinite: Policy = "propagate",
         names: Sequence[str] | None = None,
+        skip_above: float = math.inf,
     ) -> None:
-        """Record a step, or several.
+        """Record a step, or several, as the values are now: the norm and the threshold may be changed afterwards.
 
         Args:
             norm: the norm before clipping, as the clipping call returned it: a number or a scalar array of any
@@ -99,13 +101,15 @@ class Monitor:
                 it; with `names`, a vector of one step's.
             nonfinite: the policy of the clipping call. Under "skip" steps that are not finite count as skipped.
             names: the names of the layers in the vector.
+            skip_above: that of the clipping call, so that the steps it skips count as skipped. A
+                `gradclip.AdaptiveNorm` tells its own.
 
         Raises:
             TypeError: what is no number or array, a traced array. ValueError: shapes that do not fit.
 
         """
         known = None if names is None else tuple(names)
-        self._pending.append(Pending.of(norm, max_norm, layer_norms, nonfinite, known))
+        self._pending.append(Pending.of(norm, max_norm, layer_norms, nonfinite, known, skip_above))
         self._calls += 1
         if len(self._pending) >= self.fetch_every:
             self.fetch()
@@ -267,4 +271,4 @@ class Monitor:
 
 
 def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
-    return Layers(names[int(row[0])], np.array(row[1:], np.float32)) if len(row) else None
+    return Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64))) if len(row) else None

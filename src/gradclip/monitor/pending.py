@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -11,9 +11,14 @@ import numpy as np
 from gradclip.backends.conversions import fetched
 from gradclip.backends.registry import framework_of, known
 from gradclip.core.nonfinite import SKIP, Nonfinite
-from gradclip.monitor.records import Layers, Step
+from gradclip.monitor.records import Layers, Step, narrowed
 from gradclip.tree import flatten
 from gradclip.typing import Policy
+
+_LARGEST = (
+    "Of norms of layers, each clipped by itself, record the largest beside them: "
+    "monitor.record(gradclip.global_norm(norms, math.inf), max_norm, norms)."
+)
 
 
 class Pending(NamedTuple):
@@ -28,23 +33,33 @@ class Pending(NamedTuple):
 
     @classmethod
     def of(
-        cls, norm: object, max_norm: object, layer_norms: object, nonfinite: Policy, names: tuple[str, ...] | None
+        cls,
+        norm: object,
+        max_norm: object,
+        layer_norms: object,
+        nonfinite: Policy,
+        names: tuple[str, ...] | None,
+        skip_above: float = math.inf,
     ) -> "Pending":
         """Check what is to be recorded. Raises TypeError for what is no array of numbers, or a traced one."""
-        threshold, skip_above = max_norm, math.inf
+        threshold = max_norm
         if not known(max_norm) and hasattr(max_norm, "threshold"):
             threshold, skip_above = max_norm.threshold, float(getattr(max_norm, "skip_above", math.inf))
-        flat = None if layer_norms is None or names is not None else flatten(layer_norms)
-        layers: Sequence[Any] = () if layer_norms is None else [layer_norms]
-        if flat is not None:
-            layers, names = flat.leaves, tuple(flat.paths())
+            if threshold is None:
+                raise TypeError("max_norm is a holder that has clipped nothing yet. Record a step after its call.")
         _check("norm", norm)
         _check("max_norm", threshold, norm)
-        if flat is not None:
+        layers: Sequence[Any] = ()
+        if layer_norms is not None and names is not None:
+            _check_vector(layer_norms, names, norm)
+            layers = [layer_norms]
+        elif layer_norms is not None:
+            flat = flatten(layer_norms)
+            layers, names = flat.leaves, tuple(flat.paths())
             for layer in layers:
                 _check("layer_norms", layer, norm)
         skips = Nonfinite.named(nonfinite) is SKIP
-        return cls(norm, threshold, _dotted(names or ()), layers, skip_above, skips)
+        return cls(_kept(norm), _kept(threshold), _dotted(names or ()), layers, skip_above, skips)
 
     @property
     def vectors(self) -> list[Any]:
@@ -69,34 +84,63 @@ def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.n
     """Return the norms of layers for each of some steps."""
     if not layers:
         return [None] * steps
-    table = np.concatenate(layers).reshape(count, steps).T
-    return list(table.astype(np.float32))
+    return list(narrowed(np.concatenate(layers).reshape(count, steps).T))
+
+
+def _kept(value: Any) -> Any:
+    # Thresholds are lowered where they lie, and JAX deletes what is donated, before anyone looks.
+    framework = framework_of(value)
+    return value if framework is None else framework.kept(value)
 
 
 # Kept, so that steps share the names of their layers, which are the same at each.
 @lru_cache(maxsize=64)
 def _dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `['layer'][0]` as layer.0, which leaves a picture more room."""
-    shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") for path in paths]
-    return tuple(name or "all" for name in shorter)
+    """Return `['layer'][0]` as layer.0, which leaves a picture more room; what is then alike gets a number."""
+    shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all" for path in paths]
+    found: dict[str, None] = {}
+    for name in shorter:
+        unique, number = name, 1
+        while unique in found:
+            number += 1
+            unique = f"{name} ({number})"
+        found[unique] = None
+    return tuple(found)
 
 
 def _check(name: str, value: object, like: object = None) -> None:
-    if not known(value):
+    _check_array(name, value)
+    shape, wanted = _shape(value), _shape(like)
+    if len(shape) > 1:
+        raise TypeError(f"{name} must be a scalar, or a vector with one entry for each step, got shape {shape}.")
+    if like is not None and shape != wanted and (name != "max_norm" or shape):
+        hint = " A vector of the layers of one step takes names=." if name == "layer_norms" and not wanted else ""
+        raise ValueError(f"{name} must have the shape of norm, {wanted}, got {shape}: an entry for each step.{hint}")
+
+
+def _check_vector(layer_norms: object, names: tuple[str, ...], norm: object) -> None:
+    """Check the norms of layers of one step that are one vector."""
+    _check_array("layer_norms", layer_norms)
+    shape, wanted = _shape(layer_norms), (len(names),)
+    if shape != wanted or _shape(norm):
+        raise ValueError(
+            f"with names, layer_norms must be a vector of one step, of shape {wanted}, and norm a scalar; got shapes "
+            f"{shape} and {_shape(norm)}."
+        )
+
+
+def _check_array(name: str, value: object) -> None:
+    if not known(value) or getattr(getattr(value, "dtype", None), "kind", "f") in "OSUmM":
+        several = isinstance(value, list | tuple | Mapping) and name == "norm"
         raise TypeError(
             f"{name} must be a number or an array, got {value!r:.80} of type {type(value).__name__}. "
-            "Pass what the clipping call returned."
+            + (_LARGEST if several else "Pass what the clipping call returned.")
         )
     framework = framework_of(value)
     if framework is not None and framework.is_traced(value):
         raise TypeError(
             f"{name} is traced: it has no value yet. Return it from the compiled function, and record it outside."
         )
-    shape, wanted = _shape(value), _shape(like)
-    if len(shape) > 1:
-        raise TypeError(f"{name} must be a scalar, or a vector with one entry for each step, got shape {shape}.")
-    if like is not None and shape != wanted and (name != "max_norm" or shape):
-        raise ValueError(f"{name} must have the shape of norm, {wanted}, got {shape}: an entry for each step.")
 
 
 def _shape(value: object) -> tuple[int, ...]:

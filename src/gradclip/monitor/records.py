@@ -8,7 +8,7 @@ import numpy as np
 
 
 class Layers(NamedTuple):
-    """The norms of layers before clipping, in float32, and their names."""
+    """The norms of layers before clipping, in float32 where that can hold them, and their names, no two alike."""
 
     names: tuple[str, ...]
     norms: np.ndarray
@@ -122,7 +122,8 @@ class LayerTable(NamedTuple):
         for names in dict.fromkeys(layers.names for _, layers in some):
             for name in names:
                 places.setdefault(name, len(places))
-        table = np.full((len(some), len(places)), np.nan, np.float32)
+        dtype = np.result_type(*{layers.norms.dtype for _, layers in some})
+        table = np.full((len(some), len(places)), np.nan, dtype)
         columns = {names: [places[name] for name in names] for names in {layers.names for _, layers in some}}
         for row, (_, layers) in zip(table, some, strict=True):
             row[columns[layers.names]] = layers.norms
@@ -137,6 +138,13 @@ class LayerTable(NamedTuple):
         """Return the layers with the largest medians, the largest first."""
         order = np.argsort(-self.medians(), kind="stable")[:count]
         return LayerTable(self.steps, tuple(self.names[index] for index in order.tolist()), self.norms[:, order])
+
+
+def narrowed(norms: np.ndarray) -> np.ndarray:
+    """Return norms in float32, or as they are where one of them is beyond its range."""
+    with np.errstate(over="ignore"):
+        narrow = norms.astype(np.float32)
+    return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(norms)) else norms
 
 
 def percentiles(norms: np.ndarray, which: Sequence[float] = (1, 10, 50, 90, 99)) -> Mapping[float, float]:

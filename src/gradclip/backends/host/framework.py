@@ -26,6 +26,9 @@ class NumPy(Framework):
     def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))
 
+    def kept(self, array: Any) -> np.ndarray:
+        return np.array(array)
+
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> np.ndarray:
         return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else dtype_named(dtype))
 

@@ -40,6 +40,9 @@ class Torch(Framework):
     def zeros(self, shape: tuple[int, ...], leaf: torch.Tensor) -> torch.Tensor:
         return leaf.new_zeros(shape)
 
+    def kept(self, array: torch.Tensor) -> torch.Tensor:
+        return array.detach().clone()
+
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
         for index, leaf in enumerate(leaves):
             if getattr(leaf, "layout", torch.strided) is not torch.strided:
