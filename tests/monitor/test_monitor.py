@@ -1,6 +1,10 @@
 """The monitor: what it is fed, keeps, tells and saves."""
 
+import copy
 import math
+import pickle
+import sys
+from threading import Event, Thread
 
 import jax
 import jax.numpy as jnp
@@ -59,6 +63,48 @@ def test_a_callback_may_read():
     for _ in range(2):
         monitor.record(1.0, 1.0)
     assert seen == [1, 2]
+
+
+def test_a_callback_that_raises_is_called_for_the_other_steps_too():
+    told = []
+
+    def callback(step, numbers):
+        told.append(step)
+        if step in (2, 3):
+            raise OSError(f"step {step} could not be sent")
+
+    monitor = gradclip.Monitor(fetch_every=4, callback=callback)
+    for norm in range(3):
+        monitor.record(norm, 1.0)
+    with pytest.raises(OSError, match="step 2 could not be sent"):
+        monitor.record(3, 1.0)
+    assert (told, monitor.steps) == ([1, 2, 3, 4], 4)
+
+
+def test_threads_record_and_read_at_the_same_time():
+    monitor, done, before = gradclip.Monitor(capacity=50, fetch_every=3), Event(), sys.getswitchinterval()
+    reader = Thread(target=lambda: [monitor.columns for _ in iter(done.is_set, True)])
+    writers = [Thread(target=lambda: [monitor.record(2.0, 1.0) for _ in range(2000)]) for _ in range(2)]
+    sys.setswitchinterval(1e-6)
+    try:
+        for thread in (reader, *writers):
+            thread.start()
+        for thread in writers:
+            thread.join()
+    finally:
+        done.set()
+        reader.join()
+        sys.setswitchinterval(before)
+    assert monitor.counts == Counts(4000, 4000, 0, 0)
+    assert [step.step for step in monitor.records] == list(range(3951, 4001))
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_goes_on_by_itself(again):
+    monitor = fed([0.5, 2.0])
+    copied = again(monitor)
+    copied.record(3.0, 1.0)
+    assert (monitor.counts, copied.counts) == (Counts(2, 1), Counts(3, 2))
 
 
 class NoLook(TorchDispatchMode):
@@ -130,7 +176,13 @@ def test_lines_are_saved_and_loaded(tmp_path):
 
 def test_nothing_is_saved_and_loaded(tmp_path):
     gradclip.Monitor().save(tmp_path / "empty")
-    assert gradclip.Monitor.load(tmp_path / "empty").steps == 0
+    loaded = gradclip.Monitor.load(tmp_path / "empty")
+    assert loaded.steps == 0
+    for norm in (1.0, 2.0):
+        loaded.record(norm, 1.0)
+    assert [step.norm for step in loaded.records] == [1.0, 2.0]
+    with pytest.raises(ValueError, match="capacity must be"):
+        gradclip.Monitor.load(tmp_path / "empty", capacity=0)
 
 
 def test_a_state_goes_through_a_checkpoint(tmp_path):

@@ -6,6 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Callback = Callable[[int, dict[str, float]], object]
+_CAPACITY = 10_000  # steps
 
 
 class Monitor:
@@ -56,7 +58,7 @@ class Monitor:
 
     def __init__(
         self,
-        capacity: int = 10_000,
+        capacity: int = _CAPACITY,
         *,
         fetch_every: int = 100,
         layers_every: int = 0,
@@ -76,6 +78,13 @@ class Monitor:
         self._counts = Counts()
         self._pending: list[Pending] = []
         self._calls = 0
+        self._lock = RLock()  # a thread may read, to show a page, while another records
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_lock"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _lock=RLock())
 
     def __repr__(self) -> str:
         steps, clipped, skipped, nonfinite = self.counts
@@ -109,9 +118,12 @@ class Monitor:
 
         """
         known = None if names is None else tuple(names)
-        self._pending.append(Pending.of(norm, max_norm, layer_norms, nonfinite, known, skip_above))
-        self._calls += 1
-        if len(self._pending) >= self.fetch_every:
+        pending = Pending.of(norm, max_norm, layer_norms, nonfinite, known, skip_above)
+        with self._lock:
+            self._pending.append(pending)
+            self._calls += 1
+            enough = len(self._pending) >= self.fetch_every
+        if enough:
             self.fetch()
 
     @property
@@ -120,20 +132,34 @@ class Monitor:
         return self.layers_every > 0 and self._calls % self.layers_every == 0
 
     def fetch(self) -> None:
-        """Fetch the values of all steps recorded so far. Reading anything does so."""
-        pending, self._pending = self._pending, []
-        steps = list(resolved(pending, self._kept[-1].step + 1 if self._kept else 1))
-        self._counts = self._counts.plus(steps)
-        self._kept.extend(steps)
+        """Fetch the values of all steps recorded so far. Reading anything does so.
+
+        Where `callback` raises, it is called for the other steps all the same; then the first error is raised.
+        """
+        with self._lock:
+            pending, self._pending = self._pending, []
+            steps = list(resolved(pending, self._kept[-1].step + 1 if self._kept else 1))
+            self._counts = self._counts.plus(steps)
+            self._kept.extend(steps)
         if self.callback is not None:
-            for step in steps:
-                self.callback(step.step, step.numbers(self.top))
+            self._tell(steps, self.callback)
+
+    def _tell(self, steps: Sequence[Step], callback: Callback) -> None:
+        errors: list[Exception] = []
+        for step in steps:
+            try:
+                callback(step.step, step.numbers(self.top))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     @property
     def records(self) -> list[Step]:
         """The steps that are kept, the oldest first."""
         self.fetch()
-        return list(self._kept)
+        with self._lock:
+            return list(self._kept)
 
     @property
     def last(self) -> Step | None:
@@ -155,7 +181,7 @@ class Monitor:
     def top_layers(self) -> dict[str, float]:
         """The layers with the largest median norms, the largest first; empty where none were recorded."""
         table = self.layers
-        found = table.top(self.top) if table else None
+        found = table and table.top(self.top)
         return dict(zip(found.names, found.medians().tolist(), strict=True)) if found else {}
 
     @property
@@ -220,11 +246,12 @@ class Monitor:
     def load(cls, path: str | Path, capacity: int | None = None) -> Monitor:
         """Return a monitor with the steps that `save` wrote, all of them or the last `capacity`.
 
-        Its counts are those of the steps in the file. Raises ValueError for a line that is no step.
+        Without `capacity` it keeps as many, but at least 10,000. Its counts are of the steps in the file. Raises
+        ValueError for a line that is no step.
         """
         with Path(path).open(encoding="utf-8") as file:
             steps = list(lines.from_lines(file))
-        monitor = cls(capacity or max(1, len(steps)))
+        monitor = cls(max(_CAPACITY, len(steps)) if capacity is None else capacity)
         monitor._take(steps, Counts().plus(steps))
         return monitor
 
@@ -260,14 +287,12 @@ class Monitor:
             counts, calls = Counts(*state["counts"]), int(state["calls"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError("this is no state of a Monitor. Pass what state_dict() returned.") from error
-        self._pending = []
-        self._calls = calls
-        self._take(steps, counts)
+        with self._lock:
+            self._pending, self._calls = [], calls
+            self._take(steps, counts)
 
     def _take(self, steps: Sequence[Step], counts: Counts) -> None:
-        self._kept.clear()
-        self._kept.extend(steps)
-        self._counts = counts
+        self._kept, self._counts = deque(steps, self._kept.maxlen), counts
 
 
 def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
