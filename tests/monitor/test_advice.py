@@ -1,6 +1,7 @@
 """A threshold with reasons, on norms whose answer is known."""
 
 import math
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -50,6 +51,31 @@ def test_a_level_that_moves():
     assert not said(advise(columns(np.linspace(2, 1, 400))), "The level moved")
 
 
+def test_norms_of_zero_propose_no_threshold_of_zero():
+    advice = advise(columns([5.0] * 30 + [0.0] * 90))
+    assert (advice.max_norm, advice.steps) == (10.0, 30)
+    assert said(advice, "90 steps whose norm was 0 are left out")
+
+
+def test_norms_at_the_ends_of_the_range():
+    assert advise(columns([1e308] * 50)).max_norm == 2e300
+    assert advise(columns([5e-324] * 50)).max_norm == 1e-323
+
+
+def test_steps_that_were_skipped_are_not_those_at_which_nothing_happened():
+    steps = [Step(i, 30.0 if i % 50 == 0 else 0.5, 1.0, skipped=i % 50 == 0) for i in range(1, 201)]
+    advice = advise(Columns.of(steps))
+    assert said(advice, "No step was clipped. 4 steps were skipped.")
+    assert not said(advice, "never fired")
+
+
+def test_a_threshold_that_moved_is_not_judged_as_the_last_one():
+    steps = [Step(i, 0.5, 1.0 if i < 180 else 0.3) for i in range(1, 201)]
+    advice = advise(Columns.of(steps))
+    assert said(advice, "The thresholds in use clipped 10.5%")
+    assert [one.share_clipped for one in advice.candidates if one.name == "in use at the end"] == [1.0]
+
+
 @pytest.mark.parametrize("norms", [[], [1.0] * 19, [0.0] * 50, [math.nan] * 50])
 def test_too_little_to_say(norms):
     advice = advise(columns(norms))
@@ -69,3 +95,13 @@ def test_medians_are_of_the_steps_before():
     assert found[128] == np.median(norms[:128])
     assert found[299] == np.median(norms[171:299])
     assert medians_before(np.array([])).shape == (0,)
+
+
+def test_medians_of_a_long_run_take_little_memory():
+    norms = np.random.default_rng(0).random(100_000)
+    tracemalloc.start()
+    found = medians_before(norms)
+    assert tracemalloc.get_traced_memory()[1] < 30e6  # all at once are 100 MB
+    tracemalloc.stop()
+    assert found[60_000] == np.median(norms[60_000 - 128 : 60_000])
+    assert found[-1] == np.median(norms[-129:-1])

@@ -106,6 +106,14 @@ def test_skipped_steps_are_not_counted_against_all_clipped():
     assert not notes(monitor)[0].startswith("100% of the steps")
 
 
+def test_nothing_clipped_is_not_said_of_what_was_skipped_or_nan():
+    monitor = gradclip.Monitor()
+    monitor.record(np.nan, 1.0)
+    assert len(notes(monitor)) == 1
+    monitor.record(np.array([0.5, 90.0]), 1.0, skip_above=4.0)
+    assert notes(monitor)[0].endswith("above the threshold, but for the steps that were skipped.")
+
+
 def test_a_page_of_nothing():
     text = page(gradclip.Monitor(), "Empty")
     assert "No step was recorded" in text

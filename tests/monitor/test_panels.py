@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradclip.monitor import panels
@@ -53,6 +54,31 @@ def test_the_histogram_counts_every_positive_norm():
     axes = drawn(panels.histogram, columns(NORMS))
     assert sum(bar.get_height() for bar in axes.patches) == 3
     assert legend(axes) == ["50%: 2", "90%: 2.8", "99%: 2.98", "threshold 1"]
+
+
+def test_the_histogram_shows_what_was_clipped_not_what_the_last_threshold_would_clip():
+    steps = [Step(i, 2.0, 4.0) for i in range(1, 6)]
+    steps += [Step(6, 9.0, 4.0), Step(7, 90.0, 4.0, skipped=True), Step(8, 0.5, 1.0)]
+    axes = drawn(panels.histogram, Columns.of(steps))
+    colours = panels.Palette()
+    heights = dict.fromkeys((colours.norm, colours.clipped, colours.skipped), 0)
+    for bar in axes.patches:
+        heights[to_hex(bar.get_facecolor())] += bar.get_height()
+    assert heights == {colours.norm: 6, colours.clipped: 1, colours.skipped: 1}
+    assert legend(axes)[-1] == "last threshold 1"
+
+
+def test_few_steps_have_a_tick_each():
+    for count in (1, 2, 3):
+        axes = drawn(panels.norms_over_steps, columns([1.0] * count))
+        ticks = [tick for tick in axes.get_xticks() if 0.5 <= tick <= count + 0.5]
+        assert ticks == list(range(1, count + 1))
+
+
+def test_a_dollar_in_a_name_is_a_letter():
+    layers = Layers(("w$a$", "w$\\frac$"), np.array([2.0, 1.0], np.float32))
+    axes = drawn(panels.layers_over_steps, LayerTable.of([Step(1, 1.0, 1.0, layers=layers)]))
+    assert [label.get_text() for label in axes.get_yticklabels()] == ["w$a$", "w$\\frac$"]
 
 
 def test_layers_have_the_largest_first():

@@ -10,6 +10,7 @@ from gradclip.monitor.records import Columns
 LEAST = 20  # steps
 SPIKE = 10.0  # times the median of the steps before
 _BEFORE = 128  # steps
+_AT_ONCE = 10_000  # medians
 
 
 @dataclass(frozen=True)
@@ -43,18 +44,28 @@ class Advice:
 
 
 def advise(columns: Columns) -> Advice:
-    """Propose twice the median of the newer half of the norms, or their 90th percentile where that is more."""
-    norms = columns.norms[columns.finite]
-    if len(norms) < LEAST or not (norms > 0).any():
-        return Advice(None, (f"There are {len(norms)} steps with a finite norm; it takes {LEAST}, not all zero.",))
+    """Propose twice the median of the newer half of the norms, or their 90th percentile where that is more.
+
+    Norms of 0 are left out: no threshold does anything to them.
+    """
+    zeros = int((columns.norms == 0).sum())
+    columns = columns.of_finite_positive()
+    norms = columns.norms.clip(max=1e300)  # a median adds two of them
+    if len(norms) < LEAST:
+        return Advice(None, (f"There are {len(norms)} steps with a finite norm above 0; it takes {LEAST}.",))
     spikes = norms > SPIKE * medians_before(norms)
     recent = norms[len(norms) // 2 :]
     ordinary = recent[~spikes[len(norms) // 2 :]]
     middle, high = np.percentile(ordinary if ordinary.size else recent, (50, 90)).tolist()
     proposed = _rounded_up(max(2 * middle, high))
+    fixed = bool((columns.max_norms == columns.max_norms[-1]).all())
     named = [
         ("proposed", proposed),
-        *([("in use", float(columns.max_norms[-1]))] if math.isfinite(columns.max_norms[-1]) else []),
+        *(
+            [("in use" if fixed else "in use at the end", float(columns.max_norms[-1]))]
+            if math.isfinite(columns.max_norms[-1])
+            else []
+        ),
         *((f"{which}%", float(np.percentile(norms, which))) for which in (50, 90, 99)),
     ]
     candidates = tuple(
@@ -66,6 +77,7 @@ def advise(columns: Columns) -> Advice:
         _what_it_would_do(candidates[0], len(norms), int(spikes.sum())),
         *_about_the_one_in_use(columns),
         *_about_the_level(norms),
+        *([f"{zeros:,} steps whose norm was 0 are left out here."] if zeros else []),
         "This says what would have been clipped, not what trains best: a threshold that is to limit every step may be "
         "far lower.",
     )
@@ -80,7 +92,10 @@ def medians_before(norms: np.ndarray) -> np.ndarray:
         found[index] = np.median(norms[:index])
     if len(norms) > _BEFORE:
         windows = np.lib.stride_tricks.sliding_window_view(norms, _BEFORE)[:-1]
-        found[_BEFORE:] = np.median(windows, axis=1)
+        # Some at a time: the median copies them, a hundred times the norms.
+        for start in range(0, len(windows), _AT_ONCE):
+            part = np.median(windows[start : start + _AT_ONCE], axis=1)
+            found[_BEFORE + start : _BEFORE + start + len(part)] = part
     return found
 
 
@@ -102,16 +117,19 @@ def _what_it_would_do(candidate: Candidate, steps: int, spikes: int) -> str:
 
 
 def _about_the_one_in_use(columns: Columns) -> list[str]:
-    norms, fired = columns.norms[columns.finite], columns.clipped[columns.finite]
-    if fired.all():
+    clipped, skipped = columns.clipped, columns.skipped
+    left_out = f" {skipped.sum():,} steps were skipped." if skipped.any() else ""
+    if clipped.any() and (clipped | skipped).all():
         return [
             "Every step was clipped. The threshold then sets the length of every gradient: with SGD it acts as part of "
-            "the learning rate, and with Adam it changes little but how steps weigh against each other."
+            "the learning rate, and with Adam it changes little but how steps weigh against each other." + left_out
         ]
-    if not fired.any():
-        largest = float(norms.max())
-        return [f"Clipping never fired: the largest norm was {largest:.3g}."]
-    return [f"The threshold in use clipped {fired.mean():.1%} of these steps."]
+    if not clipped.any() and skipped.any():
+        return [f"No step was clipped.{left_out}"]
+    if not clipped.any():
+        return [f"Clipping never fired: the largest norm was {columns.norms.max():.3g}."]
+    which = "The threshold in use" if (columns.max_norms == columns.max_norms[-1]).all() else "The thresholds in use"
+    return [f"{which} clipped {clipped.mean():.1%} of these steps.{left_out}"]
 
 
 def _about_the_level(norms: np.ndarray) -> list[str]:
@@ -128,7 +146,7 @@ def _about_the_level(norms: np.ndarray) -> list[str]:
 
 def _rounded_up(number: float) -> float:
     """Return the number with two digits, not below it."""
-    if number <= 0:
+    if not 1e-300 < number < 1e300:
         return number
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)
     return float(f"{math.ceil(number / unit * (1 - 1e-12)) * unit:.2g}")

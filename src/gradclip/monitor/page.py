@@ -22,7 +22,8 @@ _CAPTIONS = {
     "share": ("Share of steps clipped", "How many of the steps were clipped, part of the run by part."),
     "histogram": (
         "How large norms were",
-        "Norms before clipping. To the right of the dashed line they were clipped; percentiles are of all steps shown.",
+        "Norms before clipping. Steps that were clipped are orange, those that were skipped violet; the dashed line is "
+        "the last threshold. Percentiles are of all steps shown.",
     ),
     "layers": (
         "Layers",
@@ -67,8 +68,9 @@ def notes(monitor: "Monitor") -> list[str]:
             "threshold set it. Where only spikes are meant to be cut, the threshold is too low; see what is "
             "proposed below."
         )
-    if counts.steps and not counts.clipped:
-        found.append("Nothing was clipped: at no step was the norm above the threshold.")
+    if counts.steps > counts.nonfinite and not counts.clipped:
+        above = "" if not counts.skipped else ", but for the steps that were skipped"
+        found.append(f"Nothing was clipped: at no step was the norm above the threshold{above}.")
     if counts.nonfinite:
         found.append(
             f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite. Under "

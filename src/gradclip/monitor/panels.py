@@ -84,23 +84,28 @@ def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
 
 
 def histogram(axes: Axes, columns: Columns, look: Look) -> None:
-    """Draw how often norms were how large, with the last threshold and percentiles."""
-    colours = look.palette
+    """Draw how often norms were how large, what came of them, the last threshold, and percentiles."""
+    colours, threshold = look.palette, float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
     norms = _positive(columns.norms)
-    norms = norms[np.isfinite(norms)]
     axes.set_xscale("log")
-    threshold = float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
-    if norms.size:
-        low, high = norms.min() * 0.97, norms.max() * 1.03
-        edges = np.geomspace(low, high, 51)
-        counts, _ = np.histogram(norms, edges)
-        colour = [colours.clipped if edge >= threshold else colours.norm for edge in edges[:-1]]
-        axes.bar(edges[:-1], counts, np.diff(edges), align="edge", color=colour, linewidth=0)
+    if np.isfinite(norms).any():
+        low, high = np.nanmin(norms) * 0.97, np.nanmax(norms) * 1.03
+        edges, below = np.geomspace(low, high, 51), np.zeros(50)
+        for colour, chosen in (
+            (colours.norm, ~(columns.clipped | columns.skipped)),
+            (colours.clipped, columns.clipped),
+            (colours.skipped, columns.skipped),
+        ):
+            counts, _ = np.histogram(norms[chosen & np.isfinite(norms)], edges)
+            if counts.any():
+                axes.bar(edges[:-1], counts, np.diff(edges), below, align="edge", color=colour, linewidth=0)
+            below += counts
         for which, style in ((50, "-"), (90, "-."), (99, ":")):
             value = percentiles(norms, (which,))[which]
             axes.axvline(value, color=colours.ink, lw=1.1, ls=style, label=f"{which}%: {value:.3g}")
     if 0 < threshold < np.inf:
-        axes.axvline(threshold, color=colours.threshold, lw=1.5, ls="--", label=f"threshold {threshold:.3g}")
+        label = f"{'' if (columns.max_norms == threshold).all() else 'last '}threshold {threshold:.3g}"
+        axes.axvline(threshold, color=colours.threshold, lw=1.5, ls="--", label=label)
     axes.set_xlabel("norm before clipping (log scale)")
     axes.set_ylabel("steps")
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -119,7 +124,8 @@ def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16)
     first, last = top.steps[0], top.steps[-1]
     extent = (first - 0.5, max(last, first + 1) + 0.5, len(top.names) - 0.5, -0.5)
     drawn = axes.imshow(norms, norm=scale, aspect="auto", interpolation="nearest", cmap="viridis", extent=extent)
-    axes.set_yticks(range(len(top.names)), [shortened(name, look.letters) for name in told_apart(top.names)])
+    names = [shortened(name, look.letters) for name in told_apart(top.names)]
+    axes.set_yticks(range(len(top.names)), names, parse_math=False)  # a dollar is a letter here
     _along_steps(axes, look)
     axes.grid(False)
     bar = axes.figure.colorbar(drawn, ax=axes, pad=0.02, aspect=30)
@@ -127,7 +133,7 @@ def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16)
     bar.ax.tick_params(which="both", colors=look.palette.muted, labelsize=8)
     bar.ax.yaxis.set_major_formatter(_PLAIN)
     bar.ax.yaxis.set_minor_formatter(NullFormatter())
-    bar.set_label("norm before clipping", color=look.palette.ink)
+    bar.set_label("norm", color=look.palette.ink)
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
@@ -166,7 +172,7 @@ def _finish(axes: Axes, steps: np.ndarray, look: Look) -> None:
 
 def _along_steps(axes: Axes, look: Look) -> None:
     axes.set_xlabel("step")
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
     _style(axes, look)
 

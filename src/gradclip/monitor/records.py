@@ -97,6 +97,11 @@ class Columns(NamedTuple):
         """Whether each norm is finite."""
         return np.isfinite(self.norms)
 
+    def of_finite_positive(self) -> "Columns":
+        """Return the steps whose norm is finite and above 0."""
+        some = self.finite & (self.norms > 0)
+        return Columns(*(column[some] for column in self))
+
     @classmethod
     def of(cls, steps: Iterable[Step]) -> "Columns":
         """Turn steps into arrays."""
