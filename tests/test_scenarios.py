@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,23 @@ def test_the_page_shows_where_others_are_better():
     """A rise is followed sooner where the newest norm counts at once."""
     kept = KEPT["scenarios"]
     assert kept["bitsandbytes"]["level x30"]["recovery"] < kept["gradclip"]["level x30"]["recovery"]
+    for name in ("smartclip", "SkipStep"):
+        assert kept[name]["heavy tail"]["clipped"] < kept["gradclip"]["heavy tail"]["clipped"]
+    for name in ("fixed, chosen well", "AdaGC", "Open-Sora Plan"):
+        assert kept[name]["spike at once"]["through"] == 0
+
+
+def test_icefall_is_on_guard_after_ten_steps(scenarios):
+    rule = next(make for make in scenarios.RULES if make.name == "icefall")()
+    limits = {}
+    for step in range(201):
+        rule.after(1.0 if step <= 40 else 3.0)
+        limits[step] = rule.limit
+    assert [limits[step] for step in (9, 10, 40, 99, 100, 200)] == [math.inf, 4.0, 4.0, 4.0, 6.0, 6.0]
+    assert rule.after(math.inf) == 0.0
+    assert math.isnan(rule.after(math.nan))
+    assert KEPT["scenarios"]["icefall"]["spike at step 10"]["through"] == 0
+    assert min(next(row for row in KEPT["training"] if row["rule"] == "icefall")["bad batches"]) > 0.95
 
 
 def test_a_training_with_bad_batches(scenarios):

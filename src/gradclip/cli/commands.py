@@ -43,12 +43,12 @@ def demo(
     learning_rate: Annotated[
         float, typer.Option(help="Learning rate of all runs, decayed to 0 along a cosine.")
     ] = DemoSettings.learning_rate,
-    max_norm: Annotated[float, typer.Option(help="Threshold of the run with clipping.")] = DemoSettings.max_norm,
+    max_norm: Annotated[float, typer.Option(help="The fixed threshold.")] = DemoSettings.max_norm,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = DemoSettings.out,
 ) -> None:
-    """Train a recurrent network on handwritten digits, without clipping and with it.
+    """Train a recurrent network on handwritten digits: without clipping, to a fixed threshold, to one that follows.
 
-    Both runs share the seeds, the data, the network and the optimizer; only the clipping differs.
+    All runs share the seeds, the data, the network and the optimizer; only the clipping differs.
     Lower the learning rate to see where training no longer needs clipping.
     """
     try:
