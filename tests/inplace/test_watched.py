@@ -139,3 +139,12 @@ def test_layers_are_not_recorded_where_other_processes_are_named():
         parameter.grad = torch.tensor([3.0, 4.0])
         gradclip.clip_grad_norm_([parameter], 1.0, monitor=monitor, **groups)
     assert [(step.norm, step.layers is None) for step in monitor.records] == [(5.0, True), (5.0, False)]
+
+
+@pytest.mark.parametrize("monitor", ["run", [gradclip.Monitor()]])
+@pytest.mark.parametrize("process_group", [None, []])
+def test_what_is_no_monitor_is_refused_before_anything_is_clipped(monitor, process_group):
+    gradient = np.array([3.0, 4.0])
+    with pytest.raises(TypeError, match=r"monitor must be a gradclip\.Monitor, got "):
+        gradclip.clip_grad_norm_({"w": gradient}, 1.0, monitor=monitor, process_group=process_group)
+    assert gradient.tolist() == [3.0, 4.0]

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest
+from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest, span_of
 
 
 def test_parts_are_nearly_equal_and_cover_all():
@@ -33,5 +33,16 @@ def test_the_largest_of_each_part():
 
 def test_columns_of_a_table():
     table = np.array([[1.0, 3.0, math.nan, math.nan], [5.0, math.nan, 2.0, 1.0]])
-    np.testing.assert_array_equal(columns_of(table, 2), [[3.0, math.nan], [5.0, 2.0]])
-    assert columns_of(table, 4) is table
+    for every in (1, 10):
+        steps = 1 + every * np.arange(4)
+        assert span_of(steps) == (4 * every, every)
+        np.testing.assert_array_equal(columns_of(table, steps, 2), [[3.0, math.nan], [5.0, 2.0]])
+        np.testing.assert_array_equal(columns_of(table, steps, 4), table)
+
+
+def test_columns_are_at_the_places_of_their_steps():
+    table, steps = np.array([[1.0, 2.0, 3.0, math.nan, 4.0]]), np.array([1, 2, 3, 7, 10])
+    np.testing.assert_array_equal(columns_of(table, steps, 99)[0], [1, 2, 3, 3, 3, 3, *[math.nan] * 3, 4])
+    np.testing.assert_array_equal(columns_of(table, steps, 5)[0], [2, 3, 3, math.nan, 4])
+    np.testing.assert_array_equal(columns_of(table[:, :1], steps[:1], 5)[0], [1])
+    assert columns_of(table, np.array([1, 2, 3, 1, 2]), 9).shape == (1, 3)  # two files, one after the other

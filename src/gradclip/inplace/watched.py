@@ -31,8 +31,11 @@ def clip_watched(
 ) -> Scalar:
     """Clip parameters by `clip`, and have the monitor record it once that has succeeded; return the norm.
 
-    Only where this process is `alone` is the norm of each gradient recorded: others may hold parts of it.
+    Only where this process is `alone` is the norm of each gradient recorded: others may hold parts of it. Raises
+    TypeError for what is no monitor.
     """
+    if not hasattr(monitor, "record"):
+        raise TypeError(f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}.")
     if not (alone and monitor.wants_layers):
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)

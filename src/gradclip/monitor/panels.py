@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, Percent
 from matplotlib.transforms import blended_transform_factory
 
 from gradclip.monitor.records import Columns, LayerTable, percentiles
-from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest
+from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest, span_of
 
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}" if 1 <= value < 1e5 else f"{value:g}")
 
@@ -117,12 +117,12 @@ def histogram(axes: Axes, columns: Columns, look: Look) -> None:
 def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16) -> None:
     """Draw a heat map of the norms of the largest layers over steps, with a bar that tells its colours."""
     top = table.top(most)
-    norms = columns_of(_positive(top.norms).T, look.points)
+    norms = columns_of(_positive(top.norms).T, top.steps, look.points)
     finite = norms[np.isfinite(norms)]
     low, high = (finite.min(), finite.max()) if finite.size else (1.0, 1.0)
     scale = LogNorm(low, high if high > low else low * 1.1)
-    first, last = top.steps[0], top.steps[-1]
-    extent = (first - 0.5, max(last, first + 1) + 0.5, len(top.names) - 0.5, -0.5)
+    start = top.steps.min() - 0.5
+    extent = (start, start + span_of(top.steps)[0], len(top.names) - 0.5, -0.5)
     drawn = axes.imshow(norms, norm=scale, aspect="auto", interpolation="nearest", cmap="viridis", extent=extent)
     names = [shortened(name, look.letters) for name in told_apart(top.names)]
     axes.set_yticks(range(len(top.names)), names, parse_math=False)  # a dollar is a letter here

@@ -38,11 +38,22 @@ def largest(y: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
     return np.array(found, int)
 
 
-def columns_of(table: np.ndarray, most: int) -> np.ndarray:
-    """Return a table (rows, steps) with at most `most` columns, each the largest of its part; NaN where all are."""
-    if table.shape[1] <= most:
-        return table
-    parts = [table[:, part] for part in bins_of(table.shape[1], most)]
-    filled = [np.where(np.isnan(part), -np.inf, part).max(axis=1) for part in parts]
-    joined = np.stack(filled, axis=1)
-    return np.where(joined == -np.inf, np.nan, joined)
+def span_of(steps: np.ndarray) -> tuple[int, int]:
+    """Return how many steps there are from the first on, and the least number from one to the next, also the last."""
+    gap = max(1, int(np.diff(steps).min())) if len(steps) > 1 else 1
+    return int(np.ptp(steps)) + gap, gap
+
+
+def columns_of(table: np.ndarray, steps: np.ndarray, most: int) -> np.ndarray:
+    """Return a table (rows, steps) with at most `most` columns of equal width, at the places of their steps.
+
+    Each is the largest of its part, NaN where all are; a part without a step is as the one before it.
+    """
+    span, gap = span_of(steps)
+    count = min(most, span // gap)
+    places = (steps - steps.min()) * count // span
+    joined = np.full((count, len(table)), -np.inf)
+    np.maximum.at(joined, places, np.where(np.isnan(table), -np.inf, table).T)
+    held = np.zeros(count, int)
+    held[places] = places
+    return np.where(joined == -np.inf, np.nan, joined)[np.maximum.accumulate(held)].T
