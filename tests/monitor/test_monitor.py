@@ -81,6 +81,15 @@ def test_a_callback_that_raises_is_called_for_the_other_steps_too():
     assert (told, monitor.steps) == ([1, 2, 3, 4], 4)
 
 
+def test_a_value_that_cannot_be_fetched_costs_no_other_step():
+    monitor = fed([1.0])
+    torch.func.vmap(lambda row: monitor.record(row.norm(), 1.0) or row)(torch.ones(3, 2))
+    monitor.record(3.0, 1.0)
+    with pytest.raises(RuntimeError, match="vmapped"):
+        monitor.fetch()
+    assert [(step.step, step.norm) for step in monitor.records] == [(1, 1.0), (2, 3.0)]
+
+
 def test_threads_record_and_read_at_the_same_time():
     monitor, done, before = gradclip.Monitor(capacity=50, fetch_every=3), Event(), sys.getswitchinterval()
     reader = Thread(target=lambda: [monitor.columns for _ in iter(done.is_set, True)])

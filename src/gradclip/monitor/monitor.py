@@ -13,7 +13,7 @@ import numpy as np
 
 from gradclip.monitor import lines
 from gradclip.monitor.advice import Advice, advise
-from gradclip.monitor.pending import Pending, resolved
+from gradclip.monitor.pending import Pending, resolved_each
 from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Step, narrowed
 from gradclip.typing import Policy
 
@@ -134,25 +134,21 @@ class Monitor:
     def fetch(self) -> None:
         """Fetch the values of all steps recorded so far. Reading anything does so.
 
-        Where `callback` raises, it is called for the other steps all the same; then the first error is raised.
+        What cannot be fetched is left out, and `callback` is called for every other step; then an error is raised.
         """
         with self._lock:
             pending, self._pending = self._pending, []
-            steps = list(resolved(pending, self._kept[-1].step + 1 if self._kept else 1))
+            steps, error = resolved_each(pending, self._kept[-1].step + 1 if self._kept else 1)
             self._counts = self._counts.plus(steps)
             self._kept.extend(steps)
-        if self.callback is not None:
-            self._tell(steps, self.callback)
-
-    def _tell(self, steps: Sequence[Step], callback: Callback) -> None:
-        errors: list[Exception] = []
-        for step in steps:
-            try:
-                callback(step.step, step.numbers(self.top))
-            except Exception as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        if (callback := self.callback) is not None:
+            for step in steps:
+                try:
+                    callback(step.step, step.numbers(self.top))
+                except Exception as raised:
+                    error = error or raised
+        if error is not None:
+            raise error
 
     @property
     def records(self) -> list[Step]:

@@ -80,6 +80,17 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[Step]:
             first += 1
 
 
+def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Step], Exception | None]:
+    """Return the steps of all that can be fetched, and the first error, if any: one bad value costs no other step."""
+    try:
+        return list(resolved(pending, first)), None
+    except Exception as error:
+        steps: list[Step] = []
+        for one in pending if len(pending) > 1 else ():
+            steps += resolved_each([one], first + len(steps))[0]
+        return steps, error
+
+
 def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.ndarray | None]:
     """Return the norms of layers for each of some steps."""
     if not layers:
