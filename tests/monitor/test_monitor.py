@@ -210,7 +210,13 @@ def test_a_state_goes_through_a_checkpoint(tmp_path):
     assert [step.step for step in small.records] == [6]
 
 
-@pytest.mark.parametrize("broken", [{}, {"norm": [1.0]}, {"counts": [1, 2, 3, 4, 5]}])
+@pytest.mark.parametrize(
+    "broken",
+    [
+        *({}, {"norm": [1.0]}, {"counts": [1, 2, 3, 4, 5]}, {"counts": ["a", 2]}, {"norm": [1.0, "x", 2.0]}),
+        {"layers": [[], [], [0, 1.0, 2.0]]},
+    ],
+)
 def test_a_state_that_is_none_changes_nothing(broken):
     monitor = some()
     before = repr(monitor.records)

@@ -277,10 +277,10 @@ class Monitor:
             names = [tuple(one) for one in state["names"]]
             rows = zip(*(state[key] for key in keys), strict=True)
             steps = [
-                Step(step, norm, max_norm, skipped, _layers(names, layers))
+                Step(int(step), float(norm), float(max_norm), bool(skipped), _layers(names, layers))
                 for step, norm, max_norm, skipped, layers in rows
             ]
-            counts, calls = Counts(*state["counts"]), int(state["calls"])
+            counts, calls = Counts(*map(int, state["counts"])), int(state["calls"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
             raise ValueError("this is no state of a Monitor. Pass what state_dict() returned.") from error
         with self._lock:
@@ -292,4 +292,9 @@ class Monitor:
 
 
 def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
-    return Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64))) if len(row) else None
+    if not len(row):
+        return None
+    found = Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64)))
+    if len(found.names) != len(found.norms):
+        raise ValueError("names and norms of layers must be as many")
+    return found
