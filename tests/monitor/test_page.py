@@ -114,6 +114,15 @@ def test_nothing_clipped_is_not_said_of_what_was_skipped_or_nan():
     assert notes(monitor)[0].endswith("above the threshold, but for the steps that were skipped.")
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_page_of_one_step_and_names_of_any_letters():
+    monitor = gradclip.Monitor()
+    monitor.record(1.0, 2.0, {"层": 1.0, "$b$": 1.0})
+    text = page(monitor, "One")
+    assert "0.0% of 1 step clipped" in text
+    assert text.count("层") == text.count("$b$") == 3
+
+
 def test_a_page_of_nothing():
     text = page(gradclip.Monitor(), "Empty")
     assert "No step was recorded" in text

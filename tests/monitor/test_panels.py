@@ -73,6 +73,7 @@ def test_few_steps_have_a_tick_each():
         axes = drawn(panels.norms_over_steps, columns([1.0] * count))
         ticks = [tick for tick in axes.get_xticks() if 0.5 <= tick <= count + 0.5]
         assert ticks == list(range(1, count + 1))
+        assert axes.lines[0].get_marker() == ("." if count == 1 else "")
 
 
 def test_a_dollar_in_a_name_is_a_letter():

@@ -292,9 +292,7 @@ class Monitor:
 
 
 def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
-    if not len(row):
-        return None
-    found = Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64)))
-    if len(found.names) != len(found.norms):
+    found = Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64))) if len(row) else None
+    if found and len(found.names) != len(found.norms):
         raise ValueError("names and norms of layers must be as many")
     return found

@@ -44,7 +44,9 @@ def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
     colours, above = look.palette, blended_transform_factory(axes.transData, axes.transAxes)
     norms, steps = _positive(columns.norms), columns.steps
     axes.set_yscale("log")
-    axes.plot(*envelope(steps, norms, look.points), color=colours.norm, lw=0.9, label="norm before clipping")
+    dot = "." if len(steps) == 1 else ""  # a line takes two steps
+    line = envelope(steps, norms, look.points)
+    axes.plot(*line, color=colours.norm, lw=0.9, marker=dot, label="norm before clipping")
     axes.plot(
         *envelope(steps, _positive(columns.max_norms), look.points),
         color=colours.threshold,

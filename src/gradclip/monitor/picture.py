@@ -2,6 +2,7 @@
 
 import io
 import re
+import warnings
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import TYPE_CHECKING
@@ -51,7 +52,8 @@ def headline(monitor: "Monitor") -> str:
     if not counts.steps:
         return "No step was recorded"
     others = [f"{count:,} {what}" for count, what in ((counts.skipped, "skipped"), (counts.nonfinite, "not finite"))]
-    return f"{counts.share_clipped:.1%} of {counts.steps:,} steps clipped; {', '.join(others)}"
+    steps = "1 step" if counts.steps == 1 else f"{counts.steps:,} steps"
+    return f"{counts.share_clipped:.1%} of {steps} clipped; {', '.join(others)}"
 
 
 def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
@@ -72,7 +74,8 @@ def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
 def _svg(panel: Callable[[Axes], None], width: float, height: float) -> str:
     """Return a figure with one panel as an element of a page, with letters that the page's own font draws."""
     settings = {"svg.fonttype": "none", "svg.hashsalt": "gradclip"}
-    with matplotlib.rc_context(settings):
+    with matplotlib.rc_context(settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has others
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.patch.set_visible(False)
         panel(figure.add_subplot())
