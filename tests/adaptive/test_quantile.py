@@ -202,6 +202,18 @@ def test_histories_have_the_dtype_of_what_they_are_like(name):
     assert rule.max_norm(wide) == 2e200
 
 
+@pytest.mark.parametrize("name", LIKE)
+@pytest.mark.parametrize("norm", [0.0, math.inf, math.nan, -1.0, 3.0])
+def test_norms_in_half_types_count_as_they_are(name, norm):
+    rule = QuantileThreshold(window=3)
+    for shape in ((), (2,)):
+        like = LIKE[name]("float32")
+        half = LIKE[name]("float16") + norm
+        history = rule.observe(rule.init(like, shape), half)
+        assert np.asarray(rule.max_norm(history)).ravel()[0] == (6.0 if norm == 3.0 else math.inf)
+        assert np.all(np.asarray(history.count) == (norm == 3.0))
+
+
 def test_it_runs_in_a_scan():
     rule = QuantileThreshold(window=4)
 
@@ -258,6 +270,18 @@ def test_layers_are_clipped_by_their_thresholds():
     clipped, norms = gradclip.clip_by_layer_norm(layers, list(rule.max_norm(history)))
     assert [round(float(x), 5) for layer in clipped for x in layer] == [0.6, 0.8, 0.0, 0.5]
     assert rule.observe(history, norms).norms[:, 0].tolist() == [5.0, 0.5]
+
+
+def test_layers_are_clipped_by_their_thresholds_under_jit():
+    rule, layers = QuantileThreshold(), [jnp.array([3.0, 4.0]), jnp.array([0.0, 0.5])]
+
+    @jax.jit
+    def step(history):
+        clipped, norms = gradclip.clip_by_layer_norm(layers, list(rule.max_norm(history)))
+        return clipped, rule.observe(history, norms)
+
+    _, history = step(rule.init(jnp.zeros(()), shape=(2,)))
+    assert history.norms[:, 0].tolist() == [5.0, 0.5]
 
 
 # What is refused

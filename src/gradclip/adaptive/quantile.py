@@ -5,6 +5,7 @@ change what they have.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -19,6 +20,7 @@ from gradclip.backends.registry import entry_of, framework_of, names_of_all
 from gradclip.backends.values import Array
 from gradclip.typing import HasDtype, Scalar
 
+_WIDE = (FLOAT32.name, FLOAT64.name)
 _LARGEST_WINDOW = 2**15  # its square is an integer of 32 bits, the only ones that JAX has by default
 
 
@@ -158,18 +160,19 @@ class QuantileThreshold:
         threshold = np.partition(norms, place)[place] * as_held(self.factor) if count else initial
         return min(max(threshold, lower), upper)
 
-    def observe(self, history: NormHistory, norm: Scalar) -> NormHistory:
+    def observe(self, history: NormHistory, norm: Scalar | Sequence[Scalar]) -> NormHistory:
         """Return the history with the norm before clipping, which is kept if it is finite and positive.
 
         Args:
             history: what `init` or an earlier call has returned.
-            norm: a scalar, as `gradclip.clip_by_global_norm` returns it; for layers an array of the shape of `count`.
+            norm: a scalar, as `gradclip.clip_by_global_norm` returns it; for layers an array of the shape of `count`,
+                or a list of scalars, as `gradclip.clip_by_layer_norm` returns it for a list.
 
         """
         norms, count = history
         xp, (least, most) = _namespace(norms), self._kept[dtype_name(norms)]
         if _of_one_norm(norms) and isinstance(norm, float | np.floating):
-            if not least <= norm <= most:
+            if not least <= float(norm) <= most:
                 return history
             return NormHistory(
                 np.concatenate([[norms.dtype.type(norm)], norms[:-1]]), np.minimum(count + 1, self.window)
@@ -226,10 +229,15 @@ def _namespace(array: object) -> ModuleType:
     return _framework(array).namespace
 
 
-def _of_framework(norms: Array, norm: Scalar) -> Any:
-    """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device."""
-    if entry_of(norm) is entry_of(norms):
-        return norm
+def _of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
+    """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device, float32 at least."""
+    entry = entry_of(norms)
+    if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
+        norm = _namespace(norms).stack(list(norm))
+    if entry_of(norm) is entry:
+        # In a half type the bounds of what is kept would be zero and infinity.
+        narrow = dtype_name(norm) not in _WIDE
+        return _namespace(norms).astype(norm, _namespace(norms).float32) if narrow else norm
     form, values = format_of(norms), np.asarray(norm, np.float64)
     held = np.where(np.abs(values) <= form.largest, values, math.inf)
     if held.shape:
