@@ -124,3 +124,24 @@ def test_settings_are_checked(make):
         make(skip_above=0.5)
     with pytest.raises(ValueError, match="ord must be a number"):
         make(ord=0)
+
+
+@pytest.mark.parametrize("transform", [adaptive_clip_by_global_norm(), skip_spikes(optax.adamw(0.1))])
+def test_the_first_state_can_be_donated(transform):
+    state = transform.init(PARAMS)
+    _, state = jax.jit(transform.update, donate_argnums=1)(gradient(1.0), state, PARAMS)
+    _, state = jax.jit(transform.update, donate_argnums=1)(gradient(2.0), state, PARAMS)
+    jax.block_until_ready(state)
+
+
+def test_an_optimizer_may_widen_its_state_at_the_first_step():
+    params, inner = {"w": jnp.zeros(2, jnp.float16)}, optax.sgd(1.0, momentum=0.5)
+    optimizer = skip_spikes(inner, RULE)
+    state, plain = optimizer.init(params), inner.init(params)
+    for norm in (1.0, 1.0):
+        updates, state = optimizer.update(gradient(norm), state, params)
+        expected, plain = inner.update(gradient(norm), plain, params)
+    np.testing.assert_allclose(updates["w"], expected["w"], rtol=1e-6)
+    assert state.inner[0].trace["w"].dtype == plain[0].trace["w"].dtype == jnp.float32
+    _, skipped = optimizer.update(gradient(1000.0), state, params)
+    np.testing.assert_array_equal(skipped.inner[0].trace["w"], state.inner[0].trace["w"])

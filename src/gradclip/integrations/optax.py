@@ -24,13 +24,14 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
-from gradclip.typing import Ord, Policy, Tree
+from gradclip.typing import AxisName, Ord, Policy, Tree
 
 with needed_for("optax"):
     import jax
     import jax.numpy as jnp
     import optax
 
+    from gradclip.backends.jax.axes import typed_as
     from gradclip.backends.jax.host import in_host_memory
     from gradclip.backends.jax.traced import Jax
     from gradclip.backends.jax.trees import recognizer
@@ -248,6 +249,7 @@ def adaptive_clip_by_global_norm(
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
     skip_above: float = math.inf,
+    axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
     """Return a transformation that clips updates by their global norm, to a threshold that follows from the norms.
 
@@ -257,6 +259,8 @@ def adaptive_clip_by_global_norm(
         nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They change no threshold.
         skip_above: updates whose norm exceeds so many thresholds, from 1, become zeros; `inf` skips none. The optimizer
             takes a step of zeros then: `skip_spikes` leaves it out.
+        axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`. The state is the same on
+            all devices then.
 
     Its state, an `AdaptiveClipState`, has the norm before clipping and the threshold of the last step, and how many
     steps were clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
@@ -277,8 +281,9 @@ def adaptive_clip_by_global_norm(
         updates = jax.tree.map(jnp.asarray, updates)
         threshold = max_norm = rule.max_norm(state.history)
         if most < math.inf:
-            max_norm = jnp.where(_spikes(global_norm(updates, order), threshold, most), 0.0, threshold)
-        clipped, norm = clip_tree(updates, max_norm, ord=order.p, nonfinite=nonfinite)
+            measured = global_norm(updates, order, axis_name=axis_name)
+            max_norm = jnp.where(_spikes(measured, threshold, most), 0.0, threshold)
+        clipped, norm = clip_tree(updates, max_norm, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
         skipped = _spikes(norm, threshold, most) | (~jnp.isfinite(norm) & policy.blanks)
         return clipped, _observed(rule, state, norm, threshold, skipped)
 
@@ -291,6 +296,7 @@ def skip_spikes(
     *,
     ord: Ord = 2,
     skip_above: float = 4.0,
+    axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
     """Return an optimizer that leaves out the steps of spikes, and clips the others to a threshold that follows.
 
@@ -302,6 +308,8 @@ def skip_spikes(
         skip_above: steps are left out whose norm exceeds so many thresholds, from 1, and those whose norm is NaN or
             infinite. With 1 nothing is clipped: what would be is left out. Norms that are left out count as observed,
             so that a level that lasts is accepted, after `rule.recovery_steps`.
+        axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`: one device leaves a step
+            out where all do.
 
     Its state is a `SkipSpikesState`.
 
@@ -322,15 +330,18 @@ def skip_spikes(
         updates: optax.Updates, state: SkipSpikesState, params: optax.Params | None = None, **extra: Any
     ) -> tuple[optax.Updates, SkipSpikesState]:
         updates = jax.tree.map(jnp.asarray, updates)
-        threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order)
+        threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order, axis_name=axis_name)
         skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)
 
         def step() -> tuple[optax.Updates, optax.OptState]:
-            return inner.update(clip_tree(updates, threshold, ord=order.p)[0], state.inner, params, **extra)
+            clipped = clip_tree(updates, threshold, ord=order.p, axis_name=axis_name)[0]
+            return inner.update(clipped, state.inner, params, **extra)
 
         def nothing() -> tuple[optax.Updates, optax.OptState]:
-            made = jax.eval_shape(step)[0]
-            return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made), state.inner
+            made, left = jax.eval_shape(step)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+            # Both branches must agree in the types of all that they return.
+            return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
         made, left = jax.lax.cond(skipped, nothing, step)
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
@@ -342,8 +353,9 @@ def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> Adaptive
     wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
     number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
     history = rule.init(number)
-    count = jnp.zeros((), jnp.int32)
-    return AdaptiveClipState(history, number, rule.max_norm(history), count, count)
+    # Each has memory of its own, so that the state can be donated.
+    clipped, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
+    return AdaptiveClipState(history, number, rule.max_norm(history), clipped, skipped)
 
 
 def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float) -> jax.Array:

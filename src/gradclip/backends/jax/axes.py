@@ -117,12 +117,25 @@ def varying_alike(*trees: object) -> Any:
     return jax.tree.map(vary, trees)
 
 
+def typed_as(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+    """Return an array with the dtype of another, and varying over all axes over which that does."""
+    x = jnp.asarray(x)
+    x = x if x.dtype == like.dtype else x.astype(like.dtype)
+    missing = tuple(_axes_of(like) - _varying(x))
+    return lax.pcast(x, missing, to="varying") if missing else x
+
+
 def _names(entry: Hashable) -> tuple[Hashable, ...]:
     return entry if isinstance(entry, tuple) else (entry,)
 
 
 def _varying(x: jax.Array) -> frozenset[Hashable]:
     """Return the axes over which a value differs from device to device, as far as JAX keeps track of them."""
-    kind = jax.typeof(x)
-    # Versions of JAX differ in where they keep it.
-    return kind.manual_axis_type.varying if hasattr(kind, "manual_axis_type") else kind.vma
+    return _axes_of(jax.typeof(x))
+
+
+def _axes_of(kind: Any) -> frozenset[Hashable]:
+    # Versions of JAX differ in where they keep it; None stands for none.
+    if hasattr(kind, "manual_axis_type"):
+        return frozenset() if kind.manual_axis_type is None else kind.manual_axis_type.varying
+    return kind.vma or frozenset()
