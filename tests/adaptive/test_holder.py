@@ -7,8 +7,10 @@ import pickle
 from types import SimpleNamespace
 from unittest import mock
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -16,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradclip
 import gradclip.backends.torch.choose as torch_backend
 from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
 from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_
 
 NORMS = [5.0, 10.0, math.nan, 0.0, 500.0, 7.0, math.inf, 6.0, 0.1]
@@ -214,6 +217,23 @@ def test_what_is_no_state_is_refused(state):
         AdaptiveNorm().load_state_dict(state)
 
 
+def test_a_state_that_is_refused_changes_nothing():
+    max_norm, other = AdaptiveNorm(), AdaptiveNorm()
+    run(other, [1.0, 2.0])
+    with pytest.raises(TypeError):
+        max_norm.load_state_dict({**other.state_dict(), "steps": None})
+    assert max_norm.state_dict() == AdaptiveNorm().state_dict()
+
+
+def test_states_of_orders_that_pytorch_alone_has_are_taken():
+    max_norm, other = AdaptiveNorm(), AdaptiveNorm()
+    torch_clip_grad_norm_([tensor(1.0)], max_norm, norm_type=0.5)
+    other.load_state_dict(max_norm.state_dict())
+    for one in (max_norm, other):
+        torch_clip_grad_norm_([tensor(2.0)], one, norm_type=0.5)
+    assert other.state_dict() == max_norm.state_dict()
+
+
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on_by_themselves(copied):
     max_norm = AdaptiveNorm()
@@ -240,3 +260,31 @@ def test_functional_calls_name_the_two_lines_to_write(call):
         call(AdaptiveNorm())
     assert "clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n" in str(raised.value)
     assert "history = rule.observe(history, norm)" in str(raised.value)
+
+
+@pytest.mark.parametrize("rule", [1.0, AdaptiveNorm(), QuantileThreshold])
+def test_a_rule_is_a_rule(rule):
+    for call in (AdaptiveNorm, adaptive_clip_by_global_norm, lambda rule: skip_spikes(optax.sgd(1.0), rule)):
+        with pytest.raises(TypeError, match=r"rule must be a gradclip.QuantileThreshold, or None .*, got "):
+            call(rule)
+
+
+def test_a_rule_is_no_threshold():
+    for call in (gradclip.clip_by_global_norm, gradclip.clip_grad_norm_):
+        with pytest.raises(TypeError, match=r"It is a rule: pass rule.max_norm\(history\), or a gradclip.AdaptiveNorm"):
+            call({"w": np.ones(2)}, QuantileThreshold())
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.vmap])
+def test_norms_without_values_are_not_kept(transform):
+    max_norm = AdaptiveNorm()
+    run(max_norm, [1.0], MAKE["jax"])
+
+    def clip(gradient):
+        return gradclip.clip_grad_norm_([SimpleNamespace(grad=gradient)], max_norm)
+
+    with pytest.raises(TypeError, match=r"the norm is traced: .* Call it outside of jit"):
+        transform(clip)(jnp.ones((3, 2)))
+    assert max_norm.steps == 1
+    run(max_norm, [2.0], MAKE["jax"])
+    assert max_norm.steps == 2

@@ -40,7 +40,7 @@ class AdaptiveNorm:
     their thresholds are equal to the last bit. On an accelerator nothing waits, but for what you read.
 
     Raises:
-        TypeError, ValueError: `skip_above` that is no number, or below 1.
+        TypeError: `rule` that is none, `skip_above` that is no number. ValueError: one below 1.
 
     >>> import gradclip
     >>> import numpy as np
@@ -55,15 +55,16 @@ class AdaptiveNorm:
 
     """
 
-    instead_of_threshold = (
-        "It is for gradclip.clip_grad_norm_, which changes what it is given. Where nothing is changed, write two "
-        "lines, with a rule, as gradclip.QuantileThreshold(), and history = rule.init(norm) before the first step:\n"
+    elsewhere = (
+        "Elsewhere write two lines, with a rule, as gradclip.QuantileThreshold(), and history = rule.init(norm) before "
+        "the first step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )
+    instead_of_threshold = f"It is for gradclip.clip_grad_norm_ and gradclip.integrations.torch.fold_into. {elsewhere}"
 
     def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
-        self.rule = QuantileThreshold() if rule is None else rule
+        self.rule = QuantileThreshold.given(rule)
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
         self.norm: Scalar | None = None
         self.threshold: Scalar | None = None
@@ -133,10 +134,13 @@ class AdaptiveNorm:
         return float(threshold) * self.skip_above < float(norm) < math.inf
 
     def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite) -> None:
-        """Take note of a step that has succeeded: its norm before clipping, and the threshold it was clipped to."""
-        self._order, self.norm, self.threshold = order, norm, threshold
+        """Take note of a step that has succeeded: its norm before clipping, and the threshold it was clipped to.
+
+        Raises TypeError where JAX traces the norm, which has no value yet.
+        """
         seen: Any = norm
         if _on_device(norm):
+            _check_untraced(norm)
             finite = _finite(norm)
             skipped = self.is_spike(norm, threshold) | (~finite & nonfinite.blanks)
             clipped = (norm > threshold) & finite & ~skipped
@@ -147,6 +151,7 @@ class AdaptiveNorm:
             clipped = limit < seen and finite and not skipped
         for name, more in (("steps", 1), ("clipped", clipped), ("skipped", skipped)):
             self._counts[name] = self._counts[name] + more
+        self._order, self.norm, self.threshold = order, norm, threshold
         self._history = self.rule.observe(self._beside(norm, seen), seen)
 
     def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
@@ -183,7 +188,7 @@ class AdaptiveNorm:
                 f"an AdaptiveNorm's state has {', '.join(_KEYS)}, got {', '.join(map(str, state)) or 'nothing'}. Pass "
                 "what its state_dict() returned."
             )
-        order = None if state["ord"] is None else Order.parse(state["ord"])
+        order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch has orders below 1, too
         if None not in (order, self._order) and order != self._order:
             raise ValueError(
                 f"the state is of norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
@@ -192,14 +197,22 @@ class AdaptiveNorm:
         history = self.rule.init(np.zeros((), state["dtype"]))
         for norm in reversed(state["norms"][: self.rule.window]):
             history = self.rule.observe(history, norm)
-        self._order, self._history = order or self._order, history
-        self._counts = {name: int(state[name]) for name in self._counts}
+        counts = {name: int(state[name]) for name in self._counts}
+        self._order, self._history, self._counts = order or self._order, history, counts
         self.norm, self.threshold = state["norm"], state["threshold"]
 
 
 def _on_device(norm: Scalar) -> bool:
     """Say whether to look at a norm would wait, or cannot be done."""
     return not isinstance(norm, float) and not find([norm], lambda: ["norm"]).concrete
+
+
+def _check_untraced(norm: Scalar) -> None:
+    if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
+        raise TypeError(
+            "the norm is traced: it has no value yet that an AdaptiveNorm could keep. Call it outside of jit. "
+            + AdaptiveNorm.elsewhere
+        )
 
 
 def _finite(norm: Scalar) -> Any:

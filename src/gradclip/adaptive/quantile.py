@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -81,6 +81,10 @@ class QuantileThreshold:
 
     """
 
+    instead_of_threshold: ClassVar[str] = (
+        "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveNorm(rule) to gradclip.clip_grad_norm_."
+    )
+
     factor: float = 2.0
     quantile: float = 0.5
     window: int = 128
@@ -107,6 +111,16 @@ class QuantileThreshold:
             self._bounds[form.name] = tuple(map(form.toward_zero, bounds))
         if self.lower > self.upper:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
+
+    @classmethod
+    def given(cls, rule: object) -> "QuantileThreshold":
+        """Return a rule that was passed, None for the defaults. Raises TypeError for anything else."""
+        if rule is None or isinstance(rule, cls):
+            return rule or cls()
+        raise TypeError(
+            f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {rule!r:.80} of type "
+            f"{type(rule).__name__}. A threshold that stays is passed as max_norm itself."
+        )
 
     @property
     def recovery_steps(self) -> int:

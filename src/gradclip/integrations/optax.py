@@ -272,7 +272,7 @@ def adaptive_clip_by_global_norm(
     >>> [round(float(x), 4) for x in updates["w"]], float(state.norm), float(state.max_norm), int(state.clipped)
     ([6.0, 8.0], 50.0, 10.0, 1)
     """
-    rule, policy = rule or QuantileThreshold(), Nonfinite.named(nonfinite)
+    rule, policy = QuantileThreshold.given(rule), Nonfinite.named(nonfinite)
     order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
 
     def update(
@@ -320,7 +320,7 @@ def skip_spikes(
     >>> updates.tolist(), int(state.clip.skipped)
     ([0.0, 0.0], 1)
     """
-    rule, inner = rule or QuantileThreshold(), optax.with_extra_args_support(tx)
+    rule, inner = QuantileThreshold.given(rule), optax.with_extra_args_support(tx)
     order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
 
     def init(params: optax.Params) -> SkipSpikesState:
