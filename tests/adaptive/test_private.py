@@ -45,6 +45,28 @@ def test_it_stays_within_its_bounds_and_nan_changes_nothing(name):
     assert rule.observe_fraction(state, AS_NUMBER[name](math.nan)) == state
 
 
+@pytest.mark.parametrize("name", LIKE)
+@pytest.mark.parametrize("bound", [1e-6, 0.3, 7.0, 1e6, 3.4e38, 1.2e-38])
+def test_no_rounding_leads_beyond_the_bounds(name, bound):
+    for factor in (0.5, 2.0):
+        lower, upper = sorted((bound, min(max(factor * bound, 1.2e-38), 3.4028234e38)))
+        for initial in (lower, upper):
+            rule = PrivateQuantile(initial=initial, lower=lower, upper=upper)
+            assert np.float32(lower) * (1 - 2**-23) <= float(rule.max_norm(rule.init(LIKE[name]))) <= upper
+
+
+def test_one_example_more_or_less_changes_what_is_noised_by_half():
+    """Also where batches vary in size, which they do by that example."""
+    rng, n = np.random.default_rng(3), 10
+    grads = rng.standard_normal((n + 1, 3))
+
+    def before_noise(batch):
+        return len(batch) / 2 - int(gradclip.per_example_clip(batch, 1.5)[1].num_clipped)
+
+    changes = [abs(before_noise(grads) - before_noise(np.delete(grads, i, axis=0))) for i in range(n + 1)]
+    assert set(changes) == {0.5}
+
+
 def test_it_finds_the_quantile_of_private_norms():
     """Half of the examples' norms are below the median of a log-normal, exp(1)."""
     rng, rule = np.random.default_rng(2), PrivateQuantile(initial=0.1)
@@ -53,7 +75,8 @@ def test_it_finds_the_quantile_of_private_norms():
     for _ in range(400):
         batch = {"w": np.exp(rng.normal(1.0, 1.0, (n, 1)))}
         _, info = gradclip.per_example_clip(batch, rule.max_norm(state))
-        state = rule.observe_fraction(state, (n - int(info.num_clipped) + rng.normal(0.0, sigma_b)) / n)
+        noised = len(batch["w"]) / 2 - int(info.num_clipped) + rng.normal(0.0, sigma_b)
+        state = rule.observe_fraction(state, 0.5 + noised / n)
         seen.append(float(rule.max_norm(state)))
     assert np.mean(seen[200:]) == pytest.approx(math.e, rel=0.05)
 

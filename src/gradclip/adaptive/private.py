@@ -27,15 +27,15 @@ class PrivateQuantileState(NamedTuple):
 class PrivateQuantile:
     """A threshold C that follows the quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
 
-    Here b, within [0, 1], is the noised fraction of the examples whose norm is at most C. The logarithm of C is kept
-    within those of `lower` and `upper`. It is pure: the state goes in and comes out, in NumPy, PyTorch and JAX.
+    Here b, within [0, 1], is the noised fraction of the examples whose norm is at most C. C is kept between `lower` and
+    `upper`. It is pure: the state goes in and comes out, in NumPy, PyTorch and JAX.
 
     Attributes:
         target: the fraction of examples that are not to be clipped, from 0 to 1.
         learning_rate: how far a step goes: C changes by a factor of exp(learning_rate) at most. Above 0, at most 10.
         initial: the first threshold, in the units of an example's gradient.
         lower: the threshold is at least that, > 0.
-        upper: the threshold is at most that, finite.
+        upper: the threshold is at most that, finite. In float32 both bounds are rounded down.
 
     The fraction costs privacy, too. Noise of `sigma_b` on the count of examples, and of z_delta * C on the sum of
     gradients, cost together what noise of z * C on the gradients alone costs: `gradient_noise` has z_delta.
@@ -87,8 +87,12 @@ class PrivateQuantile:
 
     def max_norm(self, state: PrivateQuantileState) -> Scalar:
         """Return the threshold of the next step: a float32 scalar of the state's framework."""
-        framework: Any = framework_of(state.log_norm)
-        return framework.namespace.exp(state.log_norm)
+        xp = framework_of(state.log_norm).namespace  # type: ignore[union-attr]
+        lower, upper = map(FLOAT32.toward_zero, (self.lower, self.upper))
+        # The logarithm is rounded: its exponential may lie beyond the bounds, and above 88.72 beyond float32.
+        norm = xp.exp(xp.where(state.log_norm > 88.72, 88.72, state.log_norm))
+        norm = xp.where(norm < lower, lower, norm)
+        return xp.astype(xp.where(norm > upper, upper, norm), state.log_norm.dtype)
 
     def observe_fraction(self, state: PrivateQuantileState, noised: Scalar) -> PrivateQuantileState:
         """Return the state after a step, of which the noised fraction of the examples that were not clipped is known.
@@ -96,9 +100,13 @@ class PrivateQuantile:
         Args:
             state: what `init` or an earlier call has returned.
             noised: the fraction, with noise, so that it may lie outside of [0, 1]; it is clamped. NaN changes nothing.
-                Of n examples with the count `info.num_clipped` of `gradclip.per_example_clip` it is
-                (n - num_clipped + noise) / n, the noise normal with the standard deviation sigma_b. The n is a public
-                number, as the expected size of a batch.
+                Of m examples with the count `info.num_clipped` of `gradclip.per_example_clip` it is
+                1/2 + (m / 2 - num_clipped + noise) / n, the noise normal with the standard deviation sigma_b.
+
+        The n is a public number, as the expected size of a batch; m counts the examples that are there, without
+        padding. So one example more or less changes what the noise is added to by 1/2, on which `gradient_noise`
+        relies. (n - num_clipped + noise) / n is the same where each batch has n examples; where m varies, as with
+        Poisson sampling, one example changes it by 1, and that costs more privacy than `gradient_noise` counts.
 
         """
         log_norm = state.log_norm
@@ -117,8 +125,8 @@ class PrivateQuantile:
 
         Args:
             noise_multiplier: z, of both together: what the accountant is told.
-            sigma_b: the standard deviation of the noise on the count of examples that were not clipped. Andrew et al.
-                take a twentieth of the number of examples in a batch.
+            sigma_b: the standard deviation of the noise on the count of examples that were not clipped, less half of
+                all, as `observe_fraction` has it. Andrew et al. take a twentieth of the number of examples in a batch.
 
         Returns:
             z_delta, a little above z. Noise with the standard deviation z_delta * max_norm goes to the sum of the
