@@ -140,6 +140,33 @@ def test_an_optimizer_that_clips_first():
     assert "SGD" in repr(optimizer)
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_an_optimizer_that_clips_first_gets_unscaled_gradients(fused):
+    (weight,) = parameters(1)
+    optimizer = QuantileClip.as_optimizer(torch.optim.SGD([weight], lr=1.0, fused=fused), quantile=0.5)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for norm in (1.0, math.inf, 50.0):
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale((weight * torch.tensor([0.6, 0.8]) * norm).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    assert float(weight.detach().norm()) == pytest.approx(2.0, rel=1e-5)
+    assert scaler.get_scale() == 512.0
+
+
+def test_gradients_of_a_closure_are_clipped():
+    (weight,) = parameters(1)
+    optimizer = QuantileClip.as_optimizer(torch.optim.SGD([weight], lr=1.0), quantile=0.5)
+    for norm in (1.0, 50.0):
+
+        def closure(norm=norm):
+            give([weight], norm)
+            return norm
+
+        assert optimizer.step(closure) == norm
+    assert float(weight.detach().norm()) == pytest.approx(2.0, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     ("make", "kind", "words"),
     [

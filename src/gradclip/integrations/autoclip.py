@@ -1,9 +1,10 @@
 """`QuantileClip` of the package `autoclip`, for PyTorch, on gradclip's engine.
 
 Switch by writing `from gradclip.integrations.autoclip import QuantileClip`. What differs: norms that are NaN, infinite
-or zero change no threshold, where one NaN in the history makes every later gradient NaN there; of two norms beside the
-quantile the threshold is the upper one, where it lies between them there; and the result's norm is at most the
-threshold, exactly. States have the package's format, so that those it has saved can be loaded.
+or zero change no threshold, where one NaN in the history makes every later gradient NaN there; where the quantile lies
+between two norms the threshold is one of them, and not between them; the result's norm is at most the threshold,
+exactly; and optimizers that clip first do so with closures and under GradScaler, too. States have the package's format,
+so that those it has saved can be loaded.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -138,14 +139,25 @@ class QuantileClip:
 class OptimizerWithClipping(torch.optim.Optimizer):
     """An optimizer whose steps clip first, and whose state has both. Else it is as the optimizer."""
 
+    # GradScaler is to unscale the gradients before the step, that of fused optimizers too: clipping comes between.
+    _step_supports_amp_scaling = False
+
     def __init__(self, optimizer: torch.optim.Optimizer, clipper: QuantileClip) -> None:
         self.optimizer = optimizer
         self.clipper = clipper
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Clip, then step."""
-        self.clipper.step()
-        return self.optimizer.step(closure=closure)
+        """Clip, then step; where a closure makes the gradients, clip after that."""
+        if closure is None:
+            self.clipper.step()
+            return self.optimizer.step()
+
+        def clipped_after() -> float:
+            loss = closure()
+            self.clipper.step()
+            return loss
+
+        return self.optimizer.step(closure=clipped_after)
 
     def add_param_group(self, param_group: Group, **settings: Any) -> None:
         """Add a group to both; `settings` are those of `QuantileClip.add_param_group`."""
