@@ -1,5 +1,6 @@
 """Thresholds that hold no value, or several where one belongs."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -25,3 +26,12 @@ def test_tensors_without_values_have_no_partial_norm_and_are_no_thresholds():
 def test_one_threshold_says_where_several_go():
     with pytest.raises(TypeError, match=r"Several thresholds, .* are for gradclip.clip_by_layer_norm"):
         gradclip.clip_by_global_norm(TREE, {"w": 1.0, "b": 1.0})
+
+
+@pytest.mark.parametrize("make", [np.array, jnp.array, torch.tensor])
+def test_thresholds_of_layers_in_an_array_come_as_a_list(make):
+    tree = [make([3.0, 4.0]), make([5.0])]
+    with pytest.raises(TypeError, match=r"pass list\(max_norm\)"):
+        gradclip.clip_by_layer_norm(tree, make([1.0, 2.0]))
+    _, norms = gradclip.clip_by_layer_norm(tree, list(make([1.0, 2.0])))
+    assert list(map(float, norms)) == [5.0, 5.0]

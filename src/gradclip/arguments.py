@@ -123,6 +123,8 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
         advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
+    elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
+        advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm: pass list(max_norm)."
     advice = getattr(value, "instead_of_threshold", advice)
     raise TypeError(
         f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
