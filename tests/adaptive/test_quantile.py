@@ -317,3 +317,18 @@ def test_rules_are_values():
     assert QuantileThreshold() == QuantileThreshold(factor=2, quantile=np.float64(0.5), window=np.int64(128))
     assert hash(QuantileThreshold()) == hash(QuantileThreshold())
     assert "_fraction" not in repr(QuantileThreshold())
+
+
+def test_a_history_is_the_rules_own():
+    for shape in ((), (2,)):
+        history = QuantileThreshold(window=8).init(shape=shape)
+        for call in (QuantileThreshold(window=4).max_norm, lambda h: QuantileThreshold(window=4).observe(h, 1.0)):
+            with pytest.raises(ValueError, match=r"history holds 8 norms, and this rule's window is 4"):
+                call(history)
+
+
+def test_norms_of_a_tree_come_as_its_leaves():
+    rule, norms = QuantileThreshold(), {"w": np.float32(1.0), "b": np.float32(2.0)}
+    with pytest.raises(TypeError, match=r"norms of layers come as an array or a list, got a dict. Pass its leaves"):
+        rule.observe(rule.init(shape=(2,)), norms)
+    assert rule.observe(rule.init(shape=(2,)), list(norms.values())).norms[:, 0].tolist() == [1.0, 2.0]

@@ -5,7 +5,7 @@ change what they have.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
@@ -152,9 +152,10 @@ class QuantileThreshold:
     def max_norm(self, history: NormHistory) -> Scalar:
         """Return the threshold for the next step: a scalar of the history's framework and dtype, or one for each layer.
 
-        It follows from what was observed before that step. Nothing waits for an accelerator.
+        It follows from what was observed before that step. Nothing waits for an accelerator. Raises ValueError for a
+        history of another window, as `observe` does.
         """
-        norms, count = history
+        norms, count = self._own(history)
         if _of_one_norm(norms):
             return self._number(norms, int(count))
         xp, (numerator, denominator) = _namespace(norms), self._fraction
@@ -183,7 +184,7 @@ class QuantileThreshold:
                 or a list of scalars, as `gradclip.clip_by_layer_norm` returns it for a list.
 
         """
-        norms, count = history
+        norms, count = self._own(history)
         xp, (least, most) = _namespace(norms), self._kept[dtype_name(norms)]
         if _of_one_norm(norms) and isinstance(norm, float | np.floating):
             if not least <= float(norm) <= most:
@@ -201,6 +202,15 @@ class QuantileThreshold:
         return NormHistory(
             xp.where(kept[..., None], shifted, norms), xp.where(kept & (count < self.window), count + 1, count)
         )
+
+    def _own(self, history: NormHistory) -> tuple[Any, Any]:
+        norms, count = history
+        if norms.shape[-1] != self.window:
+            raise ValueError(
+                f"the history holds {norms.shape[-1]} norms, and this rule's window is {self.window}. Pass what its "
+                "own init returned."
+            )
+        return norms, count
 
     def _smallest(self, count: int) -> int:
         """Return which of so many norms, counted from the smallest, the threshold follows from."""
@@ -246,6 +256,10 @@ def _namespace(array: object) -> ModuleType:
 def _of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
     """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device, float32 at least."""
     entry = entry_of(norms)
+    if isinstance(norm, Mapping):
+        raise TypeError(
+            "norms of layers come as an array or a list, got a dict. Pass its leaves, in the order of the thresholds."
+        )
     if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
         norm = _namespace(norms).stack(list(norm))
     if entry_of(norm) is entry:
