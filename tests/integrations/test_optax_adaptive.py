@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental.sparse import BCOO
 
 from gradclip import QuantileThreshold
 from gradclip.integrations.optax import adaptive_clip_by_global_norm, skip_spikes
@@ -50,6 +51,24 @@ def test_spikes_may_become_zeros():
     after, _, state = run(adaptive_clip_by_global_norm(RULE, skip_above=10.0), [1.0, 1.0, 19.0, 21.0, 1.0])
     np.testing.assert_allclose(after, [1.0, 1.0, 2.0, 0.0, 1.0], rtol=1e-6)
     assert (int(state.clipped), int(state.skipped)) == (1, 1)
+
+
+def test_a_spike_beside_what_counts_as_zero_is_one():
+    transform = adaptive_clip_by_global_norm(RULE, nonfinite="zero", skip_above=10.0)
+    state = transform.init(jnp.zeros(3))
+    for norm in (1.0, 1000.0):
+        updates, state = transform.update(jnp.array([math.nan, 0.6 * norm, 0.8 * norm]), state)
+    assert updates.tolist() == [0.0, 0.0, 0.0]
+    assert (int(state.clipped), int(state.skipped)) == (0, 1)
+
+
+def test_sparse_updates_of_a_spike_become_zeros():
+    transform = adaptive_clip_by_global_norm(RULE, skip_above=10.0)
+    state = transform.init(jnp.zeros(3))
+    for norm in (1.0, 1000.0):
+        updates, state = transform.update(BCOO.fromdense(jnp.array([0.0, norm, 0.0])), state)
+    assert updates.indices.tolist() == [[1]]
+    assert updates.data.tolist() == [0.0]
 
 
 def test_it_chains_scans_and_trains():

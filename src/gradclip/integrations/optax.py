@@ -279,12 +279,12 @@ def adaptive_clip_by_global_norm(
         updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, AdaptiveClipState]:
         updates = jax.tree.map(jnp.asarray, updates)
-        threshold = max_norm = rule.max_norm(state.history)
+        threshold = rule.max_norm(state.history)
+        clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
+        spike = _spikes(norm, threshold, most)
         if most < math.inf:
-            measured = global_norm(updates, order, axis_name=axis_name)
-            max_norm = jnp.where(_spikes(measured, threshold, most), 0.0, threshold)
-        clipped, norm = clip_tree(updates, max_norm, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
-        skipped = _spikes(norm, threshold, most) | (~jnp.isfinite(norm) & policy.blanks)
+            clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
+        skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
         return clipped, _observed(rule, state, norm, threshold, skipped)
 
     return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
@@ -347,6 +347,11 @@ def skip_spikes(
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
 
     return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
+    # Integers are the indices of sparse leaves.
+    return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
 def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> AdaptiveClipState:
