@@ -38,7 +38,8 @@ def clip_by_unit_norm(
         max_norm: the threshold of each unit, >= 0: a number or scalar array, or a prefix of `tree` that holds such,
             each for the units of all leaves below it.
         unit_axis: the axis or axes along which units lie in leaves of two axes and more, in place of the table: 0 for
-            rows of a matrix, -1 for columns, (0, 1) for each matrix of a batch of them. Shorter leaves are one unit.
+            rows of a matrix, -1 for columns, (0, 1) for each kernel of (out, in, height, width). Shorter leaves are one
+            unit.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.clip_by_global_norm`. The other units
             are clipped as ever.

@@ -26,9 +26,9 @@ class AdaptiveNorm:
 
     Args:
         rule: how the threshold follows.
-        skip_above: a step is skipped whose norm exceeds so many thresholds, from 1: the gradients become zeros. `inf`
-            skips none. The norm counts as observed all the same, so that a level that lasts is accepted. Optimizers
-            with `fused=True` really skip the step, with moments and count as they are, under
+        skip_above: a step is skipped if its norm is more than `skip_above` times the threshold: the gradients become
+            zeros. At least 1; `inf` skips none. The norm counts as observed all the same, so that a level that lasts is
+            accepted. Optimizers with `fused=True` really skip the step, with moments and count as they are, under
             `gradclip.integrations.torch.fold_into`.
 
     Attributes:
@@ -119,13 +119,17 @@ class AdaptiveNorm:
         return norm
 
     def for_order(self, order: Order) -> Scalar:
-        """Return the threshold of the next step. Raises ValueError where other steps had norms of another order."""
+        """Return the threshold of the next step. Raises as `check_order` does."""
+        self.check_order(order)
+        return self.max_norm
+
+    def check_order(self, order: Order) -> None:
+        """Raise ValueError where other steps had norms of another order."""
         if self._order not in (None, order):
             raise ValueError(
                 f"this AdaptiveNorm has observed norms of ord={self._order.p}, got ord={order.p}. Make one for each "
                 "order."
             )
-        return self.max_norm
 
     def is_spike(self, norm: Scalar, threshold: Scalar) -> Any:
         """Say whether `skip_above` skips a step: a bool, or for an accelerator a scalar array."""

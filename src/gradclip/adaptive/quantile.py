@@ -43,8 +43,8 @@ class QuantileThreshold:
     finite and positive, so that NaN and zeros change nothing.
 
     Attributes:
-        factor: by which the quantile is multiplied, from 2**-64 to 2**64. With 2 and the median a norm is clipped that
-            is more than twice the usual one.
+        factor: by which the quantile is multiplied, from 2**-64 to 2**64. With 2 and the median, gradients are clipped
+            whose norm is more than twice the usual one.
         quantile: from 0, the smallest, to 1, the largest. It is read as the decimal that it is printed as.
         window: W, how many norms are kept: 1 to 32,768.
         initial: the threshold until a norm has been observed. `inf` clips nothing then.
@@ -56,7 +56,7 @@ class QuantileThreshold:
     whatever lies between them that is not finite or not positive, the threshold is in [factor * a, factor * b], within
     [lower, upper]. With K - 1 it need not be.
 
-    Proof. Of the c <= W norms in the window K are in [a, b], so that at most c - K are not. The threshold follows from
+    Proof. Of the c <= W norms in the window, K are in [a, b], and at most c - K are not. The threshold follows from
     the k_c-th smallest, k_c = max(1, ceil(quantile * c)). A norm more moves ceil(quantile * c) by 1 at most, so k_c >=
     k - (W - c) >= c - K + 1: even if the c - K are all smaller, the k_c-th smallest is not among them, and is at least
     a. Also k_c <= k <= K, so that k_c norms are at most b. K - 1 do not suffice: where K is k, beside W - K + 1 larger
@@ -66,8 +66,8 @@ class QuantileThreshold:
     threshold that was chosen well trains as well: what is gained is that nobody has to choose it.
 
     Equal norms give the same threshold, to the last bit, in NumPy, PyTorch and JAX, and on every process: the history
-    is float32, or float64 where `init` is told so, and the product is rounded once. Norms that are no normal numbers
-    there, or would make the threshold none, count as zeros.
+    is float32, or float64 where `init` is told so, and the product is rounded once. A norm counts as zero if it is no
+    normal number of that dtype, or if the threshold that follows from it would be none.
 
     Raises:
         TypeError: a field that is no number. ValueError: one out of its range, or `lower` above `upper`.
@@ -170,7 +170,8 @@ class QuantileThreshold:
     def _number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
         """Return the same for one norm at each step and NumPy's arrays, in fewer operations."""
         as_held = norms.dtype.type
-        initial, lower, upper = map(as_held, self._bounds[norms.dtype.name])
+        # Known by its size: NumPy takes long to say a dtype's name.
+        initial, lower, upper = map(as_held, self._bounds[FLOAT64.name if norms.itemsize == 8 else FLOAT32.name])
         place = self._smallest(count) - 1
         threshold = np.partition(norms, place)[place] * as_held(self.factor) if count else initial
         return min(max(threshold, lower), upper)

@@ -219,7 +219,7 @@ def _clip_by_holder(
     """Clip to the threshold that a holder has for this step. What it refuses reaches the other processes, too."""
     try:
         order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
-        max_norm.for_order(order)
+        max_norm.check_order(order)
     except Exception:
         with processes_of(_parameters(parameters, process_group, mesh), process_group, mesh).preparing():
             raise

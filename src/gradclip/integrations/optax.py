@@ -257,8 +257,8 @@ def adaptive_clip_by_global_norm(
         rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They change no threshold.
-        skip_above: updates whose norm exceeds so many thresholds, from 1, become zeros; `inf` skips none. The optimizer
-            takes a step of zeros then: `skip_spikes` leaves it out.
+        skip_above: updates become zeros if their norm is more than `skip_above` times the threshold; at least 1, `inf`
+            skips none. The optimizer takes a step of zeros then: `skip_spikes` leaves it out.
         axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`. The state is the same on
             all devices then.
 
@@ -305,8 +305,8 @@ def skip_spikes(
             are zeros.
         rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
         ord: which norm, as in `gradclip.global_norm`.
-        skip_above: steps are left out whose norm exceeds so many thresholds, from 1, and those whose norm is NaN or
-            infinite. With 1 nothing is clipped: what would be is left out. Norms that are left out count as observed,
+        skip_above: a step is left out if the norm is more than `skip_above` times the threshold, or NaN, or infinite;
+            at least 1. With 1 nothing is clipped: what would be is left out. Norms that are left out count as observed,
             so that a level that lasts is accepted, after `rule.recovery_steps`.
         axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`: one device leaves a step
             out where all do.
