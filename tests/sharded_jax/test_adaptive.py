@@ -44,3 +44,13 @@ def test_as_on_one_device(make, checked):
     )
     found, expected = jax.jit(call)(whole), steps(make(), whole)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, expected)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit])
+def test_a_skipped_step_is_sharded_as_one_that_is_taken(kind):
+    whole = jnp.full(16, 0.25)
+    mesh = mesh_of((8,), kind)
+    with jax.set_mesh(mesh):
+        sharded = jax.device_put(whole, jax.NamedSharding(mesh, P("x")))
+        found = jax.jit(lambda x: steps(MAKE["skipped"](), x))(sharded)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-6), found, steps(MAKE["skipped"](), whole))

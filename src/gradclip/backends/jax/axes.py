@@ -118,9 +118,12 @@ def varying_alike(*trees: object) -> Any:
 
 
 def typed_as(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return an array with the dtype of another, and varying over all axes over which that does."""
+    """Return an array with the dtype of another, sharded as it, and varying over all axes over which it does."""
     x = jnp.asarray(x)
     x = x if x.dtype == like.dtype else x.astype(like.dtype)
+    sharding = like.sharding
+    explicit = sharding is not None and AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
+    x = jax.sharding.reshard(x, sharding) if explicit and sharding != jax.typeof(x).sharding else x
     missing = tuple(_axes_of(like) - _varying(x))
     return lax.pcast(x, missing, to="varying") if missing else x
 
