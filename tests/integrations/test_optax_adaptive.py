@@ -164,3 +164,17 @@ def test_an_optimizer_may_widen_its_state_at_the_first_step():
     assert state.inner[0].trace["w"].dtype == plain[0].trace["w"].dtype == jnp.float32
     _, skipped = optimizer.update(gradient(1000.0), state, params)
     np.testing.assert_array_equal(skipped.inner[0].trace["w"], state.inner[0].trace["w"])
+
+
+def test_outside_of_jit_nothing_is_compiled_for_a_step():
+    seen = []
+
+    def look(updates, state, params=None):
+        seen.append(float(updates["w"][0]))  # which a traced array would refuse
+        return updates, state
+
+    optimizer = skip_spikes(optax.GradientTransformation(lambda params: (), look), RULE)
+    state = optimizer.init(PARAMS)
+    for norm in (1.0, 2.0):
+        _, state = optimizer.update(gradient(norm), state, PARAMS)
+    assert seen == pytest.approx([0.6, 1.2])

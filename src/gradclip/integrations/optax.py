@@ -343,7 +343,10 @@ def skip_spikes(
             # Both branches must agree in the types of all that they return.
             return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
-        made, left = jax.lax.cond(skipped, nothing, step)
+        if isinstance(skipped, jax.core.Tracer):
+            made, left = jax.lax.cond(skipped, nothing, step)
+        else:  # which JAX would compile anew for every step
+            made, left = nothing() if skipped else step()
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
 
     return optax.GradientTransformationExtraArgs(init, update)
