@@ -234,7 +234,7 @@ def test_states_of_orders_that_pytorch_alone_has_are_taken():
     assert other.state_dict() == max_norm.state_dict()
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
 def test_copies_go_on_by_themselves(copied):
     max_norm = AdaptiveNorm()
     run(max_norm, [1.0])

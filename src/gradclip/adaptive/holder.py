@@ -153,10 +153,10 @@ class AdaptiveNorm:
             finite = math.isfinite(seen)
             skipped = limit * self.skip_above < seen < math.inf or (nonfinite.blanks and not finite)
             clipped = limit < seen and finite and not skipped
-        for name, more in (("steps", 1), ("clipped", clipped), ("skipped", skipped)):
-            self._counts[name] = self._counts[name] + more
-        self._order, self.norm, self.threshold = order, norm, threshold
-        self._history = self.rule.observe(self._beside(norm, seen), seen)
+        history = self.rule.observe(self._beside(norm, seen), seen)
+        more = {"steps": 1, "clipped": clipped, "skipped": skipped}
+        self._counts = {name: count + more[name] for name, count in self._counts.items()}
+        self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
 
     def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
         """Return the history where the norm is, on the host if that is seen, and at least as wide."""
