@@ -3,6 +3,7 @@
 import math
 import os
 
+import pytest
 import torch
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
@@ -59,6 +60,21 @@ def other_functions_work_on_each_part():
         clip_grads_with_norm_([q], 1.0, 4.0)
         # A given norm is trusted to float32 precision only, which the coefficient makes up for.
         torch.testing.assert_close(q.grad.full_tensor(), full / 4, rtol=2.0**-21, atol=0)
+
+
+def units_are_clipped_by_functional_calls():
+    full = numbers(8, 4, seed=1)
+    for clip, in_place in (
+        (lambda x: gradclip.clip_by_unit_norm(x, 1.0), lambda p: gradclip.clip_grad_unit_norm_(p, 1.0)),
+        (lambda x: gradclip.adaptive_grad_clip(x, 5 * x), gradclip.adaptive_grad_clip_),
+    ):
+        expected, wanted = clip(full)
+        for laid in ([Shard(0)], [Shard(1)], [Replicate()], [Partial()]):
+            clipped, norms = clip(laid_out(full, mesh(), laid))
+            torch.testing.assert_close(clipped.full_tensor(), expected, rtol=1e-6, atol=0)
+            torch.testing.assert_close(norms.full_tensor(), wanted, rtol=1e-6, atol=0)
+        with pytest.raises(ValueError, match=r"or units of theirs by the functional call, gradclip\.\w+, which"):
+            in_place([parameter(full, mesh(), [Shard(0)])])
 
 
 def norms_and_thresholds_of_torch():

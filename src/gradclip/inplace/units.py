@@ -128,9 +128,11 @@ class _Call:
     def of(cls, parameters: Parameters, name: str, scalars: Sequence[object]) -> "_Call":
         params = ParameterList.of(parameters)
         if any_distributed(params.parameters) or any_distributed(params.gradients):
+            functional = "adaptive_grad_clip" if name.startswith("adaptive") else "clip_by_unit_norm"
             raise ValueError(
                 f"{name} takes gradients that this process holds as a whole, got distributed tensors. Clip them "
-                "together by gradclip.clip_grad_norm_."
+                "together by gradclip.clip_grad_norm_, or units of theirs by the functional call, "
+                f"gradclip.{functional}, which returns new ones."
             )
         return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True))
 
