@@ -8,8 +8,8 @@ import pytest
 
 from gradclip.backends.formats import FLOAT16, FLOAT32, format_named
 from gradclip.backends.host.backend import HOST
-from gradclip.core.nearest import bounds, bounds_of_processes, bounds_on_device
-from gradclip.core.norms import Order
+from gradclip.core.nearest import bounds, bounds_of_processes, bounds_on_device, multiplier
+from gradclip.core.norms import Norm, Order
 from rational import at_most
 
 TWO = Order(2.0)
@@ -107,7 +107,18 @@ def test_extreme_thresholds_on_a_device():
     assert found.limit[:3].tolist() == [0.0, 0.0, np.finfo(np.float64).max]
     assert found.numerator[:2].tolist() == [0.0, 0.0]
     assert np.isnan([found.limit[3], found.numerator[3]]).all()
-    assert bounds_on_device(HOST, leaves, TWO, np.float64(1.0), ERROR, 1e-300) is None
+
+
+def test_thresholds_on_a_device_beside_a_floor():
+    thresholds = thresholds_on_device(0.0, 2.0**-101, 2.0**-99, 1.0)
+    found = bounds_on_device(HOST, of(("float32", 4)), TWO, thresholds, ERROR, 2.0**-120)
+    # What is read as zero may be as large as the first two.
+    assert found.limit[:2].tolist() == [-1.0, -1.0]
+    assert found.numerator[:2].tolist() == [0.0, 0.0]
+    assert (found.limit[2:] < thresholds[2:] - 2.0**-120).all()
+    assert (found.numerator[2:] > thresholds[2:] * (1 - 2.0**-18)).all()
+    by = multiplier(HOST, None, Norm(np.zeros(4), None, ERROR, 2.0**-120), found)
+    assert by.factors["float32"].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
 def test_numbers_computed_in_float32_are_lowered_more():

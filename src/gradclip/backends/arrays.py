@@ -2,11 +2,11 @@
 
 import copy
 import itertools
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+from gradclip.backends.values import elements_of
 
 if TYPE_CHECKING:
     from gradclip.backends.values import Array, Scope
@@ -64,7 +64,7 @@ class Arrays(Sequence[Any]):
 
     def elements(self) -> int:
         """Return the number of elements."""
-        return sum(math.prod(x.shape) for x in self.items)
+        return sum(elements_of(x.shape) for x in self.items)
 
     def sharing(self, scope: "Scope") -> int:
         """Return how many elements share a norm."""

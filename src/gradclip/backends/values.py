@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -58,6 +59,16 @@ class Scope(Protocol):
 
     def over(self, value: Array, like: Array) -> Array:
         """Shape a value with one entry for each norm so that it broadcasts to an array. A scalar stays as it is."""
+
+
+# What an array may have whose shape is known only when the code that was traced runs.
+_UNKNOWN = 1 << 31
+
+
+def elements_of(shape: Sequence[int | None]) -> int:
+    """Return how many elements an array of this shape has; 2**31 where a length is not known."""
+    known = [length for length in shape if length is not None]
+    return math.prod(known) if len(known) == len(shape) else _UNKNOWN
 
 
 class AtOnce(Protocol):

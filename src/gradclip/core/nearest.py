@@ -30,7 +30,8 @@ by `coefficient`. What decides it is known before anything is computed: no devic
 2**126 * C, c has few digits in float32, or is zero, and so are the results; for float64 c is zero beyond 2**1021 * C.
 
 A threshold that lies on a device decides nothing here. float16 is always stepped then, and C - A is at least 0. For
-float64 all results are zeros where C is below 2**-900, or K, in units of the divisor, below 2**-960.
+float64 all results are zeros where C is below 2**-900, or K, in units of the divisor, below 2**-960; where the norm has
+a floor F, for all dtypes, where C is below 2**20 * F.
 
 A device without float64 has c in float32. With u the unit roundoff of that arithmetic, K is lowered by 16*u, the limit
 by 8*u (2**-49 and 2**-50 for float64), and c is zero below the normal range.
@@ -42,7 +43,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -97,12 +98,16 @@ class Multiplier:
 
 @dataclass(frozen=True)
 class Bounds:
-    """Norms up to `limit` keep elements; `numerator` / norm, times the share of its dtype, scales the others."""
+    """Norms up to `limit` keep elements; `numerator` / norm, times the share of its dtype, scales the others.
+
+    `at_zero`: a computed norm of 0 may lie above the limit, because it has a floor.
+    """
 
     limit: Any
     numerator: Any
     shares: dict[Format, float]
     stepped: bool = False
+    at_zero: bool = False
 
 
 def bounds(
@@ -143,12 +148,15 @@ def bounds_on_device(
     backend: Backend, elements: Elements, order: Order, threshold: Array, error: float | Array, floor: float
 ) -> Bounds | None:
     """Return the same for a wide threshold that the host does not know, or a vector of them."""
-    if floor or backend.wide is not FLOAT64:
+    if backend.wide is not FLOAT64:
         return None
     if FLOAT64 in elements:
         threshold = backend.xp.where(threshold < 2.0**-900, 0.0, threshold)
-    limit, numerator = _on_device(backend, threshold, _below_normal(elements, order, stepped=True), error)
-    return _bounds(elements, limit, numerator, stepped=FLOAT16 in elements)
+    limit, numerator = _on_device(backend, threshold, _below_normal(elements, order, floor, stepped=True), error, floor)
+    if floor:
+        small = threshold < floor / _SHARE
+        limit, numerator = (backend.xp.where(small, other, x) for other, x in ((-1.0, limit), (0.0, numerator)))
+    return replace(_bounds(elements, limit, numerator, stepped=FLOAT16 in elements), at_zero=floor > 0)
 
 
 def bounds_of_processes(backend: Backend, elements: Elements, max_norm: Any, error: float | Array) -> Bounds | None:
@@ -204,10 +212,12 @@ def _limit_and_numerator(
     return limit, max(0.0, threshold - below) * exact * (1.0 - 16.0 * wide.roundoff)
 
 
-def _on_device(backend: Backend, threshold: Array, below: float, error: float | Array) -> tuple[Array, Array]:
+def _on_device(
+    backend: Backend, threshold: Array, below: float, error: float | Array, floor: float = 0.0
+) -> tuple[Array, Array]:
     """Return the same for thresholds on a device, of which a negative one is 0."""
     exact: Any = -error + 1.0
-    limit = threshold * (exact * (1.0 - 2.0**-50))
+    limit = (threshold + -floor if floor else threshold) * (exact * (1.0 - 2.0**-50))
     numerator = (threshold + -below) * (exact * (1.0 - 2.0**-49))
     return backend.xp.clip(limit, 0.0, FLOAT64.largest), backend.xp.clip(numerator, 0.0, math.inf)
 
@@ -241,6 +251,8 @@ def multiplier(
     xp, value = backend.xp, norm.value
     limit, numerator = _in_units_of(norm.divisor, backend, found)
     keep = value <= limit
+    if found.at_zero:
+        value = xp.where(value == 0, 1.0, value)
     # K / inf would be 0. (K - inf * 0) / inf is NaN.
     quotient = (numerator - value * 0.0 if spoils else numerator) / value
     if blanks:

@@ -4,11 +4,10 @@ Norms, coefficients and divisors of one scope are arrays of one shape: the lengt
 is one more value here; backends and rules ask it for the axes.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gradclip.backends.values import Array
+from gradclip.backends.values import Array, elements_of
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ class Scope:
 
     def elements(self, shape: Sequence[int]) -> int:
         """Return how many elements of an array of this shape share a norm."""
-        return math.prod([shape[axis] for axis in self.shared_axes(len(shape))])  # torch.compile takes no generator
+        return elements_of([shape[axis] for axis in self.shared_axes(len(shape))])
 
     def over(self, value: Array, like: Array) -> Array:
         """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
