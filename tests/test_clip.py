@@ -61,7 +61,7 @@ def test_input_is_never_touched_nor_shared(framework):
     for max_norm in (1.0, 10.0):
         clipped, _ = framework.call(lambda t, c=max_norm: gradclip.clip_by_global_norm(t, c), x)
         assert framework.to_numpy(x).tolist() == [3.0, 4.0]
-        if not framework.name.startswith("jax"):
+        if not framework.immutable:
             clipped[0] = 7.0
             assert framework.to_numpy(x).tolist() == [3.0, 4.0]
 

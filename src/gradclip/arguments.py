@@ -11,7 +11,7 @@ import numpy as np
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import dtype_name, is_complex
-from gradclip.backends.registry import holding_gradients, is_masked, known, without_values
+from gradclip.backends.registry import holding_gradients, is_masked, known, number_in, without_values
 from gradclip.typing import HasDtype, Mask, Thresholds
 
 
@@ -119,7 +119,7 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         value = value[()]
     if isinstance(value, numbers.Real) and not isinstance(value, bool):
         return _rounded_down(value, too_large)
-    if getattr(value, "shape", None) == () and hasattr(value, "item") and _holds_reals(value):
+    if getattr(value, "shape", None) == () and (hasattr(value, "item") or known(value)) and _holds_reals(value):
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
         advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
@@ -137,7 +137,7 @@ def _item(scalar: Any, name: str) -> Any:
     empty = without_values(scalar)
     if empty is not None:
         raise ValueError(f"{name} is {empty}, which holds no value. Pass a number.")
-    return scalar.item()
+    return number_in(scalar)
 
 
 def _rounded_down(value: numbers.Real, too_large: str) -> float:

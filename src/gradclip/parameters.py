@@ -6,9 +6,9 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
-import optree
 
-from gradclip.backends.registry import known
+from gradclip.backends.registry import known, lies_itself
+from gradclip.tree import flatten
 from gradclip.typing import Parameters
 
 UNNAMED = object()
@@ -168,9 +168,9 @@ def checked_list(parameters: Parameters) -> Sequence[Any]:
 
 
 def _is_array_tree(parameters: Parameters) -> bool:
-    """Say whether NumPy arrays themselves were passed, rather than what has a gradient."""
+    """Say whether arrays themselves were passed, rather than what has a gradient."""
     if isinstance(parameters, np.ndarray):
         return True
     if hasattr(parameters, "grad"):
         return False
-    return any(isinstance(leaf, np.ndarray) for leaf in optree.tree_leaves(parameters))
+    return any(isinstance(leaf, np.ndarray) or lies_itself(leaf) for leaf in flatten(parameters).leaves)

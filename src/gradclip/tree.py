@@ -2,7 +2,8 @@
 
 Containers are dicts, lists, tuples, namedtuples and whatever is registered with `optree`. A tree that holds
 a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so that classes registered there keep
-working. `None` is an empty container: it has no leaves and comes back as it was.
+working. Containers of TensorFlow are taken apart by `tf.nest`. `None` is an empty container: it has no leaves and
+comes back as it was.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,6 +19,9 @@ from gradclip.wording import listed
 
 class _Optree:
     """The functions of `Trees`, by `optree`, whose leaves are dense."""
+
+    def knows(self, leaf: object) -> bool:
+        return False
 
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
         leaves, structure = optree.tree_flatten(tree)

@@ -6,13 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 
 import gradclip
 from gradclip import PrivateQuantile
+from gradclip.backends.formats import dtype_name
 
-LIKE = {"numpy": np.zeros(()), "torch": torch.zeros(()), "jax": jnp.zeros(())}
-AS_NUMBER = {"numpy": np.float32, "torch": torch.tensor, "jax": jnp.float32}
+LIKE = {"numpy": np.zeros(()), "torch": torch.zeros(()), "jax": jnp.zeros(()), "tensorflow": tf.zeros(())}
+AS_NUMBER = {"numpy": np.float32, "torch": torch.tensor, "jax": jnp.float32, "tensorflow": tf.constant}
 
 
 @pytest.mark.parametrize("name", LIKE)
@@ -23,7 +25,7 @@ def test_a_step_is_the_published_one(name):
         state = rule.observe_fraction(state, AS_NUMBER[name](noised))
         expected *= math.exp(-0.3 * (min(1.0, max(0.0, noised)) - 0.7))
         assert float(rule.max_norm(state)) == pytest.approx(expected, rel=1e-6)
-    assert str(rule.max_norm(state).dtype).endswith("float32")
+    assert dtype_name(rule.max_norm(state)) == "float32"
 
 
 @pytest.mark.parametrize("name", LIKE)
@@ -122,5 +124,5 @@ def test_settings_are_checked(settings, kind, words):
 
 
 def test_a_state_is_like_an_array():
-    with pytest.raises(TypeError, match="like must be an array of NumPy, PyTorch or JAX"):
+    with pytest.raises(TypeError, match="like must be an array of NumPy, PyTorch, JAX or TensorFlow"):
         PrivateQuantile().init("cpu")

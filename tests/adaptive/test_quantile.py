@@ -6,11 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from gradclip import QuantileThreshold
+from gradclip.backends.formats import dtype_name
 
 JUNK = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-45, 1e-320, 1e300])
 """What is not finite or not positive to a history of float32."""
@@ -154,6 +156,7 @@ LIKE = {
     "numpy": lambda dtype: np.zeros((), dtype),
     "torch": lambda dtype: torch.zeros((), dtype=getattr(torch, dtype)),
     "jax": lambda dtype: jnp.zeros((), dtype),
+    "tensorflow": lambda dtype: tf.zeros((), dtype),
 }
 
 
@@ -173,6 +176,7 @@ def test_equal_norms_give_the_same_bits(factor, shape):
         "numpy": (np.float32, rule.observe, rule.max_norm),
         "torch": (torch.tensor, rule.observe, rule.max_norm),
         "jax": (jnp.float32, rule.observe, rule.max_norm),
+        "tensorflow": (tf.constant, rule.observe, rule.max_norm),
         "jax.jit": (jnp.float32, jax.jit(rule.observe), jax.jit(rule.max_norm)),
         "numbers": (float, rule.observe, rule.max_norm),
     }
@@ -180,7 +184,8 @@ def test_equal_norms_give_the_same_bits(factor, shape):
         history, found = rule.init(LIKE.get(name.partition(".")[0], LIKE["numpy"])("float32"), shape), []
         for norm in awkward_norms().astype(np.float32):
             given = as_norm(norm) if not shape or name == "numbers" else np.full(shape, norm)
-            history = observe(history, torch.from_numpy(given) if name == "torch" and shape else given)
+            convert = {"torch": torch.from_numpy, "tensorflow": tf.constant}.get(name) if shape else None
+            history = observe(history, convert(given) if convert else given)
             found.append(np.asarray(threshold(history)))
         seen[name] = np.stack(found)
         assert seen[name].dtype == np.float32
@@ -196,7 +201,7 @@ def test_histories_have_the_dtype_of_what_they_are_like(name):
             continue
         expected = dtype if dtype == "float64" else "float32"
         history = rule.init(LIKE[name](dtype), (2,))
-        assert str(history.norms.dtype).rpartition(".")[2] == expected
+        assert dtype_name(history.norms) == expected
         assert (tuple(history.norms.shape), tuple(history.count.shape)) == ((2, 3), (2,))
     wide = rule.observe(rule.init(np.zeros(())), 1e200)
     assert rule.max_norm(wide) == 2e200
@@ -309,7 +314,9 @@ def test_settings_are_checked(settings, kind, words):
 
 
 def test_a_history_is_like_an_array():
-    with pytest.raises(TypeError, match=r"like must be an array of NumPy, PyTorch or JAX, got 'cpu' of type str"):
+    with pytest.raises(
+        TypeError, match=r"like must be an array of NumPy, PyTorch, JAX or TensorFlow, got 'cpu' of type str"
+    ):
         QuantileThreshold().init("cpu")
 
 

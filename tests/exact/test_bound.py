@@ -13,6 +13,7 @@ from rational import at_most, power_of_norm, random_leaf, random_threshold
 TRIALS = {
     "numpy": 6000,
     "torch": 2000,
+    "tensorflow": 1000,
     "torch-device": 2000,
     "jax": 500,
     "jax-jit": 2000,

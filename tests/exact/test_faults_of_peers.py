@@ -9,6 +9,7 @@ import pytest
 
 import gradclip
 from frameworks import WITH_FLOAT32
+from gradclip.backends.formats import dtype_name
 from rational import power_of_norm
 
 WAYS = ("per_example_clip", "clipped_grad", "clipped_grad in microbatches")
@@ -22,8 +23,8 @@ def clipped_sum(framework, way, grads, max_norm, **options):
         summed = framework.call(lambda g: gradclip.per_example_clip(g, max_norm, **options)[0], grads)
     else:
         size = 1000 if way.endswith("microbatches") else None
-        sum_of = gradclip.clipped_grad(lambda p, x: (p * x).sum(), max_norm, microbatch_size=size, **options)
-        zeros = framework.array(np.zeros(grads.shape[1:]), str(grads.dtype).removeprefix("torch."))
+        sum_of = gradclip.clipped_grad(lambda p, x: framework.sum(p * x), max_norm, microbatch_size=size, **options)
+        zeros = framework.array(np.zeros(grads.shape[1:]), dtype_name(grads))
         summed = framework.call(sum_of, zeros, grads)
     return framework.to_numpy(summed)
 

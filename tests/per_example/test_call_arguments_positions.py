@@ -39,8 +39,14 @@ def test_scalars_of_numpy_are_positions():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((None, torch.ones(4, 3)), "argument 0 must hold the parameters, in arrays of PyTorch or JAX, got None"),
-        (("w", torch.ones(4, 3)), "argument 0 must hold the parameters, in arrays of PyTorch or JAX, got 'w'"),
+        (
+            (None, torch.ones(4, 3)),
+            "argument 0 must hold the parameters, in arrays of PyTorch, JAX or TensorFlow, got None",
+        ),
+        (
+            ("w", torch.ones(4, 3)),
+            "argument 0 must hold the parameters, in arrays of PyTorch, JAX or TensorFlow, got 'w'",
+        ),
         ((jnp.zeros(3), torch.ones(4, 3)), "argument 1 holds arrays of torch, but the parameters are of jax"),
         ((torch.zeros(3), jnp.ones((4, 3))), "argument 1 holds arrays of jax, but the parameters are of torch"),
     ],

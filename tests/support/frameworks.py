@@ -28,6 +28,18 @@ class Framework:
     traced: bool = False
     jit: bool = False
 
+    @property
+    def immutable(self) -> bool:
+        """Whether nobody can write the arrays, so that others replace them."""
+        return self.name.startswith(("jax", "tensorflow"))
+
+    def sum(self, x: Any) -> Any:
+        if not self.name.startswith("tensorflow"):
+            return x.sum()
+        import tensorflow as tf
+
+        return tf.reduce_sum(x)
+
     def array(self, values: Any, dtype: str = "float32") -> Any:
         with self.mode():
             return self.from_numpy(np.array(values).astype(numpy_dtype(dtype)))
@@ -72,11 +84,18 @@ def _from_tensor(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
+def _tensorflow(array: np.ndarray) -> Any:
+    import tensorflow as tf  # takes seconds, so that only tests that need it wait for it
+
+    return tf.constant(array)
+
+
 NARROW = ("float16", "bfloat16", "float32", "complex64")
 ALL = (
     Framework("numpy", lambda x: x, np.asarray),
     Framework("torch", _tensor, _from_tensor),
     Framework("torch-device", _tensor, _from_tensor, traced=True),
+    Framework("tensorflow", _tensorflow, lambda x: np.asarray(x.numpy())),  # NumPy takes no bfloat16 scalar itself
     Framework("jax", jnp.asarray, np.asarray, NARROW),
     Framework("jax-jit", jnp.asarray, np.asarray, NARROW, traced=True, jit=True),
     Framework("jax-x64", jnp.asarray, np.asarray, ("float64", "complex128")),

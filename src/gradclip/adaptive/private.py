@@ -28,7 +28,7 @@ class PrivateQuantile:
     """A threshold C that follows the quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
 
     Here b, within [0, 1], is the noised fraction of the examples whose norm is at most C. C is kept between `lower` and
-    `upper`. It is pure: the state goes in and comes out, in NumPy, PyTorch and JAX.
+    `upper`. It is pure: the state goes in and comes out, in every framework.
 
     Attributes:
         target: the fraction of examples that are not to be clipped, from 0 to 1.

@@ -65,7 +65,7 @@ class QuantileThreshold:
     What this does not promise: every level that lasts is accepted, a wrong one too. `upper` says where to stop. A fixed
     threshold that was chosen well trains as well: what is gained is that nobody has to choose it.
 
-    Equal norms give the same threshold, to the last bit, in NumPy, PyTorch and JAX, and on every process: the history
+    Equal norms give the same threshold, to the last bit, in every framework, and on every process: the history
     is float32, or float64 where `init` is told so, and the product is rounded once. A norm counts as zero if it is no
     normal number of that dtype, or if the threshold that follows from it would be none.
 

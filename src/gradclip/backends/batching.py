@@ -21,6 +21,9 @@ class Programs(dict[Any, Any]):
 class Batching(Protocol):
     """The verbs."""
 
+    keeps_whole_batches: bool
+    """Whether `kept` is for batches that are taken at once, too, not only for microbatches."""
+
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
 

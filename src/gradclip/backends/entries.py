@@ -76,11 +76,24 @@ def _jax() -> "Framework":
     return JAX
 
 
+def _tensorflow() -> "Framework":
+    from gradclip.backends.tensorflow.framework import TENSORFLOW
+
+    return TENSORFLOW
+
+
 def _make_kernels_known_to_jax() -> None:
     # A compiled program may be read from a file. It names the kernels, and XLA must know them by then.
     from gradclip.backends.jax import ffi as jax_ffi
 
     jax_ffi.registered()
+
+
+def _keep_autograph_out() -> None:
+    # AutoGraph would rewrite each function of gradclip that `tf.function` records, which takes seconds. None needs it.
+    from tensorflow.python.autograph.core import config
+
+    config.CONVERSION_RULES = (config.DoNotConvert("gradclip"), *config.CONVERSION_RULES)
 
 
 ENTRIES = (
@@ -116,5 +129,16 @@ ENTRIES = (
         from_numpy="jax.numpy.asarray",
         per_example="jax.vmap(jax.grad(...))",
         at_import=_make_kernels_known_to_jax,
+    ),
+    Entry(
+        "TensorFlow",
+        "tensorflow",
+        ("Tensor", "Variable", "IndexedSlices"),
+        _tensorflow,
+        has_trees=True,
+        has_derivatives=True,
+        from_numpy="tf.convert_to_tensor",
+        per_example="tf.vectorized_map",
+        at_import=_keep_autograph_out,
     ),
 )

@@ -63,7 +63,10 @@ def bare_name(dtype: Hashable) -> str:
     name = _BARE_NAMES.get(dtype)
     if name is None:
         # PyTorch's dtypes have no name: theirs is the end of `torch.float32`.
-        name = _BARE_NAMES[dtype] = getattr(dtype, "name", str(dtype).rpartition(".")[2])
+        name = getattr(dtype, "name", str(dtype).rpartition(".")[2])
+        # `torch.compile` reads no dict in which TensorFlow's dtypes are keys. They know their names at once.
+        if not hasattr(dtype, "as_numpy_dtype"):
+            _BARE_NAMES[dtype] = name
     return name
 
 

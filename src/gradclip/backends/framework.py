@@ -26,6 +26,9 @@ class Sparse(NamedTuple):
 class Trees(Protocol):
     """Functions on trees. A structure is what is left of a tree without its leaves."""
 
+    def knows(self, leaf: object) -> bool:
+        """Say whether something that is no array of any framework is a node, or a sparse array, of this one's."""
+
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
         """Return the leaves in order, and the structure."""
 
@@ -88,6 +91,18 @@ class Framework(ABC):
     def numbers(self, leaves: Sequence[Any]) -> list[np.ndarray]:
         """Return the numbers in arrays, flat, in float64. Those of a device are waited for together."""
         return [self.on_host(leaf).numbers() for leaf in leaves]
+
+    def number(self, scalar: Any) -> Any:
+        """Return the number in a scalar array, as a number of Python."""
+        return scalar.item()
+
+    def lies_itself(self, array: object) -> bool:
+        """Say whether an array can be clipped where it lies, passed itself in place of a parameter, as NumPy's can."""
+        return False
+
+    def may_be_weights(self, array: object) -> bool:
+        """Say whether an array that can be clipped where it lies looks like a model's weights, not like a gradient."""
+        return False
 
     def kept(self, array: Any) -> Any:
         """Return an array that stays as it is, whatever is done to this one later. Nothing waits for a device."""

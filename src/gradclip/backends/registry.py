@@ -112,14 +112,14 @@ def differentiating(values: Iterable[Any] = ()) -> Entry:
 
 
 def trees_of(leaves: Sequence[Any]) -> "Trees | None":
-    """Return a framework's own functions on trees where leaves are its arrays, or may be nodes that it alone knows.
+    """Return a framework's own functions on trees where leaves are its arrays, or nodes that it alone knows.
 
-    Its types are asked only about leaves that nobody else knows: `torch.compile` cannot trace that.
+    They are asked only about leaves that nobody else knows: `torch.compile` cannot trace that.
     """
     for key, entry in _ENTRIES.items():
         if entry.has_trees and sys.modules.get(key) is not None:
             keys = _keys_of(leaves)
-            if key in keys or (None in keys and any(map(_may_be_node, leaves))):
+            if key in keys or (None in keys and any(map(load(entry).trees.knows, filter(_may_be_node, leaves)))):
                 return load(entry).trees
     return None
 
@@ -143,6 +143,24 @@ def being_compiled() -> bool:
         if entry.compiling is not None and module is not None and entry.compiling(module):
             return True
     return False
+
+
+def number_in(scalar: object) -> Any:
+    """Return the number in a scalar array, as a number of Python."""
+    entry = entry_of(scalar)
+    return scalar.item() if entry is None else load(entry).number(scalar)  # type: ignore[attr-defined]
+
+
+def lies_itself(value: object) -> bool:
+    """Say whether a framework's array can be clipped where it lies, passed itself, as NumPy's can."""
+    entry = entry_of(value)
+    return entry is not None and load(entry).lies_itself(value)
+
+
+def may_be_weights(value: object) -> bool:
+    """Say whether such an array looks like a model's weights."""
+    entry = entry_of(value)
+    return entry is not None and load(entry).may_be_weights(value)
 
 
 def without_values(array: object) -> str | None:

@@ -97,11 +97,11 @@ class ClipRule:
         gmax = xp.zeros_like(norm)
         if gys:
             gys = [xp.astype(gy, x.dtype) for gy, x in zip(gys, xs, strict=True)]
-            inner = self.total(self._inner(xp, [x / self._over(by.scale, x) for x in xs], gys))
+            inner = self.total(self._inner(xp, [x / self._beside(xp, by.scale, x) for x in xs], gys))
             along, gmax = gnorm + by.a * inner, by.b * inner * self.share
-        gxs = [w * self._over(along, w) for w in self._directions(xp, xs, norm)]
+        gxs = [w * self._beside(xp, along, w) for w in self._directions(xp, xs, norm)]
         if gys:
-            gxs = [self._over(by.k, gx) * gy + gx for gx, gy in zip(gxs, gys, strict=True)]
+            gxs = [self._beside(xp, by.k, gx) * gy + gx for gx, gy in zip(gxs, gys, strict=True)]
         gxs = [
             gx if here is None else xp.where(here, gx, xp.zeros_like(gx)) for gx, here in zip(gxs, counted, strict=True)
         ]
@@ -147,22 +147,23 @@ class ClipRule:
         p = self.order.p
         safe = xp.where(norm > 0, norm, xp.ones_like(norm))
         if p == 2:
-            return [x / self._over(safe, x) for x in xs]
+            return [x / self._beside(xp, safe, x) for x in xs]
         magnitudes = [xp.abs(x) for x in xs]
         signs = [
-            xp.where(m > 0, x, xp.zeros_like(x)) / xp.where(m > 0, m, xp.ones_like(m))
+            xp.where(m > 0, x, xp.zeros_like(x)) / _real_beside(xp, xp.where(m > 0, m, xp.ones_like(m)), x)
             for x, m in zip(xs, magnitudes, strict=True)
         ]
         if self.order.extreme:
             hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
             ties = self.total([xp.sum(hit, axis=self.scope.shared_axes(hit.ndim)) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))
-            return [sign * (hit * self._over(share, hit)) for sign, hit in zip(signs, hits, strict=True)]
+            shares = [hit * self._over(share, hit) for hit in hits]
+            return [sign * _real_beside(xp, mine, sign) for sign, mine in zip(signs, shares, strict=True)]
         if p == 1:
             return signs
         # For p < 2 the power has no derivative at zero: there it is that of 1, times a sign of 0.
         powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
-        return [sign * power for sign, power in zip(signs, powers, strict=True)]
+        return [sign * _real_beside(xp, power, sign) for sign, power in zip(signs, powers, strict=True)]
 
     def _inner(self, xp: ModuleType, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
         products = [
@@ -173,6 +174,9 @@ class ClipRule:
 
     def _over(self, value: Array, like: Array) -> Array:
         return self.scope.over(value, like)
+
+    def _beside(self, xp: ModuleType, value: Array, like: Array) -> Array:
+        return _real_beside(xp, self._over(value, like), like)
 
     def _extremes(self, xp: ModuleType, magnitudes: Sequence[Array], norm: Array) -> list[Any]:
         """Say which magnitudes are the norm.
@@ -219,6 +223,12 @@ class LayersRule:
             dys.extend(found)
             dnorms.append(dnorm)
         return dys, dnorms
+
+
+def _real_beside(xp: ModuleType, value: Array, like: Array) -> Array:
+    """Return real numbers as a factor of an array that may be complex: some frameworks do not mix the two."""
+    beside = getattr(xp, "beside", None)
+    return value if beside is None else beside(value, like)
 
 
 def _entry(value: float | Array, number: int) -> float | Array:

@@ -1,5 +1,6 @@
 """The gradients of an in-place call: those of parameters, or a tree of arrays itself."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,7 @@ import numpy as np
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
-from gradclip.backends.registry import all_known, entry_of, find, known, load
+from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
 from gradclip.core.decide import Clipping
@@ -61,12 +62,20 @@ class Gradients:
         flat = flatten(tree)
         paths = [path or "the gradient" for path in flat.paths()]
         for leaf, path in zip(flat.leaves, paths, strict=True):
-            if not isinstance(leaf, np.ndarray):
+            if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
                 raise TypeError(
                     f"a tree to be clipped in place must hold NumPy arrays only, got {type(leaf).__name__} at {path}. "
                     "Pass such a tree, or parameters that have a .grad; for new arrays use "
                     "gradclip.clip_by_global_norm."
                 )
+        if any(map(may_be_weights, flat.leaves)):
+            warnings.warn(
+                "these variables are trainable: their values are clipped, which are a model's weights as a rule. Clip "
+                "gradients by gradclip.clip_by_global_norm(tape.gradient(loss, variables), max_norm), or hold them in "
+                "variables that are made with trainable=False.",
+                UserWarning,
+                stacklevel=5,
+            )
         named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
         grads = _once(flat.leaves)
         return cls(grads, ParameterList(()), grads, [named[id(grad)] for grad in grads])
@@ -86,7 +95,7 @@ class Gradients:
     def check_writable(self) -> None:
         """Raise a ValueError that names an array which no parameter holds and cannot be written."""
         for grad, path in zip(self.grads, self.paths, strict=True):
-            if not grad.flags.writeable:
+            if isinstance(grad, np.ndarray) and not grad.flags.writeable:
                 raise ValueError(
                     f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or use "
                     "gradclip.clip_by_global_norm, which returns new arrays."

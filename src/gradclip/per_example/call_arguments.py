@@ -83,6 +83,11 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
             "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
             f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
+    if first[0] is None:
+        raise ValueError(
+            "how many examples a batch has must be known while tf.function records it. Say it in the signature, or "
+            "make batches of one size, as by dataset.batch(64, drop_remainder=True)."
+        )
     return first[0]
 
 

@@ -64,7 +64,7 @@ def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, wid
     """Return the sum over examples of each leaf as an array of the framework."""
     sums, start = [], 0
     for leaf, width in zip(given.leaves, widths, strict=True):
-        own = "float64" if leaf.dtype.itemsize == 8 else "float32"
+        own = "float64" if "64" in str(leaf.dtype) else "float32"  # none of them is complex
         total = totals[start : start + width].reshape(leaf.shape[1:])
         sums.append(given.backend.array(total, settings.dtype_of_sums or own))
         start += width

@@ -187,21 +187,21 @@ class ClippedFunction:
         of_batch = self._over_batch(verbs, of_example, axes)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
-        if self.microbatch_size is not None:
-            size = self.microbatch_size
+        given, rows, size = args, count, self.microbatch_size
+        if size is None and self.pad_to is not None:
+            rows = whole_program(self.pad_to)
+            given, flags = verbs.padded(args, axes, flags, count, rows)
 
-            def in_microbatches(mask: Array | None, *args: Any) -> Any:
-                return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
+        def run(mask: Array | None, *args: Any) -> Any:
+            if size is None:
+                return verbs.at_once(step, args, axes, mask, rows), dtypes
+            return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
-            setting, carriers = (self.max_norm, kinds, tuple(axes), count), (0, *axes)
-            made, known = verbs.kept(self.programs, setting, in_microbatches, carriers, (flags, *args))
-            summed, outputs = made
+        if size is None and not verbs.keeps_whole_batches:
+            (summed, outputs), known = run(flags, *given)
         else:
-            given, rows, known = args, count, dtypes
-            if self.pad_to is not None:
-                rows = whole_program(self.pad_to)
-                given, flags = verbs.padded(args, axes, flags, count, rows)
-            summed, outputs = verbs.at_once(step, given, axes, flags, rows)
+            setting, carriers = (self.max_norm, kinds, tuple(axes), rows), (0, *axes)
+            (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
         if self.argnums is not None and count:
             self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
         result = self._finished(verbs, summed, known)

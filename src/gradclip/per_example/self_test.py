@@ -110,7 +110,7 @@ def check_sensitivity(
             returns, whose settings are then tried with losses of the test's own: with one whose gradients the examples
             are, and with one that has a kink where its predictions are. Of that the last bits of a prediction decide
             the gradient, and these are the example's own only in programs of one shape.
-        examples: such a tree, of NumPy, PyTorch or JAX arrays: it says which shapes (batch, ...) and dtypes to try.
+        examples: such a tree, of arrays of any framework: it says which shapes (batch, ...) and dtypes to try.
             Take as many examples as a batch will have: sums in low precision only fail for many.
         sensitivity: what is promised: a `Sensitivity`, or the largest distance for adding or removing one.
         dtypes: dtypes to try in place of those of the arrays, by name, as "float16", or as a framework has them.

@@ -117,7 +117,9 @@ def test_nonfinite_gradients_are_seen_everywhere(bad):
 
 
 def test_other_calls_say_that_they_do_not_know_mlx():
-    with pytest.raises(TypeError, match=r"must be an array of NumPy, PyTorch or JAX, got .*parameters\[0\]\.grad"):
+    with pytest.raises(
+        TypeError, match=r"must be an array of NumPy, PyTorch, JAX or TensorFlow, got .*parameters\[0\]\.grad"
+    ):
         gradclip.clip_grad_norm_([parameter([3.0])], 1.0)
 
 

@@ -20,6 +20,8 @@ from gradclip.backends.jax.programs import by_program
 class JaxBatching:
     """The verbs of `Batching`."""
 
+    keeps_whole_batches = False
+
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         call = jax.value_and_grad(fun, argnums, has_aux=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +13,7 @@ import numpy as np
 from gradclip import native
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import BFLOAT16
+from gradclip.backends.host.aligned import aligned_empty
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
@@ -22,11 +23,6 @@ from gradclip.backends.jax.kernels import JaxKernels
 from gradclip.backends.jax.places import of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.backends.protocols import HostBackend
-
-if TYPE_CHECKING:
-    pass
-
-_ALIGNMENT = 64  # bytes
 
 
 class JaxHost(Host):
@@ -55,11 +51,7 @@ class JaxHost(Host):
 
     def empty_like(self, x: HostArray) -> HostArray:
         """Return an array aligned so that JAX takes its memory over instead of copying it."""
-        # NumPy aligns to 16 bytes; some more of them leave room to begin at a multiple of 64.
-        memory = np.empty(x.data.nbytes + _ALIGNMENT, np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT
-        aligned = memory[start : start + x.data.nbytes].view(x.data.dtype)
-        return HostArray(aligned.reshape(x.shape), x.dtype)
+        return HostArray(aligned_empty(x.shape, x.data.dtype), x.dtype)
 
     def leave(self, array: Any, leaf: object) -> Any:
         return self.leave_all([array], [leaf])[0]

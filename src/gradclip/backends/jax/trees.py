@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 class JaxTrees:
     """The functions of `Trees`, by JAX's own."""
 
+    def knows(self, leaf: object) -> bool:
+        return not tree_util.all_leaves([leaf])
+
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
         # To JAX a sparse array is a node, and its indices would be leaves as well.
         return tree_util.tree_flatten(tree, is_leaf=recognizer())

@@ -21,6 +21,8 @@ from gradclip.tree import flatten
 class TorchBatching:
     """The verbs of `Batching`."""
 
+    keeps_whole_batches = False
+
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
             return torch.func.grad_and_value(fun, argnums, has_aux=True)

@@ -1,0 +1,1 @@
+"""TensorFlow's tensors and variables."""

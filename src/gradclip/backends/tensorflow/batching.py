@@ -1,0 +1,175 @@
+"""Functions of one example over a batch, for TensorFlow: `tf.vectorized_map`, and microbatches in a loop.
+
+Each function is recorded by `tf.function` once for each shape, so that later calls run a graph.
+"""
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradclip.backends.batching import Programs, Step, mapped
+from gradclip.backends.tensorflow.programs import by_program
+from gradclip.tree import FlatTree, flatten
+
+
+class TensorFlowBatching:
+    """The verbs of `Batching`."""
+
+    keeps_whole_batches = True
+
+    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+        several = argnums if isinstance(argnums, tuple) else (argnums,)
+
+        def gradient(*args: Any, **kwargs: Any) -> Any:
+            flats = {i: flatten(mapped(_tensor, args[i])) for i in several}
+            given = [flats[i].rebuild(flats[i].leaves) if i in flats else arg for i, arg in enumerate(args)]
+            leaves = [leaf for flat in flats.values() for leaf in flat.leaves]
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                tape.watch(leaves)
+                value, aux = fun(*given, **kwargs)
+            found = iter(tape.gradient(value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO))
+            grads = [flats[i].rebuild([tf.convert_to_tensor(next(found)) for _ in flats[i].leaves]) for i in several]
+            return tuple(grads) if isinstance(argnums, tuple) else grads[0], (value, aux)
+
+        return gradient
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            made: list[FlatTree] = []
+
+            def of_rows(rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                made[:] = [flatten(_on_rows(fun, flats, args, rows))]
+                return list(map(tf.convert_to_tensor, made[0].leaves))
+
+            flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
+            leaves = [_tensor(leaf) for flat in flats if flat is not None for leaf in flat.leaves]
+            found = self._over_rows(of_rows, leaves)
+            return made[0].rebuild(found)
+
+        return call
+
+    def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tf.vectorized_map(of_rows, leaves)
+
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
+    ) -> list[str]:
+        return []
+
+    def split_key(self, key: object, count: int) -> Any:
+        return mapped(lambda seed: tf.random.split(seed, count), key)
+
+    def flags(self, mask: object) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(mask), tf.bool)
+
+    def blanked(self, tree: object, mask: tf.Tensor) -> Any:
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            return tf.where(tf.reshape(mask, [-1, *[1] * (x.ndim - 1)]), x, tf.zeros_like(x))
+
+        return mapped(rows, tree)
+
+    def cast(self, x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(x, dtype)
+
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+    ) -> tuple[tuple[Any, ...], tf.Tensor]:
+        def longer(x: Any) -> tf.Tensor:
+            x = _tensor(x)
+            return tf.concat([x, tf.zeros((size - count, *x.shape[1:]), x.dtype)], 0) if size > count else x
+
+        many = _mapped_args(longer, args, axes)
+        return tuple(many), longer(tf.ones([count], tf.bool) if mask is None else mask)
+
+    def at_once(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int
+    ) -> Any:
+        if count:
+            return step(args, mask)
+        given, nobody = self.padded(args, axes, tf.zeros([0], tf.bool), 0, 1)
+        summed, outputs = step(given, nobody)
+        return summed, mapped(lambda x: x[:0], outputs)
+
+    def in_microbatches(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+    ) -> tuple[Any, Any]:
+        if count < size:
+            args, mask = self.padded(args, axes, mask, count, size)
+        rows = max(count, size)
+        number, most = -(-count // size), -(-rows // size)
+        # Trailing microbatches without an example are skipped: padding to one shape then costs no time.
+        if mask is not None:
+            last = tf.reduce_max(tf.where(mask, tf.range(1, rows + 1), 0))
+            number = -(-last // size)
+
+        def microbatch(i: tf.Tensor | int) -> tuple[FlatTree, FlatTree]:
+            # The last microbatch may repeat the last row, which must count once.
+            places = i * size + tf.range(size)
+            some = tf.minimum(places, rows - 1)
+            counted = places < rows if mask is None else (places < rows) & tf.gather(mask, some)
+            summed, outputs = step(_mapped_args(lambda x: tf.gather(_tensor(x), some), args, axes), counted)
+            return flatten(summed), flatten(outputs)
+
+        summed, outputs = microbatch(0)
+        parts = [tf.TensorArray(x.dtype, most, element_shape=x.shape).write(0, x) for x in outputs.leaves]
+
+        def body(i: tf.Tensor, sums: list[tf.Tensor], parts: list[tf.TensorArray]) -> Any:
+            more, rest = microbatch(i)
+            written = [part.write(i, x) for part, x in zip(parts, rest.leaves, strict=True)]
+            return i + 1, list(map(tf.add, sums, more.leaves)), written
+
+        _, sums, parts = tf.while_loop(lambda i, *_: i < number, body, (1, summed.leaves, parts), parallel_iterations=1)
+        return summed.rebuild(sums), outputs.rebuild([part.concat() for part in parts])
+
+    def kept(
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
+    ) -> Any:
+        return by_program(programs, setting, run, args)
+
+
+class TensorFlowLoop(TensorFlowBatching):
+    """The verbs with a loop over the examples: what `tf.vectorized_map` cannot do."""
+
+    keeps_whole_batches = False
+
+    def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+        found = [of_rows([leaf[i] for leaf in leaves]) for i in range(leaves[0].shape[0])]
+        return [tf.stack(parts) for parts in zip(*found, strict=True)]
+
+    def kept(
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
+    ) -> Any:
+        return run(*args)  # a graph would hold the function once for each example
+
+
+def _tensor(x: Any) -> Any:
+    return tf.convert_to_tensor(x)
+
+
+def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
+
+
+def _on_rows(
+    fun: Callable[..., Any], flats: Sequence[FlatTree | None], args: Sequence[Any], rows: Sequence[tf.Tensor]
+) -> Any:
+    """Return the function of arguments, of which those that are flat have these leaves."""
+    rest = iter(rows)
+    given = [
+        arg if flat is None else flat.rebuild([next(rest) for _ in flat.leaves])
+        for flat, arg in zip(flats, args, strict=True)
+    ]
+    return fun(*given)

@@ -1,0 +1,79 @@
+"""The derivative of clipping for TensorFlow: a gradient tape takes a rule's, not that of each operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# There is no public way to ask whether somebody records, and whether tensors are watched.
+from tensorflow.python.eager.record import could_possibly_record
+from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
+
+from gradclip.backends.tensorflow import namespace
+
+
+def call_differentiably(
+    function: Callable[..., Any],
+    rule: Any,
+    leaves: Sequence[tf.Tensor],
+    max_norm: tf.Tensor | None,
+    mask: Any = None,
+) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
+    """Call `function`, which returns results, a norm and counts, with the derivative of `rule`."""
+    if not leaves:
+        return function(leaves, max_norm, mask)
+    given = list(map(tf.convert_to_tensor, leaves if max_norm is None else [*leaves, max_norm]))
+    sizes: list[int] = []
+
+    def call(*given: tf.Tensor) -> Any:
+        xs, threshold = list(given[: len(leaves)]), None if max_norm is None else given[-1]
+        results, norm, counts = function(xs, threshold, mask)
+        sizes[:] = [len(results), len(counts)]
+
+        def gradient(*changes: tf.Tensor) -> list[tf.Tensor]:
+            gnorm = changes[len(results)] if rule.measures else None
+            known = _norm(rule, norm, xs, threshold, mask) if rule.measures else None
+            place = rule.at(xs, known, threshold, mask)
+            gxs, gmax = rule.vjp(namespace, place, changes[: len(results)], gnorm)
+            return gxs if threshold is None else [*gxs, tf.cast(gmax, threshold.dtype)]
+
+        return [*results, *([norm] if rule.measures else []), *counts], gradient
+
+    made = tf.custom_gradient(call)(*given)
+    results, rest = list(made[: sizes[0]]), list(made[sizes[0] :])
+    return results, rest.pop(0) if rule.measures else None, rest
+
+
+def _norm(rule: Any, norm: tf.Tensor, leaves: Sequence[tf.Tensor], max_norm: tf.Tensor | None, mask: Any) -> tf.Tensor:
+    """Return the norm, which has been computed, with its own derivative: that of the gradient needs it."""
+
+    @tf.custom_gradient
+    def call(*xs: tf.Tensor) -> Any:
+        def gradient(change: tf.Tensor) -> list[tf.Tensor]:
+            place = rule.at(xs, _norm(rule, norm, xs, max_norm, mask), max_norm, mask)
+            return rule.vjp(namespace, place, [], change)[0]
+
+        return tf.identity(norm), gradient
+
+    return call(*leaves)
+
+
+def asked(leaves: Sequence[Any]) -> bool:
+    """Say whether a tape, or a forward accumulator, may want a derivative of what becomes of the leaves."""
+    if not could_possibly_record():
+        return False
+    tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
+    # A variable is watched as soon as it is read.
+    return len(tensors) < len(leaves) or PossibleTapeGradientTypes(tensors) > 0
+
+
+def call_as_asked(
+    function: Callable[..., Any], rule: Any, leaves: Sequence[tf.Tensor], max_norm: Any, mask: Any = None
+) -> tuple[list[tf.Tensor], Any, list[tf.Tensor]]:
+    """Call `function` on tensors with values, with the derivative of `rule` where one is asked for."""
+    given = leaves if max_norm is None else [*leaves, max_norm]
+    if asked(given):
+        return call_differentiably(function, rule, leaves, max_norm, mask)
+    return function(leaves, max_norm, mask)

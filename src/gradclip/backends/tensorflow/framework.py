@@ -1,0 +1,84 @@
+"""TensorFlow, as the registry knows it."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from gradclip.backends import Backend
+from gradclip.backends.batching import Batching
+from gradclip.backends.formats import BFLOAT16, bare_name
+from gradclip.backends.framework import Framework, Sparse
+from gradclip.backends.host.arrays import HostArray
+from gradclip.backends.host.framework import dtype_named
+from gradclip.backends.tensorflow import namespace
+from gradclip.backends.tensorflow.host import HOST, TensorFlowHost
+from gradclip.backends.tensorflow.memory import (
+    all_tensors_on_cpu,
+    in_host_memory,
+    placed,
+    taken_over,
+    tensor_of,
+    viewed,
+)
+from gradclip.backends.tensorflow.trees import TENSORFLOW_TREES, TensorFlowTrees, described
+
+
+class TensorFlow(Framework):
+    """Tensors and variables on any device, and tensors of graphs."""
+
+    namespace = namespace
+
+    @property
+    def trees(self) -> TensorFlowTrees:
+        return TENSORFLOW_TREES
+
+    def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Backend:
+        arrays = [x for x in (*leaves, *scalars) if isinstance(x, tf.Tensor | tf.Variable)]
+        eager = tf.executing_eagerly() and not any(map(tf.is_symbolic_tensor, arrays))
+        if eager and all(map(in_host_memory, arrays)):
+            return HOST
+        from gradclip.backends.tensorflow.graph import Graph  # trees in host memory do without it
+
+        return Graph(visible=eager)
+
+    def on_fast_path(self, leaves: Sequence[Any]) -> TensorFlowHost | None:
+        return HOST if all_tensors_on_cpu(leaves) and tf.executing_eagerly() else None
+
+    def batching(self, method: str) -> Batching:
+        from gradclip.backends.tensorflow.batching import TensorFlowBatching, TensorFlowLoop
+
+        return TensorFlowLoop() if method == "loop" else TensorFlowBatching()
+
+    def on_host(self, leaf: Any) -> HostArray:
+        return viewed(tensor_of(leaf))
+
+    def number(self, scalar: Any) -> Any:
+        return scalar.numpy().item()
+
+    def kept(self, array: Any) -> tf.Tensor:
+        return tf.convert_to_tensor(array)  # of a variable its value
+
+    def is_traced(self, array: object) -> bool:
+        return tf.is_symbolic_tensor(array)
+
+    def like(self, leaf: Any, dtype: str, values: np.ndarray) -> tf.Tensor:
+        made = np.asarray(values.astype(dtype_named(dtype)))
+        bits = made.view(np.uint16) if dtype == BFLOAT16.name else made
+        return placed(taken_over(bits, dtype), leaf)
+
+    def zeros(self, shape: tuple[int, ...], leaf: Any) -> tf.Tensor:
+        return self.like(leaf, bare_name(leaf.dtype), np.zeros(shape))
+
+    def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
+        return next((described(i, leaf) for i, leaf in TENSORFLOW_TREES.sparse(leaves).items()), None)
+
+    def lies_itself(self, array: object) -> bool:
+        return isinstance(array, tf.Variable)
+
+    def may_be_weights(self, array: object) -> bool:
+        return isinstance(array, tf.Variable) and array.trainable
+
+
+TENSORFLOW = TensorFlow()

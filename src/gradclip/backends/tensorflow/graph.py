@@ -1,0 +1,157 @@
+"""TensorFlow's tensors whose values are not looked at: in `tf.function`, compiled by XLA, and on accelerators.
+
+TensorFlow reads subnormal numbers of float32, bfloat16 and float64 as zeros, and makes zeros of results that small,
+in its own code for the CPU and in XLA's. A norm's floor counts them in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+# There is no public way to ask for whom a graph is recorded.
+from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
+
+from gradclip.backends.arrays import Arrays, checked_dtype
+from gradclip.backends.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
+from gradclip.backends.portable import Portable
+from gradclip.backends.protocols import Backend
+from gradclip.backends.tensorflow import namespace
+from gradclip.backends.tensorflow.derivative import call_differentiably
+from gradclip.backends.tensorflow.products import Products, assigned, without_nonfinite
+from gradclip.backends.values import Scope
+
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
+
+# A piece of a tensor that is widened stays in cache. More pieces than that would make the graph too large.
+_PIECE, _PIECES = 1 << 18, 64
+
+
+class Graph(Portable):
+    """Tensors that stand for values, and such on any device."""
+
+    divisors_above = FLOAT64.tiny
+    divisors_up_to = 1.0 / FLOAT64.tiny  # XLA multiplies by the inverse
+
+    def __init__(self, *, visible: bool) -> None:
+        super().__init__(namespace)
+        self.visible = visible
+
+    def flushed_below(self, element: Format) -> float:
+        return 0.0 if element is FLOAT16 else element.tiny
+
+    def prepare(self, leaf: object) -> tf.Tensor:
+        return prepared(leaf)
+
+    def prepare_in_place(self, leaf: object) -> tf.Tensor:
+        return tf.convert_to_tensor(leaf)
+
+    def writable(self, leaf: object) -> bool:
+        return False  # a variable takes another value, but nothing writes where the old one lies
+
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+    ) -> list[Any]:
+        return list(map(assigned, leaves, self.shrink(new, coefficient, scope)))
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | tf.Tensor) -> list[Any]:
+        return [assigned(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+
+    def leave(self, array: tf.Tensor, leaf: Any) -> tf.Tensor:
+        return array
+
+    def leave_sum(self, wide: tf.Tensor, x: tf.Tensor, dtype: str | None) -> tf.Tensor:
+        return tf.cast(wide, sum_dtype(x, wide, dtype))
+
+    def leave_count(self, flags: tf.Tensor, leaves: Sequence[Any]) -> tf.Tensor:
+        return namespace.sum(flags, dtype=tf.int64)
+
+    def leave_scalar(self, value: tf.Tensor, dtype: str, leaves: Sequence[Any]) -> tf.Tensor:
+        return tf.cast(value, dtype)
+
+    def booleans(self, mask: object) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(mask), tf.bool)
+
+    def scalar(self, value: float | tf.Tensor | np.ndarray, near: Sequence[tf.Tensor]) -> tf.Tensor:
+        return namespace.asarray(value, tf.float64)
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[tf.Tensor]) -> tf.Tensor:
+        return tf.zeros(shape, tf.float64)
+
+    def bits(self, x: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(x, tf.int64 if x.dtype == tf.float64 else tf.int32)
+
+    def from_bits(self, bits: tf.Tensor) -> tf.Tensor:
+        return tf.bitcast(bits, tf.float64 if bits.dtype == tf.int64 else tf.float32)
+
+    def complex(self, real: tf.Tensor, imag: tf.Tensor) -> tf.Tensor:
+        return tf.complex(real, imag)
+
+    def narrow(self, x: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
+        source, target = format_of(x), format_of(like)
+        if source is target or target is FLOAT16:
+            return super().narrow(x, like)
+        # A conversion may flush what lies below the normal range, or round it up: it is made zero here.
+        normal = namespace.where(tf.abs(x) < target.tiny, 0.0, x)
+        return tf.cast(self.from_bits(self.bits(normal) & low_bits_mask(source, target)), like.dtype)
+
+    def not_above(self, product: tf.Tensor) -> tf.Tensor:
+        """Return the product, zero where it lies below the normal range: there the device flushes as it likes."""
+        return namespace.where(tf.abs(product) < format_of(product).tiny, 0.0, product)
+
+    def power_sum_of(self, x: tf.Tensor, p: float, scope: Scope, divisor: tf.Tensor | None) -> tf.Tensor:
+        # XLA makes one loop of all this, without a copy.
+        if p != 2 or divisor is not None or not scope.whole or _compiled_by_xla():
+            return super().power_sum_of(x, p, scope, divisor)
+        # It adds up squares, and halves the sum, without a copy of them.
+        found = [tf.nn.l2_loss(self.widen(piece)) for part in self.parts(x) for piece in _pieces(part)]
+        return 2.0 * (found[0] if len(found) == 1 else tf.add_n(found))
+
+    def unstacked(self, vectors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
+        return list(map(tf.unstack, vectors))
+
+    def without_nonfinite(self, arrays: Arrays) -> Arrays:
+        return Arrays(list(map(without_nonfinite, arrays)), arrays.dtypes)
+
+    def at_once(self, arrays: Arrays) -> Products | None:
+        return Products(arrays)
+
+    def chosen_where(
+        self, flags: tf.Tensor, compute: Callable[[], tuple[tf.Tensor, tf.Tensor]], found: tuple[tf.Tensor, tf.Tensor]
+    ) -> Any:
+        again = partial(super().chosen_where, flags, compute, found)
+        return tf.cond(tf.reduce_any(flags), again, lambda: tuple(map(tf.identity, found)))
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        return partial(call_differentiably, function, rule)
+
+
+_checked: type[Backend] = Graph
+
+
+def prepared(leaf: object) -> tf.Tensor:
+    """Return the tensor of a leaf, integers promoted to float32."""
+    tensor = tf.convert_to_tensor(leaf)
+    if tensor.dtype.is_integer:
+        tensor = tf.cast(tensor, tf.float32)
+    return checked_dtype(tensor)
+
+
+def _compiled_by_xla() -> bool:
+    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+
+
+def _pieces(x: tf.Tensor) -> list[tf.Tensor]:
+    """Return a tensor in pieces that stay in cache; a small one, or one of unknown size, as it is."""
+    if None in x.shape or math.prod(x.shape) < 2 * _PIECE:
+        return [x]
+    size = math.prod(x.shape)
+    step = max(_PIECE, -(-size // (_PIECES * 1024)) * 1024)  # a multiple, so that slices are no copies
+    flat = tf.reshape(x, [size])
+    return [flat[start : start + step] for start in range(0, size, step)]

@@ -1,0 +1,171 @@
+"""TensorFlow's eager tensors and variables on the CPU, as host memory.
+
+A tensor is never written: results are new ones, of memory that NumPy has made, or where nothing changes the tensors
+themselves. Variables in place are written by TensorFlow, through `assign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
+
+from gradclip import native
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import dtype_name
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
+from gradclip.backends.host.backend import Host
+from gradclip.backends.host.in_place import clamp_
+from gradclip.backends.protocols import HostBackend
+from gradclip.backends.tensorflow.derivative import asked, call_as_asked
+from gradclip.backends.tensorflow.memory import (
+    FLOATING,
+    described,
+    new_like,
+    over,
+    placed,
+    promoted,
+    taken_over,
+    tensor_of,
+    viewed,
+)
+from gradclip.backends.values import Scope
+
+if TYPE_CHECKING:
+    from gradclip.core.coefficient import Coefficient
+    from gradclip.native._kernels import Arrays as KernelArrays
+
+
+_FEW = 16
+
+
+class TensorFlowHost(Host):
+    """Tensors with values, viewed as NumPy arrays."""
+
+    def threads(self) -> int:
+        return _threads()
+
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return super().plain(leaves) and not asked(leaves)
+
+    def prepare(self, leaf: Any) -> tf.Tensor:
+        return leaf if type(leaf) is EagerTensor and leaf.dtype in FLOATING else promoted(tensor_of(leaf))
+
+    def prepare_in_place(self, leaf: object) -> tf.Tensor:
+        return tensor_of(leaf)
+
+    def enter(self, prepared: Sequence[tf.Tensor]) -> HostArrays:
+        return HostArrays(prepared, viewed, described(prepared))
+
+    def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
+        if set(map(type, leaves)) != {EagerTensor} or not {leaf.dtype for leaf in leaves} <= FLOATING:
+            return None
+        kernels, left_out = described(leaves)
+        return None if left_out else kernels
+
+    def new_like(self, leaves: Sequence[tf.Tensor], *, copied: bool) -> list[Any]:
+        return list(leaves) if copied else [_new_tensor(leaf) for leaf in leaves]
+
+    def number(self, value: float, dtype: str) -> tf.Tensor:
+        return taken_over(np.array(value, dtype), dtype)
+
+    def array(self, values: np.ndarray | np.generic, dtype: str) -> tf.Tensor:
+        return taken_over(np.asarray(values.astype(dtype)), dtype)
+
+    def empty_like(self, x: HostArray) -> HostArray:
+        return new_like(x)
+
+    def copies(self, arrays: Arrays) -> list[HostArray]:
+        return self._filled_copies(arrays)  # in memory from `empty_like`
+
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
+        # Nobody can write a tensor, so that it may be its own copy.
+        if scope.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
+            return list(arrays)
+        return super().shrink(arrays, coefficient, scope)
+
+    def leave(self, array: Any, leaf: object) -> tf.Tensor:
+        return placed(_tensor_over(array) if array.origin is None else array.origin, leaf)
+
+    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        return list(map(self.leave, arrays, leaves))
+
+    def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> tf.Tensor:
+        return _of_numpy(super().leave_sum(wide, x, dtype))
+
+    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> tf.Tensor:
+        return placed(_of_numpy(super().leave_count(flags, leaves)), leaves[0] if leaves else None)
+
+    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> tf.Tensor:
+        return placed(_of_numpy(super().leave_scalar(value, dtype, leaves)), leaves[0] if leaves else None)
+
+    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[tf.Tensor]:
+        # Entries of one vector, which takes longer than to make a tensor of each only where they are few.
+        few = len(values) < _FEW
+        made = [self.number(x, dtype) for x in values] if few else tf.unstack(self.array(np.asarray(values), dtype))
+        # Of each layer there may be a list of leaves, and its norm lies where the first of these does.
+        first = [leaf[0] if isinstance(leaf, list) and leaf else leaf for leaf in leaves]
+        return list(map(placed, made, first))
+
+    def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
+        return partial(call_as_asked, function, rule)
+
+    def writable(self, leaf: object) -> bool:
+        return isinstance(leaf, tf.Variable)
+
+    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return all(map(self.writable, leaves))
+
+    def update(
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+    ) -> Sequence[Any]:
+        if new is arrays and scope.whole and coefficient.keep:
+            return leaves
+        return self._put_all(leaves, arrays, self.shrink(new, coefficient, scope))
+
+    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
+        results = self.copies(arrays)
+        clamp_(viewed_arrays(results), bound, self.threads())
+        return self._put_all(leaves, arrays, results)
+
+    def _put_all(self, leaves: Sequence[Any], arrays: Arrays, results: Sequence[HostArray]) -> list[Any]:
+        """Assign results to variables, and return them in place of tensors; leave those alone that have not changed."""
+        updated = list(leaves)
+        for index, (leaf, x, y) in enumerate(zip(leaves, arrays, results, strict=True)):
+            if np.array_equal(x.data, y.data):
+                continue
+            if self.writable(leaf):
+                leaf.assign(self.leave(y, leaf), read_value=False)
+            else:
+                updated[index] = self.leave(y, leaf)
+        return updated
+
+
+_checked: type[HostBackend] = TensorFlowHost
+
+
+def _tensor_over(array: HostArray) -> tf.Tensor:
+    return taken_over(array.data, array.dtype)
+
+
+def _new_tensor(leaf: tf.Tensor) -> tf.Tensor:
+    made = new_like(viewed(leaf))
+    return over(made.data, made.dtype) if made.origin is None else made.origin
+
+
+def _of_numpy(value: Any) -> tf.Tensor:
+    return taken_over(np.asarray(value), dtype_name(value))
+
+
+@cache
+def _threads() -> int:
+    # No more than TensorFlow's own operations take: the user may have limited them, which cannot be done later.
+    limit = tf.config.threading.get_intra_op_parallelism_threads()
+    return min(limit, native.default_threads()) if limit else native.default_threads()
+
+
+HOST = TensorFlowHost()

@@ -1,0 +1,110 @@
+"""TensorFlow's tensors in host memory: as NumPy sees them, and new ones of memory that NumPy has made."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor  # there is no public name for the type of tensors with values
+
+from gradclip import native
+from gradclip.backends.arrays import checked_dtype
+from gradclip.backends.formats import BFLOAT16
+from gradclip.backends.host.aligned import aligned_empty, is_aligned
+from gradclip.backends.host.arrays import HostArray
+
+FLOATING = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128}
+_LARGE = 1 << 16  # bytes: below, an operation of TensorFlow takes longer than to make memory
+_FIRST_CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
+
+
+def tensor_of(leaf: Any) -> Any:
+    """Return the tensor of a leaf: that of a variable is its value, those of numbers are float32 or complex64."""
+    if isinstance(leaf, tf.Tensor):
+        return leaf
+    if isinstance(leaf, tf.IndexedSlices):
+        raise TypeError(
+            "a tf.IndexedSlices is clipped as a leaf of a tree, by gradclip.clip_by_global_norm for example. Elsewhere "
+            "pass tf.convert_to_tensor(x)."
+        )
+    if isinstance(leaf, int | float | complex):
+        return tf.constant(leaf, tf.complex64 if isinstance(leaf, complex) else tf.float32)
+    return tf.convert_to_tensor(leaf)
+
+
+def promoted(tensor: tf.Tensor) -> tf.Tensor:
+    """Return the tensor, integers promoted to float32."""
+    return checked_dtype(tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor)
+
+
+def in_host_memory(array: Any) -> bool:
+    """Say whether the values of an array lie in host memory."""
+    device = array.device
+    return device == _FIRST_CPU or "device:CPU:" in device
+
+
+def all_tensors_on_cpu(leaves: Sequence[Any]) -> bool:
+    """Say whether all leaves are tensors with values, on the first of the CPU's devices."""
+    return set(map(type, leaves)) == {EagerTensor} and all(leaf.device == _FIRST_CPU for leaf in leaves)
+
+
+def described(tensors: Sequence[tf.Tensor]) -> native.Described:
+    """Describe tensors on the CPU to the kernels."""
+    return native.describe_buffers([_bits(x) if x.dtype is tf.bfloat16 else x for x in tensors])
+
+
+def viewed(tensor: tf.Tensor) -> HostArray:
+    """Return a view of a tensor's memory."""
+    data = _bits(tensor) if tensor.dtype is tf.bfloat16 else np.asarray(tensor)
+    return HostArray(data, tensor.dtype.name, origin=tensor)
+
+
+def _bits(tensor: tf.Tensor) -> np.ndarray:
+    # Of a scalar NumPy gets a number of bfloat16, which is a copy.
+    view = np.asarray(tensor if tensor.ndim else tf.bitcast(tensor, tf.uint16)).view(np.uint16)
+    view.flags.writeable = False  # as it is for other dtypes
+    return view
+
+
+def taken_over(data: np.ndarray, dtype: str) -> tf.Tensor:
+    """Return a tensor of a new array in the named dtype, of bfloat16 of its bits; it shares the memory if it can."""
+    # TensorFlow ends the process where it meets memory that is not aligned.
+    if not (is_aligned(data) and data.flags.c_contiguous and data.flags.writeable):
+        copy = aligned_empty(data.shape, data.dtype)
+        copy[...] = data
+        data = copy
+    return over(data, dtype)
+
+
+def over(data: np.ndarray, dtype: str) -> tf.Tensor:
+    """Return a tensor of an array that is known to be aligned, as `taken_over` does."""
+    tensor = tf.experimental.dlpack.from_dlpack(data.__dlpack__())
+    return tf.bitcast(tensor, tf.bfloat16) if dtype == BFLOAT16.name else tensor
+
+
+def new_like(x: HostArray) -> HostArray:
+    """Return an array for a result, whose `origin` is a tensor, or from which one can be made without a copy."""
+    if x.data.nbytes < _LARGE:
+        return HostArray(aligned_empty(x.shape, x.data.dtype), x.dtype)
+    # TensorFlow keeps memory that it has used before; pages that are new to a process take longer than all the rest.
+    with tf.device(_FIRST_CPU):
+        tensor = tf.raw_ops.Empty(shape=x.shape, dtype=x.dtype)
+    return HostArray(np.asarray(_Writable(tensor)), x.dtype, origin=tensor)
+
+
+class _Writable:
+    """The memory of a new tensor that nobody else has yet."""
+
+    def __init__(self, tensor: tf.Tensor) -> None:
+        interface = viewed(tensor).data.__array_interface__
+        self.tensor = tensor  # it keeps the memory
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+
+
+def placed(tensor: tf.Tensor, leaf: Any) -> tf.Tensor:
+    """Return a tensor on the device of the leaf that it stands for."""
+    device = getattr(leaf, "device", None) or _FIRST_CPU
+    if device == _FIRST_CPU:
+        return tensor
+    with tf.device(device):
+        return tf.identity(tensor)

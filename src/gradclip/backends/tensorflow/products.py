@@ -1,0 +1,95 @@
+"""Tensors multiplied by one number, with products that are rounded to nearest, as `core.nearest` has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from gradclip.backends.arrays import Arrays
+from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
+from gradclip.backends.values import AtOnce, elements_of
+
+if TYPE_CHECKING:
+    from gradclip.core.nearest import Multiplier
+
+Numbers = dict[str, tf.Tensor]
+
+
+class Products:
+    """The tensors of one call. Complex ones are taken as their parts, real numbers."""
+
+    def __init__(self, arrays: Arrays) -> None:
+        widest_first = [element for element in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16) if element in arrays.formats]
+        self.elements: Mapping[Format, int] = {element: _count(arrays, element) for element in widest_first}
+
+    def clear(self, arrays: Arrays) -> None:
+        raise NotImplementedError("tensors of TensorFlow cannot be written where they lie")
+
+    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[tf.Tensor]:
+        if by.sizes is None:
+            return _multiplied(list(arrays), by.factors, by.steps, blanks=by.blanks)
+        results, rest = [], iter(arrays)
+        for layer, size in enumerate(by.sizes):
+            factors = {dtype: of_each[layer] for dtype, of_each in by.factors.items()}
+            steps = None if by.steps is None else by.steps[layer]
+            results += _multiplied([next(rest) for _ in range(size)], factors, steps, blanks=by.blanks)
+        return results
+
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> list[Any]:
+        return list(map(assigned, leaves, self.multiplied(new, by)))
+
+
+_checked: type[AtOnce] = Products
+
+
+def _count(arrays: Arrays, element: Format) -> int:
+    """Return how many real numbers of a format there are."""
+    return sum(elements_of(x.shape) * (2 if is_complex(x) else 1) for x in arrays if format_of(x) is element)
+
+
+def assigned(leaf: Any, result: tf.Tensor) -> Any:
+    """Return what stands in place of a gradient: a variable itself, to which the result is assigned."""
+    if not isinstance(leaf, tf.Variable):
+        return result
+    leaf.assign(result)
+    return leaf
+
+
+def _multiplied(
+    tensors: Sequence[tf.Tensor], factors: Numbers, steps: tf.Tensor | None, *, blanks: bool
+) -> list[tf.Tensor]:
+    """Return tensors times the number of their dtype; as they are where it is 1."""
+    if not tensors:
+        return []
+
+    def products() -> list[tf.Tensor]:
+        return [_product(x, factors[format_of(x).name], steps, blanks=blanks) for x in tensors]
+
+    # All numbers are 1, or none is. A device that flushes subnormals changes them in a product with 1.
+    kept = next(iter(factors.values())) == 1
+    if tf.executing_eagerly():  # `cond` would wait for the device
+        return [tf.where(kept, x, y) for x, y in zip(tensors, products(), strict=True)]
+    found = tf.cond(kept, lambda: list(map(tf.identity, tensors)), products)
+    return found if isinstance(found, list) else [found]
+
+
+def _product(x: tf.Tensor, factor: tf.Tensor, steps: tf.Tensor | None, *, blanks: bool) -> tf.Tensor:
+    if is_complex(x):
+        parts = (_product(part, factor, steps, blanks=False) for part in (tf.math.real(x), tf.math.imag(x)))
+        product = tf.complex(*parts)
+    else:
+        wide = tf.cast(x, factor.dtype) * factor
+        if steps is not None and format_of(x) is FLOAT16:
+            step = tf.constant(FLOAT16.step, wide.dtype)
+            wide += tf.clip_by_value(wide, -step, step) * tf.cast(steps, wide.dtype)
+        product = tf.cast(wide, x.dtype)
+    return without_nonfinite(product) if blanks else product
+
+
+def without_nonfinite(x: tf.Tensor) -> tf.Tensor:
+    """Return a tensor with zeros in place of NaN and the infinities; a complex element goes as a whole."""
+    parts = [tf.math.real(x), tf.math.imag(x)] if is_complex(x) else [x]
+    finite = [tf.math.is_finite(part) for part in parts]
+    return tf.where(finite[0] if len(finite) == 1 else finite[0] & finite[1], x, tf.zeros_like(x))

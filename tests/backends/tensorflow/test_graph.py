@@ -1,0 +1,216 @@
+"""Tensors whose values are not looked at: in `tf.function` and compiled by XLA, in exact arithmetic."""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import gradclip
+from frameworks import DTYPES
+from gradclip.backends.tensorflow.graph import Graph
+from rational import at_most, power_of_norm, random_leaf, random_threshold
+
+MODES = ("function", "xla")
+SHAPE = (17,)
+NARROW = ("float16", "bfloat16")
+
+
+def recorded(function, mode, *specs):
+    return tf.function(function, jit_compile=mode == "xla", input_signature=specs or None)
+
+
+def clipper(mode, dtype, ord, threshold=None):
+    specs = [tf.TensorSpec(SHAPE, dtype)] + ([] if threshold is not None else [tf.TensorSpec((), tf.float64)])
+    return recorded(
+        lambda x, *given: gradclip.clip_by_global_norm(x, given[0] if given else threshold, ord=ord), mode, *specs
+    )
+
+
+def kept(x, y):
+    return np.array_equal(x.view(np.uint8), np.asarray(y).view(np.uint8))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("ord", [1, 2, math.inf])
+def test_no_result_exceeds_a_threshold_that_is_recorded(mode, dtype, ord):
+    rng = np.random.default_rng([ord == 1, len(dtype), 3])
+    clip = clipper(mode, dtype, ord)
+    clipped = 0
+    for _ in range(60):
+        x = random_leaf(rng, dtype, SHAPE[0])
+        if not np.isfinite(x.astype(np.complex128)).all():
+            continue
+        threshold = random_threshold(rng, [x], ord)
+        result = np.asarray(clip(tf.constant(x), tf.constant(threshold, tf.float64))[0])
+        clipped += not kept(x, result)
+        if ord != 2 and "complex" in dtype:  # magnitudes are irrational
+            assert np.linalg.norm(result.astype(np.complex128) / threshold, ord) <= 1 + 1e-12
+        else:
+            assert at_most([result], ord, threshold)
+    assert clipped > 10
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("threshold", [1e-30, 3e-5, 1.0, 1e30])
+def test_no_result_exceeds_a_number_and_ordinary_ones_are_near_it(mode, dtype, threshold):
+    rng = np.random.default_rng(0)
+    clip = clipper(mode, dtype, 2, threshold)
+    for _ in range(15):
+        x = random_leaf(rng, dtype, SHAPE[0])
+        if not np.isfinite(x.astype(np.complex128)).all():
+            continue
+        result = np.asarray(clip(tf.constant(x))[0])
+        assert at_most([result], 2, threshold)
+    if threshold < 1e-6 and dtype in NARROW:
+        return
+    x = rng.normal(size=SHAPE).astype(np.float32)
+    given = tf.cast(tf.constant(x), dtype)
+    result = np.asarray(clip(given)[0])
+    if at_most([np.asarray(given)], 2, threshold):
+        assert kept(np.asarray(given), result)
+        return
+    tight = Fraction(0.99 if dtype in NARROW else 1 - 1e-5) * Fraction(threshold)
+    assert power_of_norm([result], 2) >= tight**2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+def test_what_stays_keeps_all_bits_of_subnormal_numbers(mode, dtype):
+    smallest = 2.0**-1074 if dtype == "float64" else 2.0**-133 if dtype == "bfloat16" else 2.0**-149
+    x = np.asarray(tf.constant([1.0, 0.0, -0.0])).astype(tf.as_dtype(dtype).as_numpy_dtype)
+    x[1] = np.array(3 * smallest).astype(x.dtype)
+    assert x[1] != 0
+    result, _ = recorded(lambda t: gradclip.clip_by_global_norm(t, 2.0), mode)(tf.constant(x))
+    assert kept(x, result)
+    result, _ = recorded(lambda t: gradclip.clip_by_global_norm(t, 0.5), mode)(tf.constant(x))
+    assert at_most([np.asarray(result)], 2, 0.5)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_elements_that_are_read_as_zero_count_in_the_floor(mode):
+    # TensorFlow adds these up to 0. Their norm is 2**-130, above the threshold.
+    x = tf.constant(np.full(2**10, 2.0**-135, np.float32))
+    result, _ = recorded(lambda t: gradclip.clip_by_global_norm(t, 2.0**-131), mode)(x)
+    assert at_most([np.asarray(result)], 2, 2.0**-131)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tiny_thresholds_that_are_recorded(mode):
+    # Nothing may stay that has not been read, and what can be read is clipped well.
+    clip = clipper(mode, "float32", 2)
+    for factor, threshold in [(2.0**-135, 2.0**-134), (2.0**-135, 0.0), (2.0**-100, 2.0**-99), (1.0, 2.0**-126)]:
+        given = np.full(SHAPE, factor, np.float32)
+        assert at_most([np.asarray(clip(tf.constant(given), tf.constant(threshold, tf.float64))[0])], 2, threshold)
+    given = np.full(SHAPE, 1.0, np.float32)
+    result = np.asarray(clip(tf.constant(given), tf.constant(2.0**-90, tf.float64))[0])
+    assert power_of_norm([result], 2) >= (Fraction(1 - 1e-5) * Fraction(2.0**-90)) ** 2
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("ord", [1, 2, 3, math.inf, -math.inf])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_seen_in_any_order(mode, ord, value):
+    # XLA's own maximum on the CPU passes over NaN.
+    for place in range(3):
+        x = np.float32([3.0, 4.0, 5.0])
+        x[place] = value
+        clip = recorded(lambda t: gradclip.clip_by_global_norm([t], 1.0, ord=ord), mode)
+        (result,), norm = clip(tf.constant(x))
+        assert np.isnan(result).all()
+        assert not np.isfinite(norm)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("policy", "expected"), [("zero", [0.6, 0.8, 0.0]), ("skip", [0.0, 0.0, 0.0])])
+def test_policies(mode, policy, expected):
+    clip = recorded(lambda t: gradclip.clip_by_global_norm([t], 1.0, nonfinite=policy), mode)
+    for value in (math.nan, math.inf, -math.inf):
+        (result,), _ = clip(tf.constant([3.0, 4.0, value]))
+        np.testing.assert_allclose(result, expected, rtol=3e-7)
+    (result,), _ = clip(tf.constant([3.0, 0.0, 4.0]))
+    np.testing.assert_allclose(result, [0.6, 0.0, 0.8], rtol=3e-7)
+
+
+def test_raise_is_for_values_that_are_known():
+    with pytest.raises(ValueError, match="raise"):
+        recorded(lambda t: gradclip.clip_by_global_norm(t, 1.0, nonfinite="raise"), "function")(tf.ones(3))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_every_functional_name_gives_what_numpy_gives(mode):
+    rng = np.random.default_rng(5)
+    tree = {"w": rng.normal(size=(4, 3)).astype(np.float32), "b": rng.normal(size=5).astype(np.float64)}
+    calls = {
+        "norm": lambda t: gradclip.global_norm(t),
+        "norm of order 3": lambda t: gradclip.global_norm(t, ord=3),
+        "norms": lambda t: gradclip.layer_norms(t),
+        "global": lambda t: gradclip.clip_by_global_norm(t, 1.0),
+        "layer": lambda t: gradclip.clip_by_layer_norm(t, 1.0),
+        "layers": lambda t: gradclip.clip_by_layer_norm(t, {"w": 0.5, "b": 9.0}),
+        "value": lambda t: gradclip.clip_by_value(t, 0.3),
+        "unit": lambda t: gradclip.clip_by_unit_norm(t, 1.0),
+        "examples": lambda t: gradclip.per_example_clip(t["w"], 1.0),
+        "examples by layer": lambda t: gradclip.per_example_clip({"w": t["w"]}, 1.0, per_layer=True),
+    }
+    together = recorded(lambda t: {name: call(t) for name, call in calls.items()}, mode)
+    found = together({key: tf.constant(x) for key, x in tree.items()})
+    for name, call in calls.items():
+        mine, known = (gradclip.tree.flatten(x).leaves for x in (found[name], call(tree)))
+        for x, y in zip(mine, known, strict=True):
+            np.testing.assert_allclose(np.asarray(x), y, rtol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_variables_are_read_when_the_graph_runs(mode):
+    variable = tf.Variable([3.0, 4.0])
+    norm = recorded(lambda: gradclip.global_norm([variable]), mode)
+    assert float(norm()) == 5.0
+    variable.assign([0.0, 2.0])
+    assert float(norm()) == 2.0
+
+
+def test_rows_of_unknown_number():
+    clip = recorded(lambda x: gradclip.clip_by_global_norm([x], 1.0), "function", tf.TensorSpec([None, 2]))
+    for rows in (0, 1, 1000):
+        (result,), _ = clip(tf.ones([rows, 2]))
+        assert at_most([np.asarray(result)] if rows else [np.zeros(1)], 2, 1.0)
+        assert result.shape == (rows, 2)
+    assert float(tf.norm(tf.cast(result, tf.float64))) > 1 - 1e-5
+
+
+@pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**25 + 3])
+def test_large_tensors_are_added_up_in_pieces(size):
+    x = tf.constant(np.random.default_rng(0).integers(-3, 4, size), tf.float16)
+    norm = recorded(lambda t: gradclip.global_norm(tf.cast(t, tf.float32)), "function")(x)
+    np.testing.assert_allclose(float(norm), math.sqrt(int(np.square(np.asarray(x), dtype=np.float64).sum())), rtol=1e-7)
+
+
+def test_autograph_leaves_gradclip_alone():
+    from tensorflow.python.autograph.core import config
+
+    assert any(rule.matches("gradclip.clip") for rule in config.CONVERSION_RULES)
+
+
+def test_vectorized_map():
+    x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
+    clipped, norms = tf.vectorized_map(lambda row: gradclip.clip_by_global_norm(row, 1.0), tf.constant(x))
+    for row, mine, norm in zip(x, clipped, norms, strict=True):
+        expected, known = gradclip.clip_by_global_norm(row, 1.0)
+        np.testing.assert_allclose(mine, expected, rtol=3e-7)
+        np.testing.assert_allclose(norm, known, rtol=3e-7)
+
+
+def test_eager_tensors_elsewhere_are_clipped_without_a_look():
+    # What an accelerator's tensors take: nothing of it may ask for a value.
+    backend = Graph(visible=True)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gradclip.backends.tensorflow.framework.in_host_memory", lambda x: False)
+        patch.setattr("gradclip.backends.tensorflow.framework.all_tensors_on_cpu", lambda x: False)
+        found, norm = gradclip.clip_by_global_norm([tf.constant([3.0, 4.0])], 1.0)
+    assert not backend.concrete
+    np.testing.assert_allclose(found[0], [0.6, 0.8], rtol=3e-7)
+    assert float(norm) == 5.0
