@@ -1,0 +1,121 @@
+"""The names of TensorFlow's own clipping functions, on gradclip's engine.
+
+Switch by writing `from gradclip.integrations.tensorflow import clip_by_global_norm`. What differs: no norm exceeds its
+threshold, norms do not overflow and come back in float32 at least, several rows of `tf.IndexedSlices` at one index
+count as their sum, what is not clipped keeps all its bits, and a negative or NaN threshold that is known is refused.
+`name` is accepted and ignored.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip import clip
+from gradclip.arguments import check_norm, check_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends.values import elements_of
+from gradclip.core.decide import Clipping, from_norm
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import EUCLIDEAN
+from gradclip.core.rules import CLIP
+from gradclip.integrations import needed_for
+from gradclip.layers.units import clip_units, scopes_beside
+from gradclip.tree import flatten
+
+with needed_for("tensorflow"):
+    import tensorflow as tf
+
+    from gradclip.backends.tensorflow.graph import Graph
+
+__all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "clip_by_value", "global_norm"]
+
+Dense = Any  # a tensor, or what TensorFlow makes one of; it gives no types
+Gradient = Any  # a tensor or `tf.IndexedSlices`, of which the result is one as well
+
+
+def clip_by_global_norm(
+    t_list: Sequence[Gradient | None], clip_norm: float | Dense, use_norm: Dense | None = None, name: str | None = None
+) -> tuple[list[Gradient | None], Dense]:
+    """Scale tensors by min(1, clip_norm / norm of all of them together); return them in a list, and the norm.
+
+    Args:
+        t_list: tensors and `tf.IndexedSlices`; None stays None.
+        clip_norm: the threshold, >= 0, in the units of the tensors: a number or a scalar tensor.
+        use_norm: the norm, where it is known: it is not computed again, and the bound is as good as it is.
+        name: ignored.
+
+    Returns:
+        A list of new tensors, all NaN where the norm is not finite, and the norm before clipping.
+
+    Raises:
+        TypeError: `t_list` is no list or tuple. ValueError: `clip_norm` is negative or NaN, and its value is known.
+
+    """
+    given = _listed(t_list)
+    if use_norm is None:
+        return clip.clip_by_global_norm(given, clip_norm)
+    return _scaled(given, clip_norm, use_norm), tf.convert_to_tensor(use_norm)
+
+
+def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> Dense:
+    """Return the Euclidean norm of all tensors together, a scalar in float32, or in float64 if one of them is."""
+    return clip.global_norm(_listed(t_list))
+
+
+@ordinary_arithmetic
+def clip_by_norm(
+    t: Gradient, clip_norm: float | Dense, axes: int | Sequence[int] | None = None, name: str | None = None
+) -> Gradient:
+    """Scale a tensor by min(1, clip_norm / its norm), or by the norm along `axes` at each place of the others."""
+    flat = flatten(t)
+    if axes is None:
+        return clip.clip_by_global_norm(t, clip_norm)[0]
+    shared = tuple(axes) if isinstance(axes, Sequence) else int(axes)
+    clipping = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
+    dense = flatten(flat.leaves)  # of slices their values, so that axes are those of these
+    return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes_beside(dense, shared))[0])
+
+
+def clip_by_value(
+    t: Gradient, clip_value_min: float | Dense, clip_value_max: float | Dense, name: str | None = None
+) -> Gradient:
+    """Move each element of a tensor into [clip_value_min, clip_value_max]; NaN stays NaN.
+
+    Bounds that are numbers of one magnitude are gradclip's, rounded toward zero in the dtype of the tensor. Others, and
+    those that broadcast, are TensorFlow's.
+    """
+    lower, upper = clip_value_min, clip_value_max
+    if isinstance(lower, int | float) and isinstance(upper, int | float) and -lower == upper >= 0:
+        return clip.clip_by_value(t, upper)
+    return tf.clip_by_value(t, lower, upper)
+
+
+def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = None) -> Dense:
+    """Scale a tensor by min(1, clip_norm / (its norm / its number of elements)), as `tf.compat.v1` does."""
+    tensor = tf.convert_to_tensor(t)
+    if None in tensor.shape:
+        raise ValueError("the number of elements must be known. Give tf.TensorSpec the whole shape.")
+    count = elements_of(tensor.shape)
+    limit = check_threshold(clip_norm, "clip_norm")
+    whole = min(limit * count, math.inf) if isinstance(limit, float) else tf.cast(limit, tf.float64) * count
+    return clip.clip_by_global_norm(tensor, whole)[0]
+
+
+def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
+    if isinstance(t_list, list | tuple):
+        return list(t_list)
+    raise TypeError(
+        f"t_list must be a list or a tuple of tensors, got {t_list!r:.80} of type {type(t_list).__name__}. "
+        "For other trees call gradclip.clip_by_global_norm."
+    )
+
+
+@ordinary_arithmetic
+def _scaled(t_list: list[Gradient | None], clip_norm: Any, use_norm: Any) -> Any:
+    """Return the tensors, scaled as their norm demands, by operations that tapes and graphs record."""
+    flat, backend = flatten(t_list), Graph(visible=tf.executing_eagerly())
+    threshold = check_threshold(clip_norm, "clip_norm")
+    norm = backend.scalar(check_norm(use_norm, "use_norm", backend=backend), ())
+    arrays = backend.enter(list(map(backend.prepare, flat.leaves)))
+    spoiled = tf.where(tf.math.is_inf(norm), tf.constant(math.nan, norm.dtype), norm)
+    return flat.rebuild(from_norm(backend, spoiled, threshold, arrays).scaled(backend, arrays))
