@@ -37,6 +37,7 @@ lint: .venv-lint/ready  ## Check style and types
 bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes, and draw it
 	$(BIN)/python benchmarks/clipping.py
 	$(BIN)/python benchmarks/calls.py
+	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py

@@ -20,6 +20,7 @@ DISPATCHES_EXAMPLES = RESULTS / "dispatches_examples.json"
 FOLDED = RESULTS / "folded.json"
 SCENARIOS = RESULTS / "scenarios.json"
 SCENARIOS_PICTURE = RESULTS / "scenarios.png"
+GRAPHS = RESULTS / "graphs.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
 _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}

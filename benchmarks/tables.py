@@ -13,6 +13,7 @@ from report import (
     DISPATCHES_EXAMPLES,
     DISPATCHES_JAX,
     FOLDED,
+    GRAPHS,
     PER_EXAMPLE,
     PRIVATE_STEPS,
     SCENARIOS,
@@ -56,6 +57,19 @@ def of_calls(rows):
         ratios = " / ".join(rounded(row["of ours"], 2) for row in theirs.values())
         what = ours.removeprefix("gradclip.")
         lines += f"| {workload}: {what} | {times[0]} | {other}: {times[1]} | {ratios} |\n"
+    return lines
+
+
+def of_graphs(rows):
+    """Return a line for each workload and way of running, with the times of norms and of clipping."""
+    cases = ("norm", "not clipped", "clipped")
+    lines, found = _head("ms: norm / not clipped / clipped", "gradclip", "TensorFlow", "times as fast"), {}
+    for row in rows:
+        names = found.setdefault((row["workload"], row["mode"]), {})
+        names.setdefault(library(row["name"]), {})[row["case"]] = row
+    for (workload, mode), names in found.items():
+        ours, theirs = (" / ".join(_time(names[one][case]) for case in cases) for one in ("gradclip", "tf"))
+        lines += f"| {workload}, {mode} | {ours} | {theirs} | {' / '.join(_ratio(names['tf'][c]) for c in cases)} |\n"
     return lines
 
 
@@ -260,6 +274,7 @@ TABLES = [
     Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
     Table("README.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
+    Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
     Table("README.md", "counts", DISPATCHES, of_few_dispatches, "lines"),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),

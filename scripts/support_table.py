@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import jax
 import jax.numpy as jnp
 import numpy as np
+import tensorflow as tf
 import torch
 
 import gradclip
@@ -32,7 +33,11 @@ IN_PLACE = {
     "adaptive_grad_clip_": lambda p: gradclip.adaptive_grad_clip_(p, 0.3, weights=[p[0].grad], unit_axis=0),
     "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
 }
-COLUMNS = ("NumPy", "PyTorch", "torch.compile", "torch.func", "autograd", "JAX", "jax.jit", "jax.vmap", "jax.grad")
+OF_TORCH = ("PyTorch", "torch.compile", "torch.func", "autograd")
+OF_JAX = ("JAX", "jax.jit", "jax.vmap", "jax.grad")
+OF_TENSORFLOW = ("TensorFlow", "tf.function", "XLA", "tf.vectorized_map", "tf.GradientTape")
+COLUMNS = ("NumPy", *OF_TORCH, *OF_JAX, *OF_TENSORFLOW)
+DERIVATIVES = ("autograd", "jax.grad", "tf.GradientTape")
 
 
 def _sums(function, xp):
@@ -51,9 +56,20 @@ def _autograd(function):
     return gradient
 
 
+def _tape(function):
+    def gradient(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            value = tf.reduce_sum(function(x))
+        return tape.gradient(value, x)
+
+    return gradient
+
+
 def calls(function):
     """Return, for each column, a call on the batch whose result is known, and its expected result."""
     plain = np.asarray(function(BATCH))
+    tensor, tensors = tf.constant(BATCH), tf.constant(_stacked(BATCH))
     stacked = np.stack([np.asarray(function(x)) for x in _stacked(BATCH)])
     compiled = lambda: torch.compile(function, backend="eager", fullgraph=True)(torch.tensor(BATCH))
     derivative = lambda: jax.grad(_sums(function, jnp))(jnp.array(BATCH))
@@ -67,6 +83,11 @@ def calls(function):
         "jax.jit": (lambda: jax.jit(function)(jnp.array(BATCH)), plain),
         "jax.vmap": (lambda: jax.vmap(function)(jnp.array(_stacked(BATCH))), stacked),
         "jax.grad": (derivative, numerical(function)),
+        "TensorFlow": (lambda: function(tensor), plain),
+        "tf.function": (lambda: tf.function(function)(tensor), plain),
+        "XLA": (lambda: tf.function(function, jit_compile=True)(tensor), plain),
+        "tf.vectorized_map": (lambda: tf.vectorized_map(function, tensors), stacked),
+        "tf.GradientTape": (lambda: _tape(function)(tensor), numerical(function)),
     }
 
 
@@ -100,9 +121,9 @@ def in_place_works(function, make):
 def rows():
     for name, function in TREE_FUNCTIONS.items():
         found = calls(function)
-        yes = {c: works(*found[c], 2e-4 if c in ("autograd", "jax.grad") else 1e-6) for c in COLUMNS}
+        yes = {c: works(*found[c], 2e-4 if c in DERIVATIVES else 1e-6) for c in COLUMNS}
         yield name, ["yes" if yes[c] else "no" for c in COLUMNS]
-    makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array}
+    makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array, "TensorFlow": tf.constant}
     for name, function in IN_PLACE.items():
         cells = {c: "yes" if in_place_works(function, make) else "no" for c, make in makers.items()}
         yield name, [cells.get(c, "–") for c in COLUMNS]

@@ -13,11 +13,12 @@ import support_table
 
 ROOT = Path(__file__).parent.parent
 CODE_BLOCKS = {
-    "README.md": 6,
+    "README.md": 7,
     "docs/adaptive.md": 6,
     "docs/monitor.md": 4,
     "docs/optimizers.md": 3,
     "docs/per-example.md": 12,
+    "docs/tensorflow.md": 3,
 }
 
 
