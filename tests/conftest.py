@@ -4,8 +4,11 @@ import pytest
 
 from frameworks import WITH_FLOAT32, by_name
 
-# These need eight devices from JAX's start; distributed/test_mesh_axes.py runs them so.
-collect_ignore = [] if "device_count=8" in os.environ.get("XLA_FLAGS", "") else ["sharded_jax"]
+# Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
+# start, which distributed/test_mesh_axes.py gives them.
+collect_ignore = ["keras_backends"]
+if "device_count=8" not in os.environ.get("XLA_FLAGS", ""):
+    collect_ignore.append("sharded_jax")
 
 
 @pytest.fixture(params=WITH_FLOAT32, ids=by_name)

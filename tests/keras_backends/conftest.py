@@ -1,0 +1,22 @@
+import os
+
+import pytest
+
+BACKEND = os.environ["KERAS_BACKEND"]
+collect_ignore = [f"test_{other}.py" for other in ("jax", "torch", "tensorflow") if other != BACKEND]
+
+
+def pytest_configure():
+    """Give TensorFlow two devices, which it takes from the one CPU only before its first operation."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        (cpu,) = tf.config.list_physical_devices("CPU")
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    import keras
+
+    keras.utils.set_random_seed(0)
