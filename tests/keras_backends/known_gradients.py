@@ -31,7 +31,7 @@ def linear_model(optimizer, **settings):
     """Return a model of two weights, zeros, of which the gradient is the input: the loss of x is w @ x."""
     layer = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.layers.Input((2,)), layer])
-    model.compile(optimizer, loss=lambda _, outputs: ops.mean(outputs), **settings)
+    model.compile(optimizer, loss=lambda _, outputs: ops.mean(outputs, axis=-1), **settings)
     return model
 
 

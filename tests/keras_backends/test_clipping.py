@@ -46,12 +46,12 @@ def test_what_lies_below_the_threshold_stays_as_it_is(scope, max_norm):
 
 def test_the_bound_holds_exactly_where_that_of_keras_does_not():
     rng = np.random.default_rng(0)
-    drawn = [[rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=7).astype(np.float32)] for _ in range(100)]
+    drawn = [[rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=7).astype(np.float32)] for _ in range(50)]
 
     def exceeded(make):
         return sum(squared_norm(updates(gradients, make())) > 1 for gradients in drawn)
 
-    assert exceeded(lambda: keras.optimizers.SGD(1.0, global_clipnorm=1.0)) > 20
+    assert exceeded(lambda: keras.optimizers.SGD(1.0, global_clipnorm=1.0)) > 10
     assert exceeded(lambda: SGD(1.0, max_norm=1.0)) == 0
 
 

@@ -114,7 +114,7 @@ class _Clipping(keras.optimizers.Optimizer):
     @property
     def last_norm(self) -> Scalar:
         """The norm before clipping of the last update; 0 before the first."""
-        return ops.convert_to_tensor(self._norm)
+        return ops.copy(self._norm)
 
     @property
     def clipped_share(self) -> Scalar:
@@ -123,7 +123,7 @@ class _Clipping(keras.optimizers.Optimizer):
 
     def counts(self) -> tuple[int, int]:
         """Return how many updates have been clipped, and how many there have been."""
-        return int(self._clipped_steps), int(self.iterations)
+        return int(ops.copy(self._clipped_steps)), int(ops.copy(self.iterations))
 
     def get_config(self) -> dict[str, Any]:
         settings = {"max_norm": self.max_norm, "scope": self.scope, "nonfinite": self.nonfinite}
