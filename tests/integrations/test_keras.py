@@ -15,7 +15,7 @@ PASSED_OVER = "ignore:__array__ implementation doesn't accept a copy keyword:Dep
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-@pytest.mark.parametrize("backend", ["jax", "torch"])
+@pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
 def test_on_backend(backend):
     environment = os.environ | QUIET | {"KERAS_BACKEND": backend}
     environment.pop("PYTEST_XDIST_WORKER", None)

@@ -1,0 +1,97 @@
+"""Replicas, sparse gradients of embeddings, and graphs: what only TensorFlow has."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from gradclip.integrations.keras import ClippingMetrics, clipped
+from keras_backends.known_gradients import SGD, linear_model, train, weights
+
+
+def norm_of_update(make, factors):
+    """Return the norm of what two replicas, whose gradients are multiples of (3, 4), subtract together."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        variable = keras.Variable(np.zeros(2, np.float32))
+        optimizer = make(1.0)
+        optimizer.build([variable])
+
+    @tf.function
+    def step(factor):
+        strategy.run(lambda factor: optimizer.apply([factor * [3.0, 4.0]], [variable]), args=(factor,))
+
+    step(
+        strategy.experimental_distribute_values_from_function(lambda context: factors[context.replica_id_in_sync_group])
+    )
+    return np.linalg.norm(variable.numpy()), optimizer
+
+
+@pytest.mark.parametrize(
+    ("factors", "of_keras", "norm"), [((1.0, 1.0), 2.0, 10.0), ((1.0, -100.0), 0.0, 495.0)], ids=["equal", "opposite"]
+)
+def test_the_sum_over_replicas_is_clipped_where_keras_clips_each(factors, of_keras, norm):
+    by_keras, _ = norm_of_update(lambda rate: keras.optimizers.SGD(rate, global_clipnorm=1.0), factors)
+    assert by_keras == pytest.approx(of_keras, abs=1e-6)
+    ours, optimizer = norm_of_update(lambda rate: SGD(rate, max_norm=1.0), factors)
+    assert ours == pytest.approx(1.0)
+    assert (float(optimizer.last_norm), float(optimizer.clipped_share)) == (pytest.approx(norm), 1.0)
+
+
+def test_fit_on_replicas():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        model = linear_model(SGD(learning_rate=1.0, max_norm=1.0))
+    # Each replica has one row of a batch, and the loss is the mean of both.
+    history = train(
+        model, [[6.0, 0.0], [0.0, 8.0], [0.5, 0.0], [0.1, 0.0]], batch_size=2, callbacks=[ClippingMetrics()]
+    )
+    assert weights(model) == pytest.approx([-0.9, -0.8])
+    assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.3)], [0.5])
+
+
+class SparseOnly(keras.optimizers.SGD):
+    """SGD that refuses dense gradients."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        assert isinstance(gradient, tf.IndexedSlices)
+        super().update_step(gradient, variable, learning_rate)
+
+
+@pytest.mark.parametrize("scope", ["global", "variable", "value"])
+@pytest.mark.parametrize("mode", ["eager", "graph"])
+def test_gradients_of_embeddings_stay_sparse(scope, mode):
+    model = keras.Sequential([keras.layers.Embedding(1000, 2, embeddings_initializer="zeros")])
+    optimizer = clipped(SparseOnly)(learning_rate=1.0, max_norm=1.0, scope=scope)
+    settings = {"run_eagerly": mode == "eager", "jit_compile": False}
+    model.compile(optimizer, loss=lambda factors, rows: tf.reduce_sum(factors * rows), **settings)
+    # Row 7 occurs twice, so that its gradient is (3, 4).
+    words, factors = np.array([[7, 7]]), np.array([[[1.0, 1.0], [2.0, 3.0]]], np.float32)
+    model.fit(words, factors, verbose=0)
+    table = model.get_weights()[0]
+    assert table[7] == pytest.approx([-1.0, -1.0] if scope == "value" else [-0.6, -0.8])
+    assert np.count_nonzero(table) == 2
+    assert float(optimizer.last_norm) == (4.0 if scope == "value" else 5.0)
+
+
+@pytest.mark.parametrize("settings", [{"jit_compile": True}, {"steps_per_execution": 2}, {"run_eagerly": True}])
+def test_ways_to_run(settings):
+    model = linear_model(SGD(learning_rate=1.0, max_norm=1.0), **settings)
+    history = train(model, [[3.0, 4.0], [0.3, 0.4]], callbacks=[ClippingMetrics()])
+    assert weights(model) == pytest.approx([-0.9, -1.2])
+    assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.5)], [0.5])
+
+
+def test_variables_of_tensorflow_in_a_loop_of_ones_own():
+    optimizer = SGD(learning_rate=1.0, max_norm=1.0)
+    variable = tf.Variable([0.0, 0.0])
+
+    @tf.function
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.tensordot(variable, [3.0, 4.0], 1)
+        optimizer.apply_gradients(zip(tape.gradient(loss, [variable]), [variable], strict=True))
+        return optimizer.last_norm
+
+    assert [float(step()) for _ in range(2)] == [5.0, 5.0]
+    assert variable.numpy() == pytest.approx([-1.2, -1.6])
