@@ -7,9 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from declearn.model.haiku import JaxNumpyVector
 from declearn.model.sklearn import NumpyVector
+from declearn.model.tensorflow import TensorflowVector
 from declearn.model.torch import TorchModel, TorchVector
 from declearn.optimizer import Optimizer, list_optim_modules
 from declearn.optimizer import modules as originals
@@ -28,6 +30,7 @@ VECTORS = {
     "numpy": lambda values: NumpyVector({k: np.array(v, np.float32) for k, v in values.items()}),
     "torch": lambda values: TorchVector({k: torch.tensor(v, dtype=torch.float32) for k, v in values.items()}),
     "jax": lambda values: JaxNumpyVector({k: jnp.array(v, jnp.float32) for k, v in values.items()}),
+    "tensorflow": lambda values: TensorflowVector({k: tf.constant(v, tf.float32) for k, v in values.items()}),
 }
 every_vector = pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
 VALUES = {"w": [[3.0, 4.0]], "b": [12.0]}
@@ -36,6 +39,10 @@ VALUES = {"w": [[3.0, 4.0]], "b": [12.0]}
 @pytest.fixture(autouse=True)
 def _on_the_cpu():
     set_device_policy(gpu=False)
+
+
+def numbers(vector):
+    return {name: np.asarray(array).tolist() for name, array in vector.coefs.items()}
 
 
 def updates(modules, gradients):
@@ -84,9 +91,9 @@ def test_small_gradients_come_back_as_they_were_and_the_input_is_left_alone(vect
     gradients = vector(VALUES)
     kept = cls(max_norm=max_norm).run(gradients)
     assert type(kept) is type(gradients)
-    assert {k: v.tolist() for k, v in kept.coefs.items()} == VALUES
+    assert numbers(kept) == VALUES
     cls(max_norm=0.5).run(gradients)
-    assert {k: v.tolist() for k, v in gradients.coefs.items()} == VALUES
+    assert numbers(gradients) == VALUES
 
 
 @every_vector
@@ -99,7 +106,7 @@ def test_empty_vector_is_returned_as_it_is(vector):
 @every_vector
 @pytest.mark.parametrize("cls", BOTH)
 def test_all_zero_vector(vector, cls):
-    assert cls().run(vector({"w": [0.0, 0.0]})).coefs["w"].tolist() == [0.0, 0.0]
+    assert numbers(cls().run(vector({"w": [0.0, 0.0]}))) == {"w": [0.0, 0.0]}
 
 
 @every_vector
@@ -126,10 +133,20 @@ def test_each_array_keeps_its_dtype():
     assert_just_below(clipped["b"], [0.8], "float64")
 
 
+@pytest.mark.parametrize("cls", BOTH)
+def test_rows_of_an_embedding_stay_sparse(cls):
+    # Row 1 occurs twice, so that it is (3, 4).
+    rows = tf.IndexedSlices(tf.constant([[1.0, 1.0], [2.0, 3.0]]), tf.constant([1, 1]), tf.constant([5, 2]))
+    clipped = cls(max_norm=1.0).run(TensorflowVector({"w": rows})).coefs["w"]
+    assert isinstance(clipped, tf.IndexedSlices)
+    assert_just_below(tf.convert_to_tensor(clipped)[1], [0.6, 0.8], "float32")
+
+
 def test_half_precision_does_not_overflow():
     for vector in (
         NumpyVector({"a": np.array([3e4, 4e4], np.float16)}),
         TorchVector({"a": torch.tensor([3e4, 4e4]).half()}),
+        TensorflowVector({"a": tf.constant([3e4, 4e4], tf.float16)}),
     ):
         assert_just_below(L2GlobalClipping(5.0).run(vector).coefs["a"], [3.0, 4.0], "float16")
 

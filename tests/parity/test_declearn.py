@@ -7,9 +7,11 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
+import tensorflow as tf
 import torch
 from declearn.model.haiku import JaxNumpyVector
 from declearn.model.sklearn import NumpyVector
+from declearn.model.tensorflow import TensorflowVector
 from declearn.model.torch import TorchVector
 from declearn.optimizer import modules as peer
 from declearn.utils import set_device_policy
@@ -43,11 +45,13 @@ VECTORS = {
     "numpy": lambda leaves: NumpyVector(leaves),
     "torch": lambda leaves: TorchVector({name: tensor(leaf) for name, leaf in leaves.items()}),
     "jax": lambda leaves: JaxNumpyVector({name: jnp.asarray(leaf) for name, leaf in leaves.items()}),
+    "tensorflow": lambda leaves: TensorflowVector({name: tf.constant(leaf) for name, leaf in leaves.items()}),
 }
 CASES = [
     *(("numpy", dtype) for dtype in ("float16", "float32", "float64")),
     *(("torch", dtype) for dtype in ("float16", "bfloat16", "float32", "float64")),
     *(("jax", dtype) for dtype in ("float16", "bfloat16", "float32")),
+    *(("tensorflow", dtype) for dtype in ("float16", "bfloat16", "float32", "float64")),
 ]
 
 
@@ -58,8 +62,13 @@ def _on_the_cpu():
 
 def numbers(vector, like):
     """Return the arrays in the order and shapes of `like`: torch Vectors of the peer turn a scalar into one element."""
-    wide = {name: x.double().numpy() if isinstance(x, torch.Tensor) else x for name, x in vector.coefs.items()}
-    return [np.asarray(wide[name]).reshape(leaf.shape) for name, leaf in like.items()]
+    return [as_numpy(vector.coefs[name]).reshape(leaf.shape) for name, leaf in like.items()]
+
+
+def as_numpy(array):
+    if isinstance(array, tf.Tensor):
+        return tf.cast(array, tf.float64).numpy()
+    return array.double().numpy() if isinstance(array, torch.Tensor) else np.asarray(array)
 
 
 def allowed(framework, dtype, leaves):

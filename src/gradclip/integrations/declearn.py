@@ -2,7 +2,7 @@
 
 Importing this module is the switch: declearn's registry then builds these classes for the names `l2-global-clipping`
 and `l2-clipping`, so that `Optimizer(lrate, modules=["l2-global-clipping"])` and saved configurations use them. They
-are subclasses of declearn's own. Vectors may hold NumPy, PyTorch or JAX arrays.
+are subclasses of declearn's own. Vectors may hold arrays of NumPy, PyTorch, JAX or TensorFlow, there sparse ones too.
 """
 
 from typing import Any
