@@ -1,14 +1,11 @@
 """The code on the pages prints what it says, and its tables are what trying finds and what was measured."""
 
-import contextlib
-import io
-import itertools
-import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+import code_blocks
 import support_table
 
 ROOT = Path(__file__).parent.parent
@@ -24,18 +21,7 @@ CODE_BLOCKS = {
 
 @pytest.mark.parametrize("page", CODE_BLOCKS)
 def test_code_prints_what_stands_below_it(page):
-    blocks = re.findall(r"^```(python|)\n(.*?)^```", (ROOT / page).read_text(), re.S | re.M)
-    names = {}
-    checked = 0
-    for (kind, code), (next_kind, output) in itertools.pairwise(blocks):
-        if kind == "python":
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(code, names)
-            assert next_kind == ""
-            assert printed.getvalue() == output
-            checked += 1
-    assert checked == CODE_BLOCKS[page]
+    assert code_blocks.run(ROOT / page) == CODE_BLOCKS[page]
 
 
 def test_code_and_output_stand_within_the_first_35_lines():

@@ -55,7 +55,9 @@ def test_the_bound_holds_exactly_where_that_of_keras_does_not():
     assert exceeded(lambda: SGD(1.0, max_norm=1.0)) == 0
 
 
-def test_norms_do_not_overflow():
+def test_norms_do_not_overflow_where_those_of_keras_do():
+    (update,) = updates(arrays([3e30, 4e30]), keras.optimizers.SGD(1.0, global_clipnorm=5.0))
+    assert np.isnan(update).all()
     optimizer = SGD(learning_rate=1.0, max_norm=5.0)
     (update,) = updates(arrays([3e30, 4e30]), optimizer)
     assert update == pytest.approx([3.0, 4.0], rel=1e-6)
