@@ -38,14 +38,13 @@ def test_the_sum_over_replicas_is_clipped_where_keras_clips_each(factors, of_ker
     assert (float(optimizer.last_norm), float(optimizer.clipped_share)) == (pytest.approx(norm), 1.0)
 
 
-def test_fit_on_replicas():
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
-    with strategy.scope():
-        model = linear_model(SGD(learning_rate=1.0, max_norm=1.0))
+@pytest.mark.parametrize("around", [lambda inner: inner, keras.optimizers.LossScaleOptimizer], ids=["plain", "scaled"])
+def test_fit_on_replicas(around):
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        model = linear_model(around(SGD(learning_rate=1.0, max_norm=1.0)))
     # Each replica has one row of a batch, and the loss is the mean of both.
-    history = train(
-        model, [[6.0, 0.0], [0.0, 8.0], [0.5, 0.0], [0.1, 0.0]], batch_size=2, callbacks=[ClippingMetrics()]
-    )
+    rows = [[6.0, 0.0], [0.0, 8.0], [0.5, 0.0], [0.1, 0.0]]
+    history = train(model, rows, batch_size=2, callbacks=[ClippingMetrics()])
     assert weights(model) == pytest.approx([-0.9, -0.8])
     assert (history["grad_norm"], history["clipped_share"]) == ([pytest.approx(0.3)], [0.5])
 
