@@ -9,6 +9,7 @@ NEEDED = {
     "brainstate": "jax",
     "declearn": "declearn",
     "jax_privacy": "jax",
+    "keras": "keras",
     "optax": "optax",
     "torch": "torch",
 }
