@@ -59,7 +59,7 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
             f"clipped takes a class of Keras optimizers, got {optimizer!r:.80}. Write "
             "clipped(keras.optimizers.Adam)(learning_rate=0.001, max_norm=1.0)."
         )
-    if issubclass(optimizer, Wrappers):
+    if issubclass(optimizer, WRAPPERS):
         raise TypeError(
             f"{optimizer.__name__} passes gradients on to other optimizers, which have to clip them. Give it clipped "
             f"ones: {optimizer.__name__}(clipped(keras.optimizers.Adam)(max_norm=1.0)), for example."
@@ -196,14 +196,14 @@ SCOPES: dict[Scope, Callable[[list[Any], float, Policy], tuple[list[Any], Scalar
     "variable": _one_by_one,
     "value": _elements,
 }
-Wrappers = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
+WRAPPERS = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer)
 
 
 def _take_names() -> None:
     """Register those of Keras' own optimizers, so that a model which was saved with one is found when it is loaded."""
     classes = [value for value in vars(keras.optimizers).values() if isinstance(value, type)]
     for cls in classes:
-        if issubclass(cls, keras.optimizers.Optimizer) and cls not in (keras.optimizers.Optimizer, *Wrappers):
+        if issubclass(cls, keras.optimizers.Optimizer) and cls not in (keras.optimizers.Optimizer, *WRAPPERS):
             clipped(cls)
 
 
