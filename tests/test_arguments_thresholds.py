@@ -1,5 +1,8 @@
 """Thresholds that hold no value, or several where one belongs."""
 
+import math
+from types import SimpleNamespace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -21,6 +24,16 @@ def test_tensors_without_values_have_no_partial_norm_and_are_no_thresholds():
     ):
         with pytest.raises(ValueError, match="is a tensor on the meta device, which holds no value"):
             call(TREE, torch.tensor(1.0, device="meta"))
+
+
+@pytest.mark.parametrize("bad", [-1.0, math.nan])
+def test_negative_and_nan_thresholds_are_refused_for_zeros_too(framework, bad):
+    zeros = framework.array([0.0, 0.0])
+    for call in (gradclip.clip_by_global_norm, gradclip.clip_by_layer_norm, gradclip.clip_by_value):
+        with pytest.raises(ValueError, match=r"max_(norm|value) must not be negative or NaN"):
+            call([zeros], bad)
+    with pytest.raises(ValueError, match="max_norm must not be negative or NaN"):
+        gradclip.clip_grad_norm_([SimpleNamespace(grad=zeros)], bad)
 
 
 def test_one_threshold_says_where_several_go():

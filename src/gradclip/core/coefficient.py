@@ -132,7 +132,7 @@ def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, 
     upper = norm * (1.0 / (1.0 - error))
     if upper <= max_norm:
         return KEPT
-    wide = max_norm / upper * LOWERED
+    wide = max_norm / upper * LOWERED if upper else 0.0
     narrow = wide * _NARROW_LOWERED
     # A threshold that is negative, or NaN, comes to no such factor.
     if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
