@@ -11,10 +11,10 @@ COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test attack lint bench accelerators gpu wheel compilers versions sanitize clean
+.PHONY: help demo test attack lint parity bench accelerators gpu wheel compilers versions sanitize clean
 
 # Tests and timings without the kernels would be those of something else; the demo and the linters do without.
-test attack bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
+test attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
 
 help:  ## Show this menu
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
@@ -33,6 +33,16 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
+
+parity: $(VENV)/ready  ## Run every function of the libraries replaced beside ours, and write docs/parity.md
+	$(BIN)/python scripts/parity.py --write > /dev/null
+	@python=$$($(PYTHON) scripts/find_python.py 3.12); \
+	if [ -z "$$python" ]; then echo "Lucid's rows stay as they were: Lucid needs Python 3.12, and there is none that starts."; \
+	else \
+	  set -e; \
+	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
+	  $(LUCID)/bin/python scripts/parity.py --write --libraries Lucid > /dev/null; \
+	fi
 
 bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes, and draw it
 	$(BIN)/python benchmarks/clipping.py
@@ -85,12 +95,12 @@ lucid:
 	else \
 	  set -e; \
 	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
-	  PYTHONPATH=tests/support:tests $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
+	  PYTHONPATH=tests/support:tests:scripts $(LUCID)/bin/python -W error -m pytest -c /dev/null --rootdir . --confcutdir tests/parity/lucid -p no:cacheprovider tests/parity/lucid; \
 	fi
 
 $(LUCID)/ready: pyproject.toml $(NATIVE)
 	$(PYTHON312) -m venv $(LUCID)
-	$(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' pytest
+	$(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' ml_dtypes pytest
 	touch $@
 
 $(VENV)/ready: pyproject.toml $(NATIVE)

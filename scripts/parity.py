@@ -1,0 +1,24 @@
+"""Run every function of the integrated libraries beside ours; `--write` puts what is found into docs/parity.md."""
+
+import argparse
+
+from side_by_side import page, record, run
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write docs/parity.json and docs/parity.md")
+    parser.add_argument("--libraries", nargs="+", choices=run.MODULES, default=[n for n in run.MODULES if n != "Lucid"])
+    options = parser.parse_args()
+    found = record.read()
+    for name in options.libraries:
+        found["libraries"][name] = record.of_library(run.library(name))
+    found["libraries"] = {name: found["libraries"][name] for name in run.MODULES if name in found["libraries"]}
+    print(page.page(found))
+    if options.write:
+        record.write(found)
+        page.FILE.write_text(page.page(found))
+
+
+if __name__ == "__main__":
+    main()

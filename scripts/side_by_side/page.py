@@ -1,0 +1,143 @@
+"""The page: a summary of all functions, then the rows in which ours is better or different."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from side_by_side.formats import ULP
+from side_by_side.reasons import reason_for
+from side_by_side.record import Record
+from side_by_side.run import MODULES
+
+FILE = Path(__file__).parents[2] / "docs" / "parity.md"
+HEAD = """# Every function beside the library's own
+
+Each function of an integrated library and ours get the same inputs: {cases} cases, ordinary ones and the edges, and
+{inputs:,} random inputs. What is right is worked out in exact arithmetic, and the verdicts follow from it; nobody types
+them in. `make parity` writes this page and [parity.json](parity.json), which has all rows.
+
+- **same**: within 4 units in the last place of each other, or both refuse.
+- **better**: ours is nearer the exact result, or keeps the bound where the library does not, or refuses with an error a
+  threshold that nothing can be clipped to where the library returns numbers, or answers where the library raises.
+- **different**: neither. Each such row has its reason, a sentence of [differences.md](differences.md).
+
+**Bound kept**: on how many of the random inputs the norm of the result, in exact arithmetic, is at most the threshold;
+**excess**: by how much, relatively, it is above it at worst. The inputs are ordinary: twelve normal numbers above the
+threshold, in each of the formats that the function takes in turn. Sums over examples get one example, and one rounding
+to nearest is allowed to both. A "–" stands where nothing is clipped, or where another row has the same function.
+
+Under each library are the rows that are not the same, with an example: of the first function and the first case named,
+the element in which the two are furthest apart.
+
+| library | function | same | better | different | bound kept, library | gradclip | excess, float32 | any format |
+|---|---|---|---|---|---|---|---|---|
+"""
+WHY = {
+    "nearer": "nearer",
+    "bound": "keeps the bound",
+    "refused": "refuses",
+    "answered": "answers",
+}
+
+
+def page(record: Record) -> str:
+    """Return the page in Markdown."""
+    libraries = record["libraries"]
+    cases = {case for found in libraries.values() for of in found["functions"].values() for case in of["cases"]}
+    lines = [HEAD.format(cases=len(cases), inputs=record["inputs"])]
+    for name in libraries:
+        lines += _summary(name, libraries[name])
+    missing = [name for name in MODULES if name not in libraries]
+    lines += [f"\nNot run where this was written: {', '.join(missing)}.\n"] if missing else []
+    for name in libraries:
+        lines += _details(name, libraries[name])
+    return "".join(lines)
+
+
+def _summary(library: str, found: Record) -> Iterator[str]:
+    for function, of in found["functions"].items():
+        counts = Counter(cells[0] for cells in of["cases"].values())
+        kinds = " | ".join(str(counts[kind]) for kind in ("same", "better", "different"))
+        yield f"| {library} | {_code(function)} | {kinds} | {_bound(of['bound'])} |\n"
+
+
+def _bound(bound: Record | None) -> str:
+    if bound is None:
+        return "– | – | – | –"
+    theirs, ours = bound["theirs"], bound["ours"]
+    return (
+        f"{theirs['kept']:,} | {ours['kept']:,} | {_relative(theirs['worst_float32'])} | {_relative(theirs['worst'])}"
+    )
+
+
+def _relative(excess: float) -> str:
+    return f"{excess:.0e}".replace("e-0", "e-") if excess else "0"
+
+
+def _details(library: str, found: Record) -> Iterator[str]:
+    yield f"\n## {library} {found['version']}\n\n"
+    yield f"| case | functions | {library} | gradclip | exact | |\n|---|---|---|---|---|---|\n"
+    for (_, note), together in _grouped(library, found).items():
+        functions = dict.fromkeys(function for function, _, _ in together)
+        cases = _titles(dict.fromkeys(case for _, case, _ in together))
+        yield f"| {cases} | {_listed(list(functions), found)} | {_cells(together[0][2])} | {note} |\n"
+
+
+def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[str, str, list[str]]]]:
+    """Return the rows that are not the same: those together whose cases differ in their formats alone.
+
+    Errors and reasons are one row each.
+    """
+    groups: dict[tuple[str, str], list[tuple[str, str, list[str]]]] = {}
+    for case, function, cells in _rows(found):
+        kind, why = cells[:2]
+        if kind != "same":
+            family = _family(case) if kind == "better" and why in ("nearer", "bound") else ""
+            groups.setdefault((family, _note(library, function, case, kind, why)), []).append((function, case, cells))
+    return groups
+
+
+def _titles(cases: Iterable[str]) -> str:
+    """Return the names of cases, those of one family with their formats in brackets."""
+    families: dict[str, list[str]] = {}
+    for case in cases:
+        family = _family(case)
+        families.setdefault(family, []).append(case.removeprefix(family).strip(", "))
+    return "; ".join(f"{name} ({', '.join(formats)})" if any(formats) else name for name, formats in families.items())
+
+
+def _rows(found: Record) -> Iterator[tuple[str, str, list[str]]]:
+    """Yield case, function and cells, by case."""
+    order = dict.fromkeys(case for of in found["functions"].values() for case in of["cases"])
+    for case in order:
+        for function, of in found["functions"].items():
+            if case in of["cases"]:
+                yield case, function, of["cases"][case]
+
+
+def _family(case: str) -> str:
+    first, *rest = case.split(", ")
+    return first if rest and any(name in rest[-1] for name in (*ULP, "complex64")) else case
+
+
+def _note(library: str, function: str, case: str, kind: str, why: str) -> str:
+    if kind == "better":
+        return f"better: {WHY[why]}"
+    reason = reason_for(library, function, case, why)
+    return f"different: [{reason.text}](differences.md)" if reason else f"DIFFERENT, without a reason: {why}"
+
+
+def _listed(functions: list[str], found: Record) -> str:
+    names = list(found["functions"])
+    if len(names) > 1 and functions == names:
+        return "all"
+    return ", ".join(map(_code, functions)) if len(functions) < 4 else f"{len(functions)}, as {_code(functions[0])}"
+
+
+def _code(function: str) -> str:
+    name, *variant = function.split(" ", 1)
+    return " ".join([f"`{name}`", *variant])
+
+
+def _cells(cells: list[str]) -> str:
+    return " | ".join(cells[2:])

@@ -1,0 +1,70 @@
+"""Why a row may differ: sentences of docs/differences.md, and the rows that they are about."""
+
+import re
+from dataclasses import dataclass
+
+from side_by_side.cases import CASES
+
+NOT_FINITE = ("NaN", "infinity", "-infinity and NaN", "threshold inf, an infinity")
+NO_THRESHOLD = ("threshold -1", "threshold -1, zeros", "threshold NaN")
+HALF = tuple(name for name in CASES if "float16" in name)
+FLOAT64 = tuple(name for name in CASES if "float64" in name)
+
+
+@dataclass(frozen=True)
+class Reason:
+    """`text` is on the page; `why` is that of the verdict; `functions` a pattern of names, of all libraries if none."""
+
+    text: str
+    why: str
+    cases: tuple[str, ...]
+    library: str = ""
+    functions: str = ""
+
+    def explains(self, library: str, function: str, case: str, why: str) -> bool:
+        mine = self.library in ("", library) and re.match(self.functions, function) is not None
+        return mine and why == self.why and case in self.cases
+
+
+REASONS = [
+    Reason("a negative or NaN threshold is a ValueError", "refused", NO_THRESHOLD),
+    Reason(
+        "An example with NaN or infinities contributes nothing to a per-example sum",
+        "no right answer",
+        NOT_FINITE,
+        "optax",
+        "per_example",
+    ),
+    Reason("the finite gradients beside a NaN become NaN as well", "no right answer", ("NaN",), "jax-privacy"),
+    Reason("gradients with NaN or infinities become NaN altogether", "no right answer", ("infinity",)),
+    Reason("gradients with NaN or infinities become NaN altogether", "no right answer", NOT_FINITE, "Lucid"),
+    Reason("the same memory counts, and is scaled, once", "no right answer", ("one leaf twice",), "Lucid"),
+    Reason("Norms of any order work", "answered", NOT_FINITE, "Lucid", ".*inf-norm"),
+    Reason("complex ones are not clipped by value", "refused", ("clipped, complex64",), "Lucid", "clip_grad_value"),
+    Reason("in float64 by some dozens", "values", FLOAT64),
+    Reason("Norms come back in float32 at least, never in a half type", "dtype", HALF, "PyTorch", ".*norm"),
+    Reason("Norms come back in float32 at least, never in a half type", "dtype", HALF, "brainstate"),
+    Reason("Sums over examples come back in float32 at least", "dtype", HALF, "optax", "per_example"),
+    Reason("Each array keeps its dtype", "dtype", HALF, "declearn"),
+    Reason("a scalar its shape", "shapes", ("scalars 3 and 4",), "declearn", ".*PyTorch"),
+    Reason("A gradient shared by two parameters is scaled once", "no right answer", ("one leaf twice",), "PyTorch"),
+    Reason(
+        "knows no more of the norm than it is given",
+        "bound",
+        ("norm just above threshold 1",),
+        "PyTorch",
+        "clip_grads_with",
+    ),
+    Reason(
+        "an infinite norm is not above an infinite threshold",
+        "no right answer",
+        ("threshold inf, an infinity",),
+        "PyTorch",
+        "clip_grads_with",
+    ),
+]
+
+
+def reason_for(library: str, function: str, case: str, why: str) -> Reason | None:
+    """Return the first reason that explains a row, or None."""
+    return next((reason for reason in REASONS if reason.explains(library, function, case, why)), None)
