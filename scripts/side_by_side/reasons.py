@@ -42,10 +42,10 @@ REASONS = [
     Reason("Norms of any order work", "answered", NOT_FINITE, "Lucid", ".*inf-norm"),
     Reason("complex ones are not clipped by value", "refused", ("clipped, complex64",), "Lucid", "clip_grad_value"),
     Reason("in float64 by some dozens", "values", FLOAT64),
-    Reason("Norms come back in float32 at least, never in a half type", "dtype", HALF, "PyTorch", ".*norm"),
-    Reason("Norms come back in float32 at least, never in a half type", "dtype", HALF, "brainstate"),
     Reason("Sums over examples come back in float32 at least", "dtype", HALF, "optax", "per_example"),
     Reason("Each array keeps its dtype", "dtype", HALF, "declearn"),
+    Reason("Each leaf keeps its dtype", "dtype", ("clipped, float32 and bfloat16",), "brainstate"),
+    Reason("come back in float32 at least, never in a half type", "dtype", HALF, "", ".*norm"),
     Reason("a scalar its shape", "shapes", ("scalars 3 and 4",), "declearn", ".*PyTorch"),
     Reason("A gradient shared by two parameters is scaled once", "no right answer", ("one leaf twice",), "PyTorch"),
     Reason(
