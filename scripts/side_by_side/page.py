@@ -84,7 +84,7 @@ def _details(library: str, found: Record) -> Iterator[str]:
 
 
 def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[str, str, list[str]]]]:
-    """Return the rows that are not the same: those together whose cases differ in their formats alone.
+    """Return the rows that are not the same: those together whose cases differ in formats alone, or have one threshold.
 
     Errors and reasons are one row each.
     """
@@ -98,12 +98,15 @@ def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[st
 
 
 def _titles(cases: Iterable[str]) -> str:
-    """Return the names of cases, those of one family with their formats in brackets."""
+    """Return the names of cases, those of one family with what they add in brackets."""
     families: dict[str, list[str]] = {}
     for case in cases:
         family = _family(case)
         families.setdefault(family, []).append(case.removeprefix(family).strip(", "))
-    return "; ".join(f"{name} ({', '.join(formats)})" if any(formats) else name for name, formats in families.items())
+    named = [(name, ", ".join(filter(None, formats)), all(formats)) for name, formats in families.items()]
+    return "; ".join(
+        f"{name} ({more})" if alone else f"{name}, also {more}" if more else name for name, more, alone in named
+    )
 
 
 def _rows(found: Record) -> Iterator[tuple[str, str, list[str]]]:
@@ -117,7 +120,8 @@ def _rows(found: Record) -> Iterator[tuple[str, str, list[str]]]:
 
 def _family(case: str) -> str:
     first, *rest = case.split(", ")
-    return first if rest and any(name in rest[-1] for name in (*ULP, "complex64")) else case
+    known = first.startswith("threshold") or (rest and any(name in rest[-1] for name in (*ULP, "complex64")))
+    return first if known else case
 
 
 def _note(library: str, function: str, case: str, kind: str, why: str) -> str:

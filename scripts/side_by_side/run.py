@@ -18,6 +18,8 @@ MODULES = {
     "jax-privacy": "jax_privacy",
     "brainstate": "brainstate",
     "declearn": "declearn",
+    "TensorFlow": "tensorflow",
+    "Keras": "keras",
     "Lucid": "lucid",
 }
 RANDOM_INPUTS = 1000

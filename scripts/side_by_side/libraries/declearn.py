@@ -1,4 +1,4 @@
-"""`declearn.optimizer.modules`, on vectors of NumPy, PyTorch and JAX."""
+"""`declearn.optimizer.modules`, on vectors of NumPy, PyTorch, JAX and TensorFlow."""
 
 from collections.abc import Callable
 from importlib.metadata import version
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from declearn.model.haiku import JaxNumpyVector
 from declearn.model.sklearn import NumpyVector
+from declearn.model.tensorflow import TensorflowVector
 from declearn.model.torch import TorchVector
 from declearn.optimizer import modules as peer
 
@@ -18,6 +19,7 @@ from side_by_side.exact import Rule, each_leaf, together
 from side_by_side.functions import Call, Function, Library, function
 from side_by_side.libraries import pytorch
 from side_by_side.libraries.jax_arrays import mode
+from side_by_side.libraries.tensorflow_arrays import tf
 from side_by_side.verdict import Answer
 
 # Importing the vectors of JAX switches 64-bit mode on; a user of JAX has it off.
@@ -34,6 +36,7 @@ class Kind(NamedTuple):
 KINDS = {
     "NumPy": Kind(NumpyVector, np.copy, np.asarray, ("float32", "float16", "float64")),
     "PyTorch": Kind(TorchVector, pytorch.tensor, pytorch.array, ("float32", "bfloat16", "float16", "float64")),
+    "TensorFlow": Kind(TensorflowVector, tf.constant, np.asarray, ("float32", "bfloat16", "float16", "float64")),
     "JAX": Kind(JaxNumpyVector, jnp.asarray, np.asarray, ("float32", "bfloat16", "float16", "float64")),
 }
 
