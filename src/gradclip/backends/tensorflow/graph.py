@@ -6,6 +6,7 @@ in its own code for the CPU and in XLA's. A norm's floor counts them in.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,9 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-# There is no public way to ask for whom a graph is recorded.
-from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
-
 from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
 from gradclip.backends.portable import Portable
@@ -24,13 +22,17 @@ from gradclip.backends.protocols import Backend
 from gradclip.backends.tensorflow import namespace
 from gradclip.backends.tensorflow.derivative import call_differentiably
 from gradclip.backends.tensorflow.products import Products, assigned, without_nonfinite
+from gradclip.backends.tensorflow.squares import (
+    ERROR_AT_A_TIME,
+    compiled_by_xla,
+    in_pieces,
+    is_large,
+    some_at_a_time,
+)
 from gradclip.backends.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
-
-# A piece of a tensor that is widened stays in cache. More pieces than that would make the graph too large.
-_PIECE, _PIECES = 1 << 18, 64
 
 
 class Graph(Portable):
@@ -42,6 +44,9 @@ class Graph(Portable):
     def __init__(self, *, visible: bool) -> None:
         super().__init__(namespace)
         self.visible = visible
+        self.some_at_a_time: list[tf.Tensor] | None = (
+            None  # sums that were added up in float32 first, where they may be
+        )
 
     def flushed_below(self, element: Format) -> float:
         return 0.0 if element is FLOAT16 else element.tiny
@@ -105,13 +110,36 @@ class Graph(Portable):
         """Return the product, zero where it lies below the normal range: there the device flushes as it likes."""
         return namespace.where(tf.abs(product) < format_of(product).tiny, 0.0, product)
 
+    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
+        if self.visible or not any(map(_adds_some_at_a_time, arrays)):
+            return compute(self)
+        quick = copy.copy(self)
+        quick.some_at_a_time = []
+        value, divisor = found = compute(quick)
+        if not quick.some_at_a_time:
+            return found
+        size = value if divisor is None else value * divisor
+        # What float32 has lost is then less than 2**-29 of the sum, and nothing has overflowed.
+        sure = tf.math.is_finite(size) & (size > math.sqrt(count) * 2.0**-48)
+        chosen = tf.cond(tf.reduce_all(sure), lambda: _tensors(*found), lambda: _tensors(*compute(self)))
+        return chosen[0], None if divisor is None else chosen[1]
+
+    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
+        error = super().sum_error(count, arrays, p, scope)
+        quick = p == 2 and scope.whole and any(map(_adds_some_at_a_time, arrays))
+        return error + ERROR_AT_A_TIME * (1.0 + 2.0**-20) + 2.0**-28 if quick else error
+
     def power_sum_of(self, x: tf.Tensor, p: float, scope: Scope, divisor: tf.Tensor | None) -> tf.Tensor:
-        # XLA makes one loop of all this, without a copy.
-        if p != 2 or divisor is not None or not scope.whole or _compiled_by_xla():
+        if p != 2 or divisor is not None or not scope.whole:
             return super().power_sum_of(x, p, scope, divisor)
-        # It adds up squares, and halves the sum, without a copy of them.
-        found = [tf.nn.l2_loss(self.widen(piece)) for part in self.parts(x) for piece in _pieces(part)]
-        return 2.0 * (found[0] if len(found) == 1 else tf.add_n(found))
+        if self.some_at_a_time is not None and _adds_some_at_a_time(x):
+            found = list(map(some_at_a_time, self.parts(x)))
+            self.some_at_a_time += found
+        elif compiled_by_xla():  # which makes one loop of all this, without a copy
+            return super().power_sum_of(x, p, scope, divisor)
+        else:
+            found = list(map(in_pieces, self.parts(x)))
+        return found[0] if len(found) == 1 else found[0] + found[1]
 
     def unstacked(self, vectors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         return list(map(tf.unstack, vectors))
@@ -143,15 +171,9 @@ def prepared(leaf: object) -> tf.Tensor:
     return checked_dtype(tensor)
 
 
-def _compiled_by_xla() -> bool:
-    return not tf.executing_eagerly() and GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph())
+def _adds_some_at_a_time(x: tf.Tensor) -> bool:
+    return is_large(x) and format_of(x) is not FLOAT64
 
 
-def _pieces(x: tf.Tensor) -> list[tf.Tensor]:
-    """Return a tensor in pieces that stay in cache; a small one, or one of unknown size, as it is."""
-    if None in x.shape or math.prod(x.shape) < 2 * _PIECE:
-        return [x]
-    size = math.prod(x.shape)
-    step = max(_PIECE, -(-size // (_PIECES * 1024)) * 1024)  # a multiple, so that slices are no copies
-    flat = tf.reshape(x, [size])
-    return [flat[start : start + step] for start in range(0, size, step)]
+def _tensors(value: tf.Tensor, divisor: tf.Tensor | None) -> list[tf.Tensor]:
+    return [tf.identity(value), tf.ones_like(value) if divisor is None else tf.identity(divisor)]
