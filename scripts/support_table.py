@@ -1,4 +1,4 @@
-"""What works where, found out by trying. `python scripts/support_table.py` writes the table into the README."""
+"""What works where, found out by trying. `python scripts/support_table.py` writes the table into docs/support.md."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ import torch
 
 import gradclip
 
-README = Path(__file__).parent.parent / "README.md"
+PAGE = Path(__file__).parent.parent / "docs" / "support.md"
 MARKS = ("<!-- table: written by scripts/support_table.py -->\n", "<!-- end of table -->")
 BATCH = np.array([[3.0, 4.0], [0.3, -0.4], [6.0, 8.0]], np.float32)
 TREE_FUNCTIONS = {
@@ -136,9 +136,9 @@ def table():
 
 
 def current():
-    text = README.read_text()
+    text = PAGE.read_text()
     return text[text.index(MARKS[0]) + len(MARKS[0]) : text.index(MARKS[1])]
 
 
 if __name__ == "__main__":
-    README.write_text(re.sub(f"({MARKS[0]}).*?({MARKS[1]})", rf"\g<1>{table()}\2", README.read_text(), flags=re.S))
+    PAGE.write_text(re.sub(f"({MARKS[0]}).*?({MARKS[1]})", rf"\g<1>{table()}\2", PAGE.read_text(), flags=re.S))
