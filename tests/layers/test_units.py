@@ -44,9 +44,9 @@ def test_parameters_of_other_containers_with_the_same_keys():
 
 
 def test_shapes_are_those_of_the_gradients():
-    check_shapes([np.ones(3), 1.0], [torch.ones(3), np.float32(2)], ["a", "b"])
+    check_shapes([np.ones(3), 1.0], [torch.ones(3), np.float32(2)], lambda: ["a", "b"])
     with pytest.raises(ValueError, match=r"a has shape \(3,\), and its parameter \(3, 1\)"):
-        check_shapes([np.ones(3)], [np.ones((3, 1))], ["a"])
+        check_shapes([np.ones(3)], [np.ones((3, 1))], lambda: ["a"])
 
 
 def test_what_thresholds_follow_from():

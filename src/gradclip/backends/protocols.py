@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
-    from gradclip.backends.host.arrays import HostArrays
+    from gradclip.backends.host.arrays import HostArray, HostArrays
     from gradclip.backends.memory import Region
     from gradclip.backends.values import Array, AtOnce, Axes, Scope
     from gradclip.core.coefficient import Coefficient
@@ -270,8 +270,20 @@ class HostBackend(Backend, Protocol):
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
         """Return new arrays for results, and how the kernels know them; None if they lie in another order."""
 
+    def copies(self, arrays: Arrays) -> list[Any]:
+        """Return copies of the arrays, in the same memory orders."""
+
+    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
+        """Return what `copies` has returned as arrays, which share its memory."""
+
+    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
+        """Write a result where the gradient `leaf`, which is `x`, lies, or return another that replaces it."""
+
     def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         """Return each entry of a wide vector in the named dtype; `leaves` holds a list of leaves for each."""
+
+    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return wide arrays in the named dtype, each as the leaf beside it is."""
 
 
 def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:

@@ -99,10 +99,14 @@ class Adaptive:
 
     def thresholds(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope, given: Sequence[Any]) -> Array:
         """Return the threshold of each unit of one array of parameters, as this module's docstring says."""
+        return self.of_norm(backend, measure(backend, arrays, order, scope), arrays, given)
+
+    def of_norm(self, backend: Backend, norm: Norm, arrays: Arrays, given: Sequence[Any]) -> Array:
+        """Return the same where the norms of the units are known."""
         both = zip(self.known, self.settings(given), strict=True)
         # No generator, which `torch.compile` does not take.
         clipping, eps = [backend.scalar(one if known is None else known, arrays) for known, one in both]
-        return _lowered(backend, measure(backend, arrays, order, scope), clipping, eps)
+        return _lowered(backend, norm, clipping, eps)
 
 
 def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array:

@@ -10,6 +10,7 @@ import numpy as np
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.memory import shared
+from gradclip.backends.protocols import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
@@ -177,6 +178,16 @@ class Gradients:
             others = self.again.enter(backend)
             again = others if new is arrays else backend.without_nonfinite(others)
             self.again.scale(backend, others, again, coefficient)
+
+    def put(self, backend: HostBackend, arrays: Arrays, new: Arrays, numbers: Sequence[int]) -> None:
+        """Take `new` for those of the gradients, which are `arrays`, that have these numbers."""
+        if new is arrays:
+            backend.wrote([self.grads[number] for number in numbers])
+            return
+        updated = list(self.grads)
+        for number in numbers:
+            updated[number] = backend.put(self.grads[number], arrays[number], new[number])
+        self._replace(updated)
 
     def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
         """Clamp each element of the gradients, which are `arrays`."""

@@ -2,22 +2,33 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gradclip.arguments import is_array, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed, whole_scalar
 from gradclip.backends.arrays import Arrays
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import find, known
 from gradclip.core.decide import Clipping
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.rules import CLIP
-from gradclip.core.units import decide_units
+from gradclip.core.scopes import Scope
+from gradclip.core.units import Adaptive, decide_units
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.inplace.layerwise import Layerwise
-from gradclip.layers.units import adaptive_of, check_shapes, parameters_beside, scopes_of_leaves
+from gradclip.layers.units import (
+    adaptive_of,
+    check_shapes,
+    parameters_beside,
+    scopes_of_leaves,
+    shape_of,
+    with_parameters,
+)
+from gradclip.layers.units_at_once import Decided, Following, decided
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, UnitAxis
@@ -60,7 +71,7 @@ def clip_grad_unit_norm_(
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     call = _Call.of(parameters, "clip_grad_unit_norm_", flatten(max_norm).leaves)
     layers = Layerwise.of(call.params, _for_each_leaf(call.params, max_norm), call.backend)
-    return call.clip(layers, layers.thresholds, clipping, unit_axis)
+    return call.clip(layers, _Numbers(layers.thresholds), clipping, unit_axis)
 
 
 @ordinary_arithmetic
@@ -107,12 +118,41 @@ def adaptive_grad_clip_(
     layers = Layerwise.of(call.params, 0.0, call.backend)
     beside = _weights(call.params, weights)
     mine = call.checked([beside[id(grad)] for (grad,) in layers.layers], layers)
-    with call.backend.precision():
-        thresholds = [
-            adaptive.thresholds(call.backend, call.backend.enter([weight]), asked.order, scope, given)
-            for weight, scope in zip(mine, call.scopes(layers, unit_axis), strict=True)
-        ]
-    return call.clip(layers, thresholds, asked, unit_axis)
+    return call.clip(layers, _Following(call.backend, adaptive, mine, given), asked, unit_axis)
+
+
+@dataclass(frozen=True)
+class _Numbers:
+    """Thresholds, one for each gradient."""
+
+    each: Sequence[Any]
+
+    def at_once(self) -> Sequence[Any]:
+        """Return all thresholds, where their values are known."""
+        return self.each
+
+    def of(self, number: int, order: Order, scope: Scope) -> Any:
+        """Return the threshold of one gradient."""
+        return self.each[number]
+
+
+@dataclass(frozen=True)
+class _Following:
+    """Thresholds that follow the norms of weights, one for each gradient, and what came as arrays."""
+
+    backend: Backend
+    adaptive: Adaptive
+    weights: Sequence[Any]
+    given: Sequence[Any]
+
+    def at_once(self) -> Following:
+        """Return what all thresholds follow from, where values are known."""
+        return Following(Adaptive(self.adaptive.known), self.backend.enter(self.weights))
+
+    def of(self, number: int, order: Order, scope: Scope) -> Any:
+        """Return the thresholds of the units of one gradient."""
+        arrays = self.backend.enter([self.weights[number]])
+        return self.adaptive.thresholds(self.backend, arrays, order, scope, self.given)
 
 
 @dataclass(frozen=True)
@@ -136,37 +176,58 @@ class _Call:
             )
         return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True))
 
-    def scopes(self, layers: Layerwise, unit_axis: UnitAxis) -> Any:
-        """Return the scope of each layer, which is one gradient."""
-        return scopes_of_leaves([grad for (grad,) in layers.layers], self.names(layers), unit_axis)
-
-    def names(self, layers: Layerwise) -> list[str]:
-        """Return what the gradient of each layer is called in an error."""
+    def names(self, groups: Sequence[Sequence[int]]) -> list[str]:
+        """Return what the gradient of each group of indices, which has but one, is called in an error."""
         names = self.gradients.names()
-        return [names[index] for (index,) in layers.among(self.gradients)]
+        return [names[index] for (index,) in groups]
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
         """Return the parameter of each layer as a backend's array. Raises where it is none, or of another shape."""
-        names, grads = self.names(layers), [grad for (grad,) in layers.layers]
-        find([*grads, *weights], lambda: [*names, *(f"the parameter of {name}" for name in names)])
+        names, grads = partial(self.names, layers.among(self.gradients)), [grad for (grad,) in layers.layers]
+        find([*grads, *weights], lambda: with_parameters(names()))
         check_shapes(grads, weights, names)
         return list(map(self.backend.prepare, weights))
 
-    def clip(self, layers: Layerwise, thresholds: Sequence[Any], clipping: Clipping, unit_axis: UnitAxis) -> Any:
+    def clip(
+        self, layers: Layerwise, thresholds: _Numbers | _Following, clipping: Clipping, unit_axis: UnitAxis
+    ) -> Any:
         """Clip the gradients, once all of them are measured; return their norms, arranged."""
-        backend, made, norms = self.backend, [], []
-        scopes, names = self.scopes(layers, unit_axis), self.names(layers)
+        backend, made = self.backend, []
+        groups = layers.among(self.gradients)
+        scopes = scopes_of_leaves([grad for (grad,) in layers.layers], partial(self.names, groups), unit_axis)
         with backend.precision():
-            for group, threshold, scope, name in zip(
-                layers.among(self.gradients), thresholds, scopes, names, strict=True
-            ):
+            at_once = self._at_once(groups, thresholds, clipping.order, scopes)
+            norms = at_once.norms(self.gradients.grads) if at_once else {}
+            names = self.names(groups) if len(norms) < len(groups) else []
+            for number, (group, scope) in enumerate(zip(groups, scopes, strict=True)):
+                if number in norms:
+                    continue
                 mine, arrays = self.gradients.chosen(group), backend.chosen(self.arrays, group)
-                decision = decide_units(backend, arrays, replace(clipping, max_norm=threshold), name, scope)
+                asked = replace(clipping, max_norm=thresholds.of(number, clipping.order, scope))
+                decision = decide_units(backend, arrays, asked, names[number], scope)
                 made.append((mine, arrays, decision))
-                norms.append(backend.leave_scalar(decision.norm.product(), norm_dtype(arrays), mine.grads))
+                norms[number] = backend.leave_scalar(decision.norm.product(), norm_dtype(arrays), mine.grads)
+            if at_once:
+                self.gradients.put(at_once.backend, self.arrays, at_once.arrays, at_once.scale())
             for mine, arrays, decision in made:
                 mine.scale(backend, arrays, decision.arrays, decision.coefficient)
-        return layers.arranged(norms)
+        return layers.arranged([norms[number] for number in range(len(groups))])
+
+    def _at_once(
+        self,
+        groups: Sequence[Sequence[int]],
+        thresholds: _Numbers | _Following,
+        order: Order,
+        scopes: Sequence[Scope],
+    ) -> Decided | None:
+        """Decide what happens to all gradients that can be clipped with one call."""
+        backend, grads, arrays = self.backend, self.gradients.grads, self.arrays
+        each_its_own = self.gradients.again is None and [index for (index,) in groups] == list(range(len(grads)))
+        if not in_host_memory(backend) or not grads or not each_its_own:
+            return None
+        if not backend.can_write(grads, arrays):
+            arrays = backend.entered_copies(backend.copies(arrays))
+        return decided(backend, arrays, list(map(shape_of, grads)), scopes, order, thresholds.at_once())
 
 
 def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:

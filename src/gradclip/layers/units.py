@@ -2,13 +2,15 @@
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.backends import Backend
 from gradclip.backends.framework import Sparse
+from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import entries_of, entry_of, find, load
 from gradclip.backends.values import Array
 from gradclip.core.decide import Clipping
@@ -16,6 +18,7 @@ from gradclip.core.derivative import ClipRule
 from gradclip.core.norms import norm_dtype
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.units import Adaptive, AdaptiveRule, decide_units
+from gradclip.layers.units_at_once import Following, decided, entered_copies
 from gradclip.tree import FlatTree, first_sparse
 from gradclip.typing import UnitAxis
 from gradclip.wording import listed
@@ -29,21 +32,21 @@ def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
     sparse = first_sparse(flat)
     if sparse is not None:
         raise TypeError(_no_units(sparse, names_of(flat)))
-    return scopes_of_leaves(flat.leaves, names_of(flat), unit_axis)
+    return scopes_of_leaves(flat.leaves, partial(names_of, flat), unit_axis)
 
 
-def scopes_of_leaves(leaves: Sequence[Any], names: Sequence[str], unit_axis: UnitAxis) -> list[Scope]:
-    """Return the same for leaves that have these names in errors."""
+def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], unit_axis: UnitAxis) -> list[Scope]:
+    """Return the same for leaves; `names` returns what they are called in errors."""
     for entry in entries_of(leaves):
         sparse = load(entry).first_sparse(leaves)
         if sparse is not None:
-            raise TypeError(_no_units(sparse, names))
-    shapes = [tuple(getattr(leaf, "shape", ())) for leaf in leaves]
+            raise TypeError(_no_units(sparse, names()))
+    shapes = list(map(shape_of, leaves))
     if unit_axis is None:
         firsts = [entry is not None and entry.outputs_first for entry in map(entry_of, leaves)]
         return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
     axes = _axes(unit_axis)
-    return [_along(axes, shape, name) for shape, name in zip(shapes, names, strict=True)]
+    return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
 
 
 def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
@@ -51,7 +54,7 @@ def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
     scopes_of(flat, None)
     scopes = []
     for leaf, name in zip(flat.leaves, names_of(flat), strict=True):
-        shape = tuple(getattr(leaf, "shape", ()))
+        shape = shape_of(leaf)
         axes = [_axis(axis, shape, name, "axis") for axis in _axes(shared_axes)]
         scopes.append(units_along(tuple(axis for axis in range(len(shape)) if axis not in axes)))
     return scopes
@@ -90,14 +93,14 @@ def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
     return axis % len(shape)
 
 
-def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Sequence[str]) -> None:
+def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
     """Raise a ValueError that names the first parameter whose shape is not that of its gradient."""
-    for leaf, param, name in zip(leaves, params, names, strict=True):
-        shape, own = (tuple(getattr(x, "shape", ())) for x in (leaf, param))
+    for index, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
+        shape, own = shape_of(leaf), shape_of(param)
         if shape != own:
             raise ValueError(
-                f"each gradient needs the parameter of its own shape: {name} has shape {shape}, and its parameter "
-                f"{own}. Pass the parameters in the order and layout of their gradients."
+                f"each gradient needs the parameter of its own shape: {names()[index]} has shape {shape}, and its "
+                f"parameter {own}. Pass the parameters in the order and layout of their gradients."
             )
 
 
@@ -165,16 +168,18 @@ def clip_units(
 ) -> tuple[list[Any], list[Any]]:
     """Clip the units of each leaf to its threshold; return the leaves and the norms of the units of each."""
     warn_of_parameters(flat.leaves)
-    names = names_of(flat)
     backend = find(flat.leaves, flat.paths, *max_norms)
-    results, norms = [], []
-    for leaf, max_norm, scope, name in zip(flat.leaves, max_norms, scopes, names, strict=True):
-        known = check_threshold(max_norm, backend=backend)
-        asked = replace(clipping, max_norm=known if isinstance(known, float) else None)
-        result, norm = UnitClip(backend, asked).leaf([leaf], scalar_array(max_norm), scope, name)
-        results.append(result)
-        norms.append(norm)
-    return results, norms
+    known = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
+    given = list(map(scalar_array, max_norms))
+    made = (
+        {} if any(array is not None for array in given) else _clip_at_once(backend, flat, (), known, clipping, scopes)
+    )
+    names = names_of(flat) if len(made) < len(flat.leaves) else []
+    for i, leaf in enumerate(flat.leaves):
+        if i not in made:
+            asked = replace(clipping, max_norm=known[i] if isinstance(known[i], float) else None)
+            made[i] = UnitClip(backend, asked).leaf([leaf], given[i], scopes[i], names[i])
+    return [made[i][0] for i in range(len(made))], [made[i][1] for i in range(len(made))]
 
 
 def clip_units_adaptively(
@@ -182,16 +187,45 @@ def clip_units_adaptively(
 ) -> tuple[list[Any], list[Any]]:
     """Clip the units of each leaf to what follows from its parameter, and from `both`, `clipping` and `eps`."""
     warn_of_parameters(flat.leaves)
-    names = names_of(flat)
-    check_shapes(flat.leaves, params, names)
-    backend = find([*flat.leaves, *params], lambda: [*names, *(f"the parameter of {name}" for name in names)], *both)
+    check_shapes(flat.leaves, params, partial(names_of, flat))
+    backend = find([*flat.leaves, *params], lambda: with_parameters(names_of(flat)), *both)
     adaptive, given = adaptive_of(backend, *both)
     clip = UnitClip(backend, replace(clipping, max_norm=math.inf), adaptive)
-    found = [
-        clip.leaf([leaf, param, *given], None, scope, name)
-        for leaf, param, scope, name in zip(flat.leaves, params, scopes, names, strict=True)
-    ]
-    return [result for result, _ in found], [norm for _, norm in found]
+    made = {} if given else _clip_at_once(backend, flat, params, adaptive, clipping, scopes)
+    names = names_of(flat) if len(made) < len(flat.leaves) else []
+    for i, (leaf, param) in enumerate(zip(flat.leaves, params, strict=True)):
+        if i not in made:
+            made[i] = clip.leaf([leaf, param, *given], None, scopes[i], names[i])
+    return [made[i][0] for i in range(len(made))], [made[i][1] for i in range(len(made))]
+
+
+def _clip_at_once(
+    backend: Backend,
+    flat: FlatTree,
+    params: Sequence[Any],
+    thresholds: Sequence[float] | Adaptive,
+    clipping: Clipping,
+    scopes: Sequence[Scope],
+) -> dict[int, tuple[Any, Any]]:
+    """Clip the leaves that can be clipped with one call; return the results and the norms of these."""
+    leaves = flat.leaves
+    if not leaves or not in_host_memory(backend) or not backend.plain([*leaves, *params]):
+        return {}
+    with backend.precision():
+        known: Sequence[float] | Following
+        if isinstance(thresholds, Adaptive):
+            known = Following(thresholds, backend.enter(list(map(backend.prepare, params))))
+        else:
+            known = thresholds
+        copies, arrays = entered_copies(backend, leaves)
+        shapes = [shape_of(leaf) for leaf in leaves]
+        made = decided(backend, arrays, shapes, scopes, clipping.order, known)
+        if made is None:
+            return {}
+        made.scale()
+        norms = made.norms(leaves)
+        results = backend.leave_all([copies[i] for i in norms], [leaves[i] for i in norms])
+    return {i: (result, norms[i]) for i, result in zip(norms, results, strict=True)}
 
 
 def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adaptive, list[Any]]:
@@ -203,6 +237,16 @@ def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adapti
     return Adaptive((first, second), (arrays[0] is not None, arrays[1] is not None)), given
 
 
+def shape_of(leaf: object) -> tuple[int, ...]:
+    """Return the shape of a leaf; numbers have none."""
+    return tuple(getattr(leaf, "shape", ()))
+
+
 def names_of(flat: FlatTree) -> list[str]:
     """Return what each leaf is called in an error."""
     return [path or "the gradient" for path in flat.paths()]
+
+
+def with_parameters(names: Sequence[str]) -> list[str]:
+    """Return what gradients of these names, and then their parameters, are called in an error."""
+    return [*names, *(f"the parameter of {name}" for name in names)]

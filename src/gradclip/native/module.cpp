@@ -12,6 +12,7 @@
 #include "arrays.hpp"
 #include "describe.hpp"
 #include "examples.hpp"
+#include "rows.hpp"
 #include "xla.hpp"
 
 namespace nb = nanobind;
@@ -36,6 +37,9 @@ static std::pair<HeldArrays, std::vector<int64_t>> held(Described described, nb:
 static nb::capsule capsule_of(xla_ffi::Function* function) {
   return nb::capsule(reinterpret_cast<void*>(function), "xla._CUSTOM_CALL_TARGET");
 }
+
+// Vectors of numbers come in as arrays do: only an address and a count have to be converted.
+static double* numbers_in(const Arrays& arrays) { return reinterpret_cast<double*>(arrays.spans().at(0).data); }
 
 NB_MODULE(_kernels, m) {
   // While large arrays are read, other threads of Python may run.
@@ -108,6 +112,18 @@ NB_MODULE(_kernels, m) {
             self.scale_groups(to, group_of, scalings, threads);
           },
           "to"_a, "group_of"_a, "keep"_a, "factors"_a, "threads"_a, unlocked)
+      .def(
+          "sum_rows",
+          [](const Arrays& self, const RowCounts& counts, double p, const Arrays& sums, int threads) {
+            sum_rows(self, counts, p, numbers_in(sums), threads);
+          },
+          "counts"_a, "p"_a, "sums"_a, "threads"_a, unlocked)
+      .def(
+          "scale_rows",
+          [](const Arrays& self, const RowCounts& counts, const Arrays& table, int threads) {
+            scale_rows(self, counts, numbers_in(table), threads);
+          },
+          "counts"_a, "table"_a, "threads"_a, unlocked)
       .def("fill_zero", &Arrays::fill_zero, "threads"_a, unlocked)
       .def("clamp", &Arrays::clamp, "bound"_a, "threads"_a, unlocked);
 
@@ -129,11 +145,9 @@ NB_MODULE(_kernels, m) {
   m.def(
       "add_examples",
       [](const Arrays& arrays, std::size_t examples, std::array<double, 5> weighing, const Arrays& squares, const Arrays& totals, int threads) {
-        // Vectors of numbers come in as arrays do: only an address and a count have to be converted.
         const auto [inflate, offset, keep_up_to, kept, numerator] = weighing;
         add_examples(arrays, examples, {inflate, offset, keep_up_to, kept, numerator},
-                     reinterpret_cast<double*>(squares.spans().at(0).data),
-                     reinterpret_cast<double*>(totals.spans().at(0).data), threads);
+                     numbers_in(squares), numbers_in(totals), threads);
       },
       "arrays"_a, "examples"_a, "weighing"_a, "squares"_a, "totals"_a, "threads"_a, unlocked);
   m.def("variants", &variants);

@@ -251,7 +251,7 @@ class Host(InHostMemory, Portable):
             self.wrote(leaves)
             return leaves
         results = self.shrink(new, coefficient, scope)
-        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+        return [self.put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
         if self.can_write(leaves, arrays):
@@ -260,14 +260,14 @@ class Host(InHostMemory, Portable):
             return leaves
         results = [x.copy() for x in arrays]
         clamp_(viewed_arrays(results), bound, self.threads())
-        return [self._put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+        return [self.put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
 
     def _all_known(self, arrays: Arrays) -> bool:
         """Say whether the kernels can write all of the arrays."""
         known, others = split(arrays)
         return self.known_writable and known is not None and not others
 
-    def _put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
+    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         """Write a result where the gradient lies, or return another that replaces it."""
         if not self.writable(leaf):
             return self.leave(result, leaf)

@@ -45,3 +45,6 @@ class InHostMemory:
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         return list(self.array(np.asarray(values), dtype))
+
+    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        return [value.astype(dtype)[()] for value in values]

@@ -156,6 +156,12 @@ class TorchHost(Host):
         # Entries of one vector: to make a tensor of each takes three times as long.
         return list(torch.from_numpy(np.asarray(values).astype(dtype)).unbind())
 
+    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        # Of one vector, as above.
+        together = torch.from_numpy(np.concatenate([value.reshape(-1) for value in values]).astype(dtype))
+        parts = zip(together.split([value.size for value in values]), values, strict=True)
+        return [part if value.ndim == 1 else part.view(value.shape) for part, value in parts]
+
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)
 

@@ -1,0 +1,59 @@
+#include "rows.hpp"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+namespace {
+
+// Calls `work` with the number of each row and where it lies. As many rows as make a chunk are taken together.
+template <class Work>
+void for_each_row(const std::vector<Span>& spans, const RowCounts& counts, int threads, Order order, const Work& work) {
+  std::vector<Piece> pieces;
+  std::vector<int64_t> firsts, lengths;
+  int64_t rows = 0;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    const int64_t count = spans[i].count, length = counts.at(i) ? count / counts[i] : 0;
+    if (length * counts[i] != count) throw std::invalid_argument("an array does not have so many rows of one length");
+    firsts.push_back(rows);
+    lengths.push_back(length);
+    rows += counts[i];
+    const int64_t step = length ? std::max<int64_t>(1, kChunk / length) * length : 1;
+    for (int64_t at = 0; at < count; at += step) pieces.push_back({i, at, std::min(step, count - at)});
+  }
+  share_out(pieces, threads, order, [&](std::size_t i) {
+    const Piece& piece = pieces[i];
+    const Span& span = spans[piece.array];
+    const int64_t length = lengths[piece.array];
+    for (int64_t at = piece.offset; at < piece.offset + piece.count; at += length) {
+      work(firsts[piece.array] + at / length, Span{span.data + at * item_size(span.dtype), length, span.dtype});
+    }
+  });
+}
+
+double sum_of(const Span& row, double p) {
+  SumInOrder sum;
+  for (int64_t at = 0; at < row.count; at += kChunk) {
+    const std::byte* data = row.data + at * item_size(row.dtype);
+    sum.add(kernels_of(row.dtype).sum(data, std::min(kChunk, row.count - at), p, 1.0, false));
+  }
+  return sum.sum().value;
+}
+
+}  // namespace
+
+void sum_rows(const Arrays& arrays, const RowCounts& counts, double p, double* sums, int threads) {
+  // Rows without elements are not met.
+  std::fill_n(sums, std::accumulate(counts.begin(), counts.end(), int64_t{0}), 0.0);
+  const std::vector<Span> spans = p == 2.0 ? as_real(arrays.spans()) : arrays.spans();
+  for_each_row(spans, counts, threads, Order::forward, [=](int64_t i, const Span& row) { sums[i] = sum_of(row, p); });
+}
+
+void scale_rows(const Arrays& arrays, const RowCounts& counts, const double* table, int threads) {
+  const int64_t rows = std::accumulate(counts.begin(), counts.end(), int64_t{0});
+  for_each_row(as_real(arrays.spans()), counts, threads, Order::backward, [=](int64_t i, const Span& row) {
+    if (table[i] != 0.0) return;
+    const double* factors = table + (row.dtype == Dtype::float64 ? 1 : 3) * rows + i;
+    kernels_of(row.dtype).scale(row.data, row.data, row.count, factors[0], factors[rows]);
+  });
+}
