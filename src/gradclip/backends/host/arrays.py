@@ -184,6 +184,14 @@ def rows_first(data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
     return data.transpose(*own, *(axis for axis in range(data.ndim) if axis not in own))
 
 
+def as_columns(data: np.ndarray, own: tuple[int, ...]) -> np.ndarray | None:
+    """Return a view of two axes, the last of all own axes; None where these are not the last of an array in order."""
+    shared = data.ndim - len(own)
+    if not (own and shared and data.size and data.flags.c_contiguous) or own != tuple(range(shared, data.ndim)):
+        return None
+    return data.reshape(-1, math.prod(data.shape[shared:]))
+
+
 def blocks_of(rows: np.ndarray) -> Iterator[slice]:
     """Yield slices of the first axis, of about as many elements as a chunk has, one row at least."""
     many = max(1, _CHUNK // max(1, math.prod(rows.shape[1:])))

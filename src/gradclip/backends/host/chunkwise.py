@@ -11,6 +11,7 @@ import numpy as np
 from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 from gradclip.backends.host.arrays import (
     HostArray,
+    as_columns,
     as_float,
     blocks_of,
     is_finite,
@@ -71,9 +72,15 @@ def _reduced(
         return merge(*reduced)
     if scope.whole:
         return merge.reduce([of_wide(wide, divisor) for wide in wide_chunks(x)])
+    own = scope.own_axes(len(x.shape))
+    columns = None if x.counted is not None else as_columns(x.data, own)
+    if columns is not None:  # read in the order of memory
+        by = None if divisor is None else np.reshape(divisor, (-1, 1))
+        reduced = [of_wide(widened(columns[block], x.dtype).T, by) for block in blocks_of(columns)]
+        return merge.reduce(reduced).reshape(scope.norms_shape(x.shape))
     result = np.empty(scope.norms_shape(x.shape))
     flat, divisors = result.reshape(-1), None if divisor is None else np.reshape(divisor, -1)
-    for block, rows in x.rows(scope.own_axes(len(x.shape))):
+    for block, rows in x.rows(own):
         mine = None if divisors is None else divisors[block, None]
         flat[block] = of_wide(widened(rows, x.dtype), mine)
     return result
@@ -106,19 +113,23 @@ def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
 
 def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
     """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
-    own = scope.own_axes(len(x.shape))
+    own, some_blank = scope.own_axes(len(x.shape)), np.any(coefficient.blank)
     for part in x.parts():
         target, (source, factors) = format_of(part), _products_of(part, coefficient)
-        data = rows_first(part.data, own)
         second = 1.0 if factors.second is None else factors.second  # a product with 1 is exact
-        of_rows = [
-            _over_rows(value, data, own) for value in (factors.first, second, coefficient.keep, coefficient.blank)
-        ]
+        values = factors.first, second, coefficient.keep, coefficient.blank
+        columns = as_columns(part.data, own)
+        data = rows_first(part.data, own) if columns is None else columns
+        if columns is None:
+            of_rows = [_over_rows(value, data, own) for value in values]
+        else:
+            of_rows = [np.broadcast_to(np.reshape(value, (1, -1)), data.shape) for value in values]
         for block in blocks_of(data):
             here, (first, second, keep, blank) = data[block], [value[block] for value in of_rows]
             scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
+            result = np.where(blank, np.zeros((), here.dtype), scaled) if some_blank else scaled
             # Rows that are kept are not written at all, so that they stay bit for bit.
-            np.copyto(here, np.where(blank, np.zeros((), here.dtype), scaled), where=~keep)
+            np.copyto(here, result, where=~keep)
 
 
 def _products_of(part: HostArray, coefficient: Coefficient) -> tuple[Format, Factors]:
