@@ -4,6 +4,7 @@ Arrays have 64 float32 elements each where nothing else is said. "plain NumPy" i
 a product for each array. Beside calls by layer stand the same calls by one norm, beside functional ones those in place.
 """
 
+import math
 import random
 
 import numpy as np
@@ -120,6 +121,36 @@ def beside_in_place(function):
     return contenders
 
 
+def unit_norm(x):
+    return x.norm(2.0, dim=tuple(range(1, x.ndim)), keepdim=True) if x.ndim > 1 else x.norm(2.0)
+
+
+def timm_adaptive_clip_grad(parameters, clip_factor, eps=1e-3):
+    """The formula of `adaptive_clip_grad` in timm/utils/agc.py, https://github.com/huggingface/pytorch-image-models."""
+    for p in parameters:
+        max_norm = unit_norm(p.detach()).clamp_(min=eps).mul_(clip_factor)
+        grad_norm = unit_norm(p.grad.detach())
+        clipped_grad = p.grad.detach() * (max_norm / grad_norm.clamp(min=1e-6))
+        p.grad.detach().copy_(torch.where(grad_norm < max_norm, p.grad.detach(), clipped_grad))
+
+
+def by_unit(grads, clipping):
+    """Square matrices, each row of which is to be no longer than a thousandth of `clipping` times its parameter's."""
+    matrices = [grad.view(2 * [math.isqrt(grad.numel())]) for grad in grads]
+    ours, theirs = parameters(matrices), parameters(matrices)
+    for held in (ours, theirs):
+        torch._foreach_copy_([p.data for p in held], [100 * matrix for matrix in reversed(matrices)])
+
+    def again(held):
+        return lambda: torch._foreach_copy_([p.grad for p in held], matrices)
+
+    factor = clipping / 1000
+    return {
+        "gradclip.adaptive_grad_clip_": (lambda: gradclip.adaptive_grad_clip_(ours, factor), again(ours)),
+        "timm's formula": (lambda: timm_adaptive_clip_grad(theirs, factor), again(theirs)),
+    }
+
+
 def workloads(most):
     """Yield what is called, with which arrays, by whom; no more than `most` arrays."""
     for count in (1, 30, 150, 1_000):
@@ -135,6 +166,7 @@ def workloads(most):
         ("by layer, each its threshold", thresholds_of_layers),
     ):
         yield name, (1_000, EACH), contenders
+    yield "by unit, adaptive", (120, 4_096), by_unit
     if most > 1_000:
         yield "functional", (100_000, EACH), beside_in_place(gradclip.clip_by_global_norm)
         yield "by layer", (100_000, EACH), beside_in_place(gradclip.clip_by_layer_norm)
