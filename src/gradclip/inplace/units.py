@@ -183,7 +183,11 @@ class _Call:
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
         """Return the parameter of each layer as a backend's array. Raises where it is none, or of another shape."""
-        names, grads = partial(self.names, layers.among(self.gradients)), [grad for (grad,) in layers.layers]
+        grads = [grad for (grad,) in layers.layers]
+
+        def names() -> list[str]:
+            return self.names(layers.among(self.gradients))
+
         find([*grads, *weights], lambda: with_parameters(names()))
         check_shapes(grads, weights, names)
         return list(map(self.backend.prepare, weights))
