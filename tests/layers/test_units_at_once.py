@@ -235,3 +235,13 @@ def test_derivatives_are_those_of_each_leaf():
     assert clipped[0].requires_grad
     clipped[0].sum().backward()
     assert torch.allclose(w.grad, torch.tensor([[1.4, 0.0]]))
+
+
+def test_variables_of_tensorflow_are_assigned_to():
+    import tensorflow as tf
+
+    held = {name: tf.Variable(x, trainable=False) for name, x in (("w", [[3.0, 0.3], [4.0, 0.4]]), ("b", [0.5]))}
+    norms = gradclip.clip_grad_unit_norm_(held, 1.0, unit_axis=1)
+    assert np.allclose(norms["w"].numpy(), [5.0, 0.5], rtol=1e-6)
+    assert np.allclose(held["w"].numpy(), [[0.6, 0.3], [0.8, 0.4]], rtol=1e-6)
+    assert held["b"].numpy().tolist() == [0.5]

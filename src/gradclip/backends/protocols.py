@@ -276,6 +276,9 @@ class HostBackend(Backend, Protocol):
     def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
         """Return what `copies` has returned as arrays, which share its memory."""
 
+    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        """Say whether gradients, which are `arrays`, may be written in the memory of these."""
+
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         """Write a result where the gradient `leaf`, which is `x`, lies, or return another that replaces it."""
 

@@ -229,7 +229,7 @@ class _Call:
         each_its_own = self.gradients.again is None and [index for (index,) in groups] == list(range(len(grads)))
         if not in_host_memory(backend) or not grads or not each_its_own:
             return None
-        if not backend.can_write(grads, arrays):
+        if not backend.lie_writable(grads, arrays):
             arrays = backend.entered_copies(backend.copies(arrays))
         return decided(backend, arrays, list(map(shape_of, grads)), scopes, order, thresholds.at_once())
 

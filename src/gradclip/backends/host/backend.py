@@ -84,6 +84,9 @@ class Host(InHostMemory, Portable):
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         return self._all_known(arrays) or self._all_writable(leaves)
 
+    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return self.can_write(leaves, arrays)
+
     def _all_writable(self, leaves: Sequence[Any]) -> bool:
         if set(map(type, leaves)) <= {np.ndarray}:
             return all(map(_is_writeable, leaves))
@@ -103,9 +106,6 @@ class Host(InHostMemory, Portable):
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> Any:
         return np.sum(flags)
-
-    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
-        return np.asarray(value).astype(dtype)[()]
 
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Any:
         return np.float64(value)

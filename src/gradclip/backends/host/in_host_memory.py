@@ -46,5 +46,8 @@ class InHostMemory:
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         return list(self.array(np.asarray(values), dtype))
 
+    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
+        return np.asarray(value).astype(dtype)[()]
+
     def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        return [value.astype(dtype)[()] for value in values]
+        return [self.leave_scalar(value, dtype, [leaf]) for value, leaf in zip(values, leaves, strict=True)]

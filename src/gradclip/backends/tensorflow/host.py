@@ -120,6 +120,16 @@ class TensorFlowHost(Host):
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         return all(map(self.writable, leaves))
 
+    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        return False  # variables are assigned to
+
+    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
+        made = self.leave(result, leaf)
+        if not self.writable(leaf):
+            return made
+        leaf.assign(made, read_value=False)
+        return leaf
+
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[Any]:
@@ -136,12 +146,8 @@ class TensorFlowHost(Host):
         """Assign results to variables, and return them in place of tensors; leave those alone that have not changed."""
         updated = list(leaves)
         for index, (leaf, x, y) in enumerate(zip(leaves, arrays, results, strict=True)):
-            if np.array_equal(x.data, y.data):
-                continue
-            if self.writable(leaf):
-                leaf.assign(self.leave(y, leaf), read_value=False)
-            else:
-                updated[index] = self.leave(y, leaf)
+            if not np.array_equal(x.data, y.data):
+                updated[index] = self.put(leaf, x, y)
         return updated
 
 
