@@ -144,6 +144,8 @@ def laid_out(rng, framework, x):
     name = str(rng.choice([*LAYOUTS, *more]))
     if name in LAYOUTS:
         base, view = LAYOUTS[name](x)
+        if framework == "tensorflow":  # its tensors have one layout
+            return _own(framework, np.ascontiguousarray(view(base)).reshape(view(base).shape)), name
         return view(_own(framework, base)), name
     return _special(framework, name, x), name
 
@@ -153,6 +155,10 @@ def _own(framework, base):
         return base.copy()
     if framework.startswith("torch"):
         return as_tensor(base)
+    if framework == "tensorflow":
+        import tensorflow as tf
+
+        return tf.constant(base)
     import jax.numpy as jnp
 
     return jnp.asarray(base)
@@ -189,5 +195,6 @@ def numbers(x: Any) -> np.ndarray:
     if isinstance(x, torch.Tensor):
         x = x.detach().contiguous().resolve_conj()
         x = x.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if x.dtype is torch.bfloat16 else x.numpy()
-    x = np.asarray(x)
+    # NumPy takes no scalar of TensorFlow in bfloat16.
+    x = np.asarray(x.numpy() if type(x).__name__ == "EagerTensor" else x)
     return x.astype(x.dtype if x.dtype == ml_dtypes.bfloat16 else x.dtype.newbyteorder("=")).reshape(-1)
