@@ -21,6 +21,12 @@ def test_info_names_versions():
     assert {"gradclip", "torch", "jax", "tensorflow"} <= set(lines)
 
 
+def test_tensorflow_has_two_names(monkeypatch):
+    monkeypatch.setattr(versions, "_version", {"tensorflow-cpu": "2.21.0"}.get)
+    assert versions.installed_versions()["tensorflow"] == "2.21.0"
+    assert versions.installed_versions()["keras"] is None
+
+
 @pytest.mark.parametrize(
     ("status", "text"),
     [

@@ -13,6 +13,8 @@ LIBRARIES = (
     "jax",
     "jaxlib",
     "optax",
+    "flax",
+    "opacus",
     "jax-privacy",
     "brainstate",
     "declearn",
@@ -37,6 +39,7 @@ def installed_versions() -> dict[str, str | None]:
     versions: dict[str, str | None] = {"gradclip": _version("gradclip")}
     versions["python"] = platform.python_version()
     versions.update((name, _version(name)) for name in LIBRARIES)
+    versions["tensorflow"] = versions["tensorflow"] or _version("tensorflow-cpu")
     return versions
 
 

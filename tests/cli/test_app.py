@@ -46,6 +46,32 @@ def test_a_missing_command_line_says_what_to_install(monkeypatch, arguments, mis
     assert "pip install '.[demo]' in a clone of gradclip. Without, there are gradclip info" in str(stopped.value)
 
 
+BARE = """
+import sys
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("typer", "rich", "click", "matplotlib", "torch", "jax", "tensorflow", "sklearn"):
+            raise ModuleNotFoundError(name, name=name)
+sys.meta_path.insert(0, Missing())
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name in ("typer", "rich") else found(name, *rest)
+sys.argv = ["gradclip", *sys.argv[1:]]
+from gradclip.cli.app import main
+main()
+"""
+
+
+def test_a_bare_installation_tells_its_versions():
+    command = [sys.executable, "-c", BARE]
+    done = subprocess.run([*command, "info"], capture_output=True, text=True, check=True)
+    assert done.stdout == run("info").output
+    assert {"gradclip", "numpy", "tensorflow"} <= {line.split()[0] for line in done.stdout.splitlines()}
+    demo = subprocess.run([*command, "demo"], capture_output=True, text=True, check=False)
+    assert demo.returncode == 1
+    assert demo.stderr.startswith("This command needs typer and rich, not installed here. To install what it needs:")
+
+
 def test_the_version_is_told():
     assert run("--version").output == f"gradclip {gradclip.__version__}\n"
 
