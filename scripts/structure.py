@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 # What everybody may import: it stands on nothing but the kernels. Some of it lies in the folder of the backends.
 FLOOR = {
-    *("tree", "arithmetic", "typing", "wording"),
+    *("tree", "arithmetic", "typing", "wording", "guesses"),
     *("backends", "backends.formats", "backends.arrays", "backends.protocols", "backends.values"),
     *("backends.registry", "backends.entries", "backends.framework", "backends.when_imported"),
 }

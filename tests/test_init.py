@@ -1,7 +1,12 @@
 """Importing the library imports no framework, and the names that are imported when used are there."""
 
+import inspect
+import pydoc
+import re
 import subprocess
 import sys
+
+import gradclip
 
 
 def test_importing_gradclip_imports_no_framework():
@@ -42,3 +47,27 @@ def test_what_is_imported_when_used_is_there():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True True False"
+
+
+def test_help_starts_with_a_map_and_shows_public_names_alone():
+    text = pydoc.plain(pydoc.render_doc(gradclip))
+    before, _, after = text.partition("\nCLASSES\n")
+    named = set(re.findall(r"\b\w+\b", before.partition("PACKAGE CONTENTS")[0]))
+    results = "ClippedFunction ExampleOutputs NativeStatus NormHistory PartialNorm PerExampleInfo PrivateQuantileState"
+    assert {*gradclip.__all__} - named == {*results.split(), "Sensitivity", "SensitivityReport"}
+    functions = re.findall(r"^    (\w+)\(", after.partition("\nFUNCTIONS\n")[2], re.MULTILINE)
+    assert functions
+    assert {*functions} <= {*gradclip.__all__}
+    assert "\nDATA\n" not in after
+
+
+def test_calls_in_the_map_can_be_made_so():
+    calls = re.findall(r" {2,}(\w+)\((.*?)\)(?:, (\w+)\((.*?)\))?$", gradclip.__doc__, re.MULTILINE)
+    pairs = [pair for one in calls for pair in (one[:2], one[2:]) if pair[0]]
+    assert len(pairs) > 20
+    for name, arguments in pairs:
+        inspect.signature(getattr(gradclip, name)).bind(*filter(None, arguments.split(", ")))
+
+
+def test_dir_has_public_names_alone():
+    assert dir(gradclip) == sorted(gradclip.__all__)

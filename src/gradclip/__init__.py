@@ -1,5 +1,46 @@
-"""Gradient clipping with one meaning for every framework, and a bound that holds exactly."""
+"""Clip gradients in PyTorch, JAX, NumPy and TensorFlow: never above the threshold, not even by rounding.
 
+What you want                                            What to call
+
+Clip the gradients of parameters, in place, between `backward()` and `step()`
+  by the norm of all of them                             clip_grad_norm_(parameters, max_norm)
+  each gradient by its own norm                          clip_grad_layer_norm_(parameters, max_norm)
+  each row or filter by its own norm                     clip_grad_unit_norm_(parameters, max_norm)
+  each row or filter beside its weights (AGC)            adaptive_grad_clip_(parameters)
+  each element                                           clip_grad_value_(parameters, clip_value)
+
+Clip a tree of arrays: new arrays come back, and the norm before clipping
+  by the norm of all of them                             clip_by_global_norm(tree, max_norm)
+  each array, or each group of arrays                    clip_by_layer_norm(tree, max_norm)
+  each row or filter by its own norm                     clip_by_unit_norm(tree, max_norm)
+  each row or filter beside its weights (AGC)            adaptive_grad_clip(tree, params)
+  each element                                           clip_by_value(tree, max_value)
+
+Measure
+  the norm of all gradients                              global_norm(tree), grad_norm(parameters)
+  the norm of each array                                 layer_norms(tree)
+  whether a norm is at most a threshold, exactly         norm_at_most(tree, max_norm)
+  a gradient too large for memory, file by file          partial_norm(tree)
+
+Train with differential privacy
+  from a loss to the clipped sum of gradients            clipped_grad(loss, max_norm)
+  from any function to the clipped sum of results        clipped_fun(fun, max_norm)
+  from per-example gradients to their clipped sum        per_example_clip(grads, max_norm)
+  how much noise the sum needs                           .sensitivity(), clipped_sum_sensitivity(max_norm)
+  test that code keeps a sensitivity                     check_sensitivity(fun, examples, promised)
+
+Choose a threshold
+  one that follows the norms                             AdaptiveNorm(), QuantileThreshold()
+  the same, privately                                    PrivateQuantile()
+  see how often clipping fires, get advice               Monitor()
+
+Keep the names of another library                        gradclip.integrations: torch, optax, tensorflow, keras, ...
+Say whether the compiled kernels are in use              native_status()
+
+`help(gradclip.clip_grad_norm_)` explains one of them. Modules other than `gradclip.integrations` are internal.
+"""
+
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -80,10 +121,13 @@ _WHEN_USED = {
 def __getattr__(name: str) -> Any:
     """Import what most programs do without when it is asked for."""
     if name not in _WHEN_USED:
-        raise AttributeError(f"module 'gradclip' has no attribute {name!r}")
+        from gradclip.guesses import advice_on_name
+
+        message = f"module 'gradclip' has no attribute {name!r}. {advice_on_name(name)}".removesuffix(". ")
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return __all__

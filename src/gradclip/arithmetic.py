@@ -12,6 +12,7 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from gradclip.backends.registry import being_compiled
+from gradclip.guesses import raise_advice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,15 +34,20 @@ def caller_flushes() -> bool:
 def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function compute with subnormal numbers as they are; the thread is left as it was.
 
-    Not where it is compiled, as by `torch.compile`: there nothing is computed yet.
+    Not where it is compiled, as by `torch.compile`: there nothing is computed yet. Its errors about keywords of other
+    libraries say what stands here in their place.
     """
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if _SMALLEST_NORMAL * 0.5 != 0.0 or being_compiled():
-            return function(*args, **kwargs)
-        with _ordinary():
-            return function(*args, **kwargs)
+        try:
+            if _SMALLEST_NORMAL * 0.5 != 0.0 or being_compiled():
+                return function(*args, **kwargs)
+            with _ordinary():
+                return function(*args, **kwargs)
+        except TypeError:
+            raise_advice(function, kwargs)
+            raise
 
     return call
 

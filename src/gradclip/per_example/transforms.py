@@ -3,12 +3,14 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from gradclip.guesses import with_advice
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.typing import Method, Policy, RuleName, Threshold, Unit, WideDtype
 
 
+@with_advice
 def clipped_grad(
     fun: Callable[..., Any],
     max_norm: Threshold,
@@ -137,6 +139,7 @@ def clipped_grad(
     )
 
 
+@with_advice
 def clipped_fun(
     fun: Callable[..., Any],
     max_norm: Threshold,

@@ -1,0 +1,100 @@
+"""What errors say of names and keywords that other libraries have, and that users try here."""
+
+import inspect
+from collections.abc import Callable, Iterable
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_INTEGRATIONS = ["autoclip", "brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
+_AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
+_GLOBAL = "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or gradclip.clip_by_global_norm(tree, max_norm)"
+_NORM = "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)"
+_UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_grad_clip_(parameters) in place"
+_FOLLOWS = "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_"
+_PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
+
+# By names in lower case, without underscores at their ends.
+_NAMES = {
+    **{name: f"{_AS_THEY_ARE}; for the names of {name} import gradclip.integrations.{name}" for name in _INTEGRATIONS},
+    **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
+    "integrations": "Import one of its modules, such as gradclip.integrations.torch",
+    **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
+    **dict.fromkeys(("per_sample_clip", "clip_per_example", "clip_per_sample", "per_example_grad"), _PRIVATE),
+    **dict.fromkeys(("get_total_norm", "total_norm", "norm", "get_grad_norm", "gradient_norm"), _NORM),
+    **dict.fromkeys(("tree_norm", "tree_l2_norm", "l2_norm"), _NORM),
+    "clip_grads_with_norm": "Use gradclip.integrations.torch.clip_grads_with_norm_",
+    **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
+    "clip_by_norm": "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or \
+gradclip.clip_by_global_norm, by the norm of all",
+    "clip_by_average_norm": "Use gradclip.integrations.tensorflow.clip_by_average_norm",
+    "clip_by_block_rms": "Use gradclip.integrations.optax.clip_by_block_rms",
+    "clip_grad_value": "Use gradclip.clip_grad_value_(parameters, clip_value)",
+    "clip_by_layer": "Use gradclip.clip_by_layer_norm",
+    **dict.fromkeys(("per_example_global_norm_clip", "per_example_layer_norm_clip"), _PRIVATE),
+    **dict.fromkeys(("adaptive_gradient_clipping", "adaptive_gradient_clip", "adaptive_clip_grad", "agc"), _UNITS),
+    **dict.fromkeys(("unitwise_clip", "unitwise_norm"), "Use gradclip.clip_by_unit_norm"),
+    **dict.fromkeys(("zclip", "smartclip", "adaptive_clip"), _FOLLOWS),
+}
+
+_ORDER = ("ord",)
+_THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
+_LEAVE_OUT = "Leave it out"
+# What stands in place of a keyword: the first of these that the function has, written as in a call.
+_KEYWORDS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
+    **dict.fromkeys(("clip_norm", "max_grad_norm", "l2_clip_norm", "l2_norm_clip", "threshold"), _THRESHOLD),
+    **dict.fromkeys(("max_norm", "max_value", "clip_value", "max_delta", "clip_factor"), _THRESHOLD),
+    **dict.fromkeys(("error_if_nonfinite", "raise_if_nonfinite"), ('nonfinite="raise"',)),
+    **dict.fromkeys(("axis", "axes", "dim"), ("unit_axis",)),
+    **dict.fromkeys(("grads", "gradients", "updates", "tensors", "t_list"), ("tree", "grads")),
+    "params": ("parameters",),
+    **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
+}
+
+
+def advice_on_name(name: str) -> str:
+    """Return what to use in place of a name that gradclip lacks, as a sentence; empty where nothing is known."""
+    advice = _NAMES.get(name.strip("_").lower())
+    return f"{advice}." if advice else ""
+
+
+def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> None:
+    """Raise a TypeError for the first keyword that `function` lacks, if it is one that other libraries have.
+
+    To be called where calling `function` has raised one: with a keyword that it lacks it has not even begun, so that no
+    other error is hidden.
+    """
+    taken = inspect.signature(function).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return
+    for keyword in keywords:
+        if keyword not in taken and (advice := _in_place_of(keyword, taken)):
+            name = getattr(function, "__name__", "the function")
+            raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
+
+
+def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
+    for written in _KEYWORDS.get(keyword, ()):
+        ours, _, value = written.partition("=")
+        if written == _LEAVE_OUT:
+            return f"{written}: gradclip needs no such setting"
+        if ours in taken:
+            return f"Pass {written if value else written + '='} in its place"
+    return ""
+
+
+def with_advice(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function's errors about keywords of other libraries say what stands here in their place."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            raise_advice(function, kwargs)
+            raise
+
+    return call

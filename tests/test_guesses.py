@@ -1,0 +1,138 @@
+"""Names and keywords of other libraries lead to errors that name ours; every name they give is there."""
+
+import inspect
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip import guesses
+
+TREE = {"w": np.array([3.0, 4.0])}
+
+
+def advice(name):
+    with pytest.raises(AttributeError) as raised:
+        getattr(gradclip, name)
+    assert not hasattr(gradclip, name)
+    return str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        ("torch", "import gradclip.integrations.torch."),
+        ("optax", "import gradclip.integrations.optax."),
+        ("keras", "import gradclip.integrations.keras."),
+        ("tensorflow", "import gradclip.integrations.tensorflow."),
+        ("jax", "Pass arrays of any framework to gradclip's own functions."),
+        ("get_total_norm", "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)."),
+        ("clip_grads_with_norm_", "Use gradclip.integrations.torch.clip_grads_with_norm_."),
+        ("clip_grad_norm", "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or "),
+        (
+            "clip_by_norm",
+            "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or ",
+        ),
+        ("adaptive_gradient_clipping", "Use gradclip.adaptive_grad_clip(grads, params), or "),
+        ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
+        ("ZClip", "pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_."),
+        ("PrivacyEngine", "Use gradclip.clipped_grad(loss, max_norm), or "),
+    ],
+)
+def test_a_guessed_name_leads_to_ours(name, ours):
+    said = advice(name)
+    assert said.startswith(f"module 'gradclip' has no attribute {name!r}. ")
+    assert ours in said
+
+
+def test_an_unknown_name_gets_no_advice():
+    assert advice("bogus") == "module 'gradclip' has no attribute 'bogus'"
+
+
+def test_a_misspelt_name_is_told_by_python():
+    code = "import gradclip; gradclip.clip_by_globl_norm"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert "Did you mean: 'clip_by_global_norm'?" in done.stderr
+
+
+@pytest.mark.parametrize("name", guesses._NAMES)
+def test_names_that_advice_gives_are_there(name):
+    for found in re.findall(r"gradclip\.([\w.]*\w)", guesses.advice_on_name(name)):
+        first, *rest = found.split(".")
+        if first == "integrations":
+            source = find_spec(f"gradclip.integrations.{rest[0]}").loader.get_source(f"gradclip.integrations.{rest[0]}")
+            assert all(f"\ndef {function}(" in source for function in rest[1:])
+        else:
+            assert first in gradclip.__all__
+    assert name == name.strip("_").lower()
+    assert name not in dir(gradclip)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gradclip.clip_by_global_norm(TREE, 1.0, norm_type=2), "'norm_type'. Pass ord= in its place."),
+        (lambda: gradclip.global_norm(TREE, p=1), "'p'. Pass ord= in its place."),
+        (lambda: gradclip.clip_by_global_norm(TREE, clip_norm=1.0), "'clip_norm'. Pass max_norm= in its place."),
+        (lambda: gradclip.clip_by_value(TREE, clip_value=1.0), "'clip_value'. Pass max_value= in its place."),
+        (lambda: gradclip.clip_grad_value_(TREE, max_value=1.0), "'max_value'. Pass clip_value= in its place."),
+        (
+            lambda: gradclip.clip_grad_norm_(TREE, 1.0, error_if_nonfinite=True),
+            "'error_if_nonfinite'. Pass nonfinite=\"raise\" in its place.",
+        ),
+        (
+            lambda: gradclip.clip_grad_norm_(TREE, 1.0, foreach=True),
+            "'foreach'. Leave it out: gradclip needs no such setting.",
+        ),
+        (lambda: gradclip.clip_by_unit_norm(TREE, 1.0, axis=0), "'axis'. Pass unit_axis= in its place."),
+        (lambda: gradclip.adaptive_grad_clip(TREE, TREE, clip_factor=1), "'clip_factor'. Pass clipping= in its place."),
+        (lambda: gradclip.clip_by_layer_norm(grads=TREE, max_norm=1), "'grads'. Pass tree= in its place."),
+        (lambda: gradclip.clipped_grad(max, l2_clip_norm=1.0), "'l2_clip_norm'. Pass max_norm= in its place."),
+        (lambda: gradclip.clipped_fun(max, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= in its place."),
+    ],
+)
+def test_a_guessed_keyword_leads_to_ours(call, message):
+    with pytest.raises(TypeError) as raised:
+        call()
+    assert str(raised.value).endswith(f"() got an unexpected keyword argument {message}")
+    assert raised.value.__suppress_context__
+
+
+def test_keywords_are_told_in_compiled_code_too():
+    compiled = torch.compile(lambda x: gradclip.clip_by_global_norm(x, 1.0, norm_type=2), backend="eager")
+    with pytest.raises(TypeError, match=r"Pass ord= in its place\.$"):
+        compiled(torch.ones(3))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: gradclip.clip_by_global_norm(TREE, 1.0, bogus=2), "got an unexpected keyword argument 'bogus'$"),
+        (lambda: gradclip.clip_by_value(TREE, 1.0, norm_type=2), "got an unexpected keyword argument 'norm_type'$"),
+        (lambda: gradclip.clip_by_global_norm(TREE), "missing 1 required positional argument: 'max_norm'$"),
+        (lambda: gradclip.clip_by_global_norm({"w": "text"}, max_norm=1.0), "text"),
+    ],
+)
+def test_other_errors_stay_as_they_are(call, message):
+    with pytest.raises(TypeError, match=message) as raised:
+        call()
+    assert "in its place" not in str(raised.value)
+
+
+def test_a_function_that_takes_any_keyword_keeps_its_own_error():
+    @guesses.with_advice
+    def passed_on(**options):
+        raise TypeError(f"own error about {options}")
+
+    with pytest.raises(TypeError, match=r"^own error about \{'norm_type': 2\}$"):
+        passed_on(norm_type=2)
+
+
+def test_signatures_are_those_of_the_functions():
+    assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "max_value"]
+    assert list(inspect.signature(gradclip.clipped_grad).parameters)[:3] == ["fun", "max_norm", "argnums"]
