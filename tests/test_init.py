@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 import gradclip
 
 
@@ -71,3 +73,9 @@ def test_calls_in_the_map_can_be_made_so():
 
 def test_dir_has_public_names_alone():
     assert dir(gradclip) == sorted(gradclip.__all__)
+
+
+@pytest.mark.parametrize("name", gradclip.__all__)
+def test_help_says_types_by_their_names(name):
+    first = pydoc.plain(pydoc.render_doc(getattr(gradclip, name))).partition("\n\n")[2].splitlines()[0]
+    assert not re.search(r"typing\.|<class|collections\.|~", first)

@@ -1,5 +1,7 @@
 """Functional clipping: new trees from old ones, the input never touched."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,5 +1,7 @@
 """Functional clipping of units: the parts of a layer that lead to one output each."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 

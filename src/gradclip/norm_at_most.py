@@ -1,5 +1,7 @@
 """Whether a norm is at most a threshold: checked in exact arithmetic, as what receives updates of others does."""
 
+from __future__ import annotations
+
 import math
 import numbers
 from fractions import Fraction

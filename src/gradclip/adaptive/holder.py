@@ -1,5 +1,7 @@
 """A threshold that follows, for loops that clip in place: a rule and what it has observed, in one object."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -5,6 +5,8 @@ private batch must not be looked at: what is looked at is the fraction of exampl
 to which noise has been added.
 """
 
+from __future__ import annotations
+
 import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple

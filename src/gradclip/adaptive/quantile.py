@@ -4,6 +4,8 @@ It is pure: a rule, a frozen value, and a history, a tuple of two arrays. `Adapt
 change what they have.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -113,7 +115,7 @@ class QuantileThreshold:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
 
     @classmethod
-    def given(cls, rule: object) -> "QuantileThreshold":
+    def given(cls, rule: object) -> QuantileThreshold:
         """Return a rule that was passed, None for the defaults. Raises TypeError for anything else."""
         if rule is None or isinstance(rule, cls):
             return rule or cls()

@@ -4,6 +4,8 @@ The parts may be files, or what several processes or clients hold of it. They ha
 bound what each of several clients sends, clip each by its own norm, with `gradclip.clip_by_global_norm`.
 """
 
+from __future__ import annotations
+
 import json
 import math
 import numbers
@@ -95,7 +97,7 @@ class PartialNorm:
         return json.dumps(plain, allow_nan=False)
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> "PartialNorm":
+    def from_json(cls, text: str | bytes) -> PartialNorm:
         """Return the partial norm that `to_json` has written. Raises ValueError for anything else."""
         try:
             read = json.loads(text, parse_constant=_refuse_constant)
@@ -109,7 +111,7 @@ class PartialNorm:
             raise ValueError(f"this is no partial norm as to_json writes it, got {text!r:.80}: {error}") from error
 
     @ordinary_arithmetic
-    def __add__(self, other: object) -> "PartialNorm":
+    def __add__(self, other: object) -> PartialNorm:
         if not isinstance(other, PartialNorm):
             return NotImplemented
         if other.ord != self.ord:
@@ -118,7 +120,7 @@ class PartialNorm:
         numbers = tuple(map(combined, self.numbers, other.numbers))
         return PartialNorm(self.ord, numbers, self.parts + other.parts, self.floor + other.floor)
 
-    def __radd__(self, other: object) -> "PartialNorm":
+    def __radd__(self, other: object) -> PartialNorm:
         return self if other == 0 else NotImplemented
 
     @property

@@ -5,6 +5,8 @@ and is scaled, once. Where several processes hold parts of the gradients, each c
 get the same norm.
 """
 
+from __future__ import annotations
+
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -79,7 +81,7 @@ def clip_grad_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
-    monitor: "Monitor | None" = None,
+    monitor: Monitor | None = None,
 ) -> Scalar:
     """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
 

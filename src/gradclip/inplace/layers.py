@@ -1,5 +1,7 @@
 """Clipping each gradient of parameters, or each layer of a tree of NumPy arrays, by its own norm, in place."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

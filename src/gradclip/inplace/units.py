@@ -1,5 +1,7 @@
 """Clipping each unit of the gradients of parameters, or of a tree of NumPy arrays, by its own norm, in place."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -165,7 +167,7 @@ class _Call:
     arrays: Arrays
 
     @classmethod
-    def of(cls, parameters: Parameters, name: str, scalars: Sequence[object]) -> "_Call":
+    def of(cls, parameters: Parameters, name: str, scalars: Sequence[object]) -> _Call:
         params = ParameterList.of(parameters)
         if any_distributed(params.parameters) or any_distributed(params.gradients):
             functional = "adaptive_grad_clip" if name.startswith("adaptive") else "clip_by_unit_norm"

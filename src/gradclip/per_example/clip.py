@@ -1,5 +1,7 @@
 """Clip each example of a batch by its own norm, and sum: what private and federated training build on."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -148,7 +150,7 @@ class _Plan:
     shares: Sequence[float]
 
     @classmethod
-    def of(cls, flat: FlatTree, settings: PerExampleSettings) -> "_Plan":
+    def of(cls, flat: FlatTree, settings: PerExampleSettings) -> _Plan:
         leaves = range(len(flat.leaves))
         if not is_single_threshold(settings.max_norm):
             prefix, groups = flat.split_by(settings.max_norm)

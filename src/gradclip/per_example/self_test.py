@@ -4,6 +4,8 @@ Differential privacy rests on max ||f(D) - f(D')|| over all D and D' that differ
 maximum; this one looks for it where careless code has it, and measures each distance in exact arithmetic.
 """
 
+from __future__ import annotations
+
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -206,7 +208,7 @@ class _Bench:
         function: Callable[[Any], Any],
         relation: Relation,
         unit: Fraction,
-    ) -> "_Bench":
+    ) -> _Bench:
         """Return the bench for a tree of examples, or for one like it in another dtype."""
         sizes = [math.prod(leaf.shape[1:]) for leaf in flat.leaves]
         dtypes = [bare_name(leaf.dtype) if dtype is None else dtype for leaf in flat.leaves]

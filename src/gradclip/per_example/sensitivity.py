@@ -33,6 +33,8 @@ that of the format they are handed out in. Write g(k, u) = k*u / (1 - k*u), so t
 coefficients that depend on their own example alone, bit for bit.
 """
 
+from __future__ import annotations
+
 import math
 from fractions import Fraction
 

@@ -1,5 +1,7 @@
 """From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
