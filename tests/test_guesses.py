@@ -12,6 +12,7 @@ import torch
 
 import gradclip
 from gradclip import guesses
+from gradclip.wording import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
 
@@ -125,7 +126,7 @@ def test_other_errors_stay_as_they_are(call, message):
 
 
 def test_a_function_that_takes_any_keyword_keeps_its_own_error():
-    @guesses.with_advice
+    @with_advice
     def passed_on(**options):
         raise TypeError(f"own error about {options}")
 

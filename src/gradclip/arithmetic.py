@@ -12,7 +12,6 @@ from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
 from gradclip.backends.registry import being_compiled
-from gradclip.guesses import raise_advice
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -46,6 +45,8 @@ def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
             with _ordinary():
                 return function(*args, **kwargs)
         except TypeError:
+            from gradclip.guesses import raise_advice  # loaded after a mistake only
+
             raise_advice(function, kwargs)
             raise
 

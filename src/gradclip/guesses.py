@@ -2,11 +2,6 @@
 
 import inspect
 from collections.abc import Callable, Iterable
-from functools import wraps
-from typing import ParamSpec, TypeVar
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _INTEGRATIONS = ["autoclip", "brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
 _AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
@@ -84,17 +79,3 @@ def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
         if ours in taken:
             return f"Pass {written if value else written + '='} in its place"
     return ""
-
-
-def with_advice(function: Callable[P, R]) -> Callable[P, R]:
-    """Have a function's errors about keywords of other libraries say what stands here in their place."""
-
-    @wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        try:
-            return function(*args, **kwargs)
-        except TypeError:
-            raise_advice(function, kwargs)
-            raise
-
-    return call

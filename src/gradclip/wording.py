@@ -1,7 +1,11 @@
 """How errors say things."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _MOST_LISTED = 10
 
@@ -10,3 +14,19 @@ def listed(items: Sequence[Any], separator: str = ", ") -> str:
     """Return what an error says of many things: the first ten, and how many more there are."""
     more = len(items) - _MOST_LISTED
     return separator.join([*map(str, items[:_MOST_LISTED]), *([f"and {more} more"] if more > 0 else [])])
+
+
+def with_advice(function: Callable[P, R]) -> Callable[P, R]:
+    """Have a function's errors about keywords of other libraries say what stands here in their place."""
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except TypeError:
+            from gradclip.guesses import raise_advice  # loaded after a mistake only
+
+            raise_advice(function, kwargs)
+            raise
+
+    return call

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gradclip.guesses import with_advice
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.typing import Method, Policy, RuleName, Threshold, Unit, WideDtype
+from gradclip.wording import with_advice
 
 
 @with_advice
