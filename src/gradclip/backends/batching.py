@@ -24,6 +24,9 @@ class Batching(Protocol):
     keeps_whole_batches: bool
     """Whether `kept` is for batches that are taken at once, too, not only for microbatches."""
 
+    modules_called: str
+    """What calls a module with parameters that are given, as a warning says it: "f(parameters) does"."""
+
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
 

@@ -205,7 +205,7 @@ class ClippedFunction:
             setting, carriers = (self.max_norm, kinds, tuple(axes), rows), (0, *axes)
             (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
         if self.argnums is not None and count:
-            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed))
+            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed), verbs.modules_called)
         result = self._finished(verbs, summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result

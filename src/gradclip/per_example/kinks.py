@@ -8,10 +8,12 @@ the others by up to twice the threshold each, and of rows that are multiples of 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from gradclip.backends.registry import framework_of
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.rounding import root_up
 from gradclip.tree import flatten
@@ -50,7 +52,8 @@ def of_gradients(clipped: ClippedFunction, zeros_like_one: Callable[[Any], Any])
     """Return the clipped sum as a function of the gradients, those of a loss that is linear in its parameters."""
 
     def loss(params: Any, grads: Any) -> Any:
-        return sum((p * g).sum() for p, g in zip(flatten(params).leaves, flatten(grads).leaves, strict=True))
+        pairs = zip(flatten(params).leaves, flatten(grads).leaves, strict=True)
+        return sum(_namespace(p).sum(p * g) for p, g in pairs)
 
     made = replace(clipped, fun=loss, batch_argnums=(1,), has_aux=False, **_BARE)
 
@@ -65,11 +68,15 @@ def kinked(clipped: ClippedFunction) -> ClippedFunction:
     """Return the function that clips and sums as this one does, but gradients of the loss with the kink."""
 
     def loss(w: Any, x: Any, y: Any) -> Any:
-        predicted = x @ w
+        predicted = _namespace(x).matmul(x, w)
         return abs(predicted - y), predicted
 
     settings = replace(clipped.settings, max_norm=threshold_of(clipped))
     return replace(clipped, fun=loss, settings=settings, batch_argnums=(1, 2), has_aux=True, **_BARE)
+
+
+def _namespace(array: object) -> ModuleType:
+    return framework_of(array).namespace  # type: ignore[union-attr]
 
 
 @dataclass(frozen=True)

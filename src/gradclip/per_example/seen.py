@@ -24,8 +24,11 @@ class Seen:
         self._assumed_dtype = False
         self._checked_use = False
 
-    def check_used(self, unused: Callable[[], Sequence[str]]) -> None:
-        """Warn, in the first call, of parameters that the function does not use: their gradients are zero."""
+    def check_used(self, unused: Callable[[], Sequence[str]], called: str) -> None:
+        """Warn, in the first call, of parameters that the function does not use: their gradients are zero.
+
+        `called`: how a module is called with parameters that are given.
+        """
         if self._checked_use:
             return
         self._checked_use = True
@@ -33,8 +36,8 @@ class Seen:
         if names:
             warnings.warn(
                 f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It "
-                "has to compute with the parameters that it is given, as torch.func.functional_call(model, parameters, "
-                "(x,)) does under the names of model.named_parameters(), not with those of a module around it.",
+                f"has to compute with the parameters that it is given, as {called}, not with those of a module "
+                "around it.",
                 UserWarning,
                 stacklevel=3,
             )

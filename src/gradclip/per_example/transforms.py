@@ -70,13 +70,13 @@ def clipped_grad(
         rule: "clip", or another way to bound an example, as there.
         gamma: the constant of the rule "automatic", as there.
         grid: how many steps of an integer grid `max_norm` has, as there: sums are then int64, in steps.
-        prng_argnum: the position of a JAX key, which is split into one for each example. In PyTorch each
-            example draws random numbers of its own.
+        prng_argnum: the position of a JAX key, or of a seed of TensorFlow's stateless functions, which is split into
+            one for each example. In PyTorch each example draws random numbers of its own.
         unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
         method: "vmap", or "loop", which takes the examples one after the other: in PyTorch by ordinary autograd, for
             what `torch.func.vmap` cannot do (recurrent layers, checkpointing, `.item()`, buffers written in place,
-            sparse gradients), in JAX by `jax.lax.map`. What a loop writes in place the next example sees: no
-            sensitivity covers that.
+            sparse gradients), in JAX by `jax.lax.map`, in TensorFlow eagerly. What a loop writes in place the next
+            example sees: no sensitivity covers that.
 
     Returns:
         A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
@@ -89,7 +89,7 @@ def clipped_grad(
         NumPy arrays, a module or a generator of parameters in place of a tree.
         RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
 
-    Where PyTorch's `fun` does not use a parameter, the first call warns: its gradient is zero.
+    Where PyTorch's or TensorFlow's `fun` does not use a parameter, the first call warns: its gradient is zero.
 
     The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
 

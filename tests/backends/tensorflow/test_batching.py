@@ -91,8 +91,30 @@ def test_rows_of_embeddings():
 
 def test_what_a_parameter_does_not_take_part_in_is_zero():
     mine = gradclip.clipped_grad(lambda p, x: tf.reduce_sum(p["used"] * x), 1.0)
-    found = mine({"used": tf.ones(3), "idle": tf.ones(2)}, tf.ones([4, 3]))
+    with pytest.warns(UserWarning, match=r"does not use argument 0\['idle'\]: .* as model.stateless_call"):
+        found = mine({"used": tf.ones(3), "idle": tf.ones(2)}, tf.ones([4, 3]))
     assert np.asarray(found["idle"]).tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize("method", ["vmap", "loop"])
+@pytest.mark.parametrize(
+    ("loss", "params", "error", "said"),
+    [
+        (lambda p, x: p * x, tf.ones(3), ValueError, r"scalar tensor for each example, got one of shape \(1, 3\)"),
+        (lambda p, x: 1, tf.ones(3), TypeError, "a real floating-point number, got int32"),
+        (lambda p, x: tf.complex(x, x)[0, 0], tf.ones(3), TypeError, "got complex64"),
+        (lambda p, x: x[0, 0], tf.ones(3, tf.int32), TypeError, "argument 0 has dtype int32, and no gradient"),
+    ],
+)
+def test_what_has_no_gradient_is_an_error(loss, params, error, said, method):
+    with pytest.raises(error, match=said):
+        gradclip.clipped_grad(loss, 1.0, batch_argnums=1, method=method)(params, tf.ones([4, 3]))
+
+
+def test_a_loss_that_is_a_number_of_python_has_zeros_for_gradients():
+    with pytest.warns(UserWarning, match="does not use argument 0"):
+        found = gradclip.clipped_grad(lambda p, x: 1.0, 1.0)(tf.ones(3), tf.ones([4, 3]))
+    assert np.asarray(found).tolist() == [0.0] * 3
 
 
 def test_each_example_draws_from_a_key_of_its_own():
@@ -122,6 +144,13 @@ def test_sensitivity_is_checked():
     assert report.holds
     lie = gradclip.check_sensitivity(lambda x: tf.reduce_sum(x, axis=0), tf.ones([4, 3]), 0.5)
     assert not lie.holds
+
+
+def test_the_settings_of_a_clipped_function_are_checked():
+    mine = gradclip.clipped_grad(lambda p, x: tf.reduce_sum(p * x), 0.5, batch_argnums=1, pad_to=8)
+    report = gradclip.check_sensitivity(mine, tf.ones([4, 3]), mine.sensitivity(), trials=1)
+    assert report.holds
+    assert not gradclip.check_sensitivity(mine, tf.ones([4, 3]), 0.1, trials=1).holds
 
 
 def test_a_batch_of_unknown_length_is_an_error():

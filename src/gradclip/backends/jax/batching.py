@@ -21,6 +21,7 @@ class JaxBatching:
     """The verbs of `Batching`."""
 
     keeps_whole_batches = False
+    modules_called = "model.apply(parameters, x) does"
 
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         call = jax.value_and_grad(fun, argnums, has_aux=True)

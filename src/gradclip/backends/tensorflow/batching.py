@@ -3,7 +3,7 @@
 Each function is recorded by `tf.function` once for each shape, so that later calls run a graph.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -17,22 +17,10 @@ class TensorFlowBatching:
     """The verbs of `Batching`."""
 
     keeps_whole_batches = True
+    modules_called = "model.stateless_call(parameters, state, x) does"
 
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
-        several = argnums if isinstance(argnums, tuple) else (argnums,)
-
-        def gradient(*args: Any, **kwargs: Any) -> Any:
-            flats = {i: flatten(mapped(_tensor, args[i])) for i in several}
-            given = [flats[i].rebuild(flats[i].leaves) if i in flats else arg for i, arg in enumerate(args)]
-            leaves = [leaf for flat in flats.values() for leaf in flat.leaves]
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                tape.watch(leaves)
-                value, aux = fun(*given, **kwargs)
-            found = iter(tape.gradient(value, leaves, unconnected_gradients=tf.UnconnectedGradients.ZERO))
-            grads = [flats[i].rebuild([tf.convert_to_tensor(next(found)) for _ in flats[i].leaves]) for i in several]
-            return tuple(grads) if isinstance(argnums, tuple) else grads[0], (value, aux)
-
-        return gradient
+        return Gradient(fun, argnums)
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
@@ -57,7 +45,7 @@ class TensorFlowBatching:
     def unused(
         self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
     ) -> list[str]:
-        return []
+        return sorted(fun.unused or ()) if isinstance(fun, Gradient) else []
 
     def split_key(self, key: object, count: int) -> Any:
         return mapped(lambda seed: tf.random.split(seed, count), key)
@@ -135,6 +123,35 @@ class TensorFlowBatching:
         return by_program(programs, setting, run, args)
 
 
+class Gradient:
+    """A function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`.
+
+    `unused` has the names of the parameters that no call so far has used, None before the first.
+    """
+
+    def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
+        self._fun = fun
+        self._argnums = argnums
+        self.unused: set[str] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        several = self._argnums if isinstance(self._argnums, tuple) else (self._argnums,)
+        flats = {i: flatten(mapped(_tensor, args[i])) for i in several}
+        given = [flats[i].rebuild(flats[i].leaves) if i in flats else arg for i, arg in enumerate(args)]
+        leaves = {f"argument {i}{path}": leaf for i, flat in flats.items() for path, leaf in _by_path(flat)}
+        _check_parameters(leaves)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(list(leaves.values()))
+            value, aux = self._fun(*given, **kwargs)
+            value = _loss(value)
+        found = dict(zip(leaves, tape.gradient(value, list(leaves.values())), strict=True))
+        unused = {name for name, grad in found.items() if grad is None}
+        self.unused = unused if self.unused is None else self.unused & unused
+        dense = (tf.zeros_like(leaves[name]) if grad is None else _tensor(grad) for name, grad in found.items())
+        grads = [flats[i].rebuild([next(dense) for _ in flats[i].leaves]) for i in several]
+        return tuple(grads) if isinstance(self._argnums, tuple) else grads[0], (value, aux)
+
+
 class TensorFlowLoop(TensorFlowBatching):
     """The verbs with a loop over the examples: what `tf.vectorized_map` cannot do."""
 
@@ -157,6 +174,32 @@ class TensorFlowLoop(TensorFlowBatching):
 
 def _tensor(x: Any) -> Any:
     return tf.convert_to_tensor(x)
+
+
+def _by_path(flat: FlatTree) -> Iterable[tuple[str, Any]]:
+    return zip(flat.paths(), flat.leaves, strict=True)
+
+
+def _check_parameters(leaves: Mapping[str, tf.Tensor]) -> None:
+    """Raise a TypeError where one has no derivatives: a tape would give zeros."""
+    for name, leaf in leaves.items():
+        if not (leaf.dtype.is_floating or leaf.dtype.is_complex):
+            raise TypeError(
+                f"{name} has dtype {leaf.dtype.name}, and no gradient. Parameters are floating-point numbers."
+            )
+
+
+def _loss(value: Any) -> tf.Tensor:
+    """Return the loss of one example as a tensor. A tape would add up the elements of another."""
+    loss = _tensor(value)
+    if loss.shape.rank:
+        raise ValueError(
+            f"the loss must return a scalar tensor for each example, got one of shape {tuple(loss.shape)}. Return its "
+            "mean or sum, as by tf.reduce_mean."
+        )
+    if not loss.dtype.is_floating:
+        raise TypeError(f"the loss must return a real floating-point number, got {loss.dtype.name}.")
+    return loss
 
 
 def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:

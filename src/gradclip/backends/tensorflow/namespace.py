@@ -153,6 +153,11 @@ def concat(arrays: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
     return tf.concat(arrays, axis=axis)
 
 
+def matmul(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    """Return the product of two vectors, or matrices."""
+    return tf.tensordot(x, y, 1)
+
+
 def reshape(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
     """Return the elements in another shape."""
     return tf.reshape(x, shape)

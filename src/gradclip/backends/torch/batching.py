@@ -22,6 +22,9 @@ class TorchBatching:
     """The verbs of `Batching`."""
 
     keeps_whole_batches = False
+    modules_called = (
+        "torch.func.functional_call(model, parameters, (x,)) does under the names of model.named_parameters()"
+    )
 
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         if torch.compiler.is_compiling():
