@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from gradclip.integrations import tensorflow as ours
+from gradclip.tree import flatten
 from rational import at_most
 
 MODES = ("eager", "function", "xla")
@@ -36,6 +37,38 @@ def test_global_norms(mode, threshold):
     near(found, expected)
     near(norm, tf.linalg.global_norm(given))
     near(called(lambda *given: ours.global_norm(given), mode, *given), norm)
+
+
+def same(found, expected):
+    for x, y in zip(flatten(found).leaves, flatten(expected).leaves, strict=True):
+        assert x.dtype == y.dtype
+        assert x.shape == y.shape
+        np.testing.assert_allclose(np.asarray(x), np.asarray(y), rtol=1e-6)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_tensorflow_makes_a_tensor_of_is_one(mode):
+    row, array = [3.0, 4.0], np.array([3.0, 4.0], np.float32)
+    for function in (
+        lambda f: f.clip_by_norm(row, 1.0),
+        lambda f: f.clip_by_norm(row, 1.0, axes=0),
+        lambda f: f.clip_by_norm(array, 1.0, axes=tf.constant([0])),
+        lambda f: f.clip_by_value(row, -3.5, 3.5),
+        lambda f: f.clip_by_value(tf.constant([3, 4]), -3, 3),
+        lambda f: f.clip_by_global_norm([row, array, tf.constant(row)], 1.0),
+        lambda f: f.clip_by_global_norm([array, None, tf.Variable(row) if mode == "eager" else row], tf.constant(1.0)),
+    ):
+        same(called(lambda function=function: function(ours), mode), function(tf))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_no_tensors_have_the_norm_0(mode):
+    for given in ([], [None]):
+        found, norm = called(lambda c, given=given: ours.clip_by_global_norm(given, c), mode, tf.constant(1.0))
+        assert list(found) == given
+        assert norm.dtype == tf.float32
+        assert float(norm) == float(ours.global_norm(given)) == 0.0
+    assert isinstance(ours.global_norm([]), tf.Tensor)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -52,9 +52,9 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: ob
     Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
     """
     keys = _keys_of(leaves)
-    # A threshold or a mask that JAX traces has no value, so that NumPy could not compute with it.
+    # A threshold or a mask that a framework traces has no value, so that NumPy could not compute with it.
     if scalars and keys <= _ALONE:
-        keys |= {key for key in _keys_of(scalars) if key in _ENTRIES and _ENTRIES[key].takes_numpy}
+        keys |= {_key_of(scalar) for scalar in scalars if _takes_over(scalar)}
     if None in keys:
         # Names are made only for an error, because for many leaves that takes long.
         index = [known(leaf) for leaf in leaves].index(False)
@@ -238,6 +238,11 @@ def _classify(value: object) -> str | None:
 
 def _may_be_node(leaf: object) -> bool:
     return _key_of(leaf) is None and not isinstance(leaf, (bool, np.ndarray, Iterator))
+
+
+def _takes_over(scalar: object) -> bool:
+    entry = entry_of(scalar)
+    return entry is not None and (entry.takes_numpy or load(entry).is_traced(scalar))
 
 
 def _no_array(leaf: object, path: str) -> str:

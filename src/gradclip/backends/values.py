@@ -71,6 +71,17 @@ def elements_of(shape: Sequence[int | None]) -> int:
     return math.prod(known) if len(known) == len(shape) else _UNKNOWN
 
 
+def shape_of(array: object) -> tuple[Any, ...]:
+    """Return the shape of an array, () of what has none. Raises ValueError where nobody knows how many axes it has."""
+    shape = getattr(array, "shape", ())
+    if getattr(shape, "rank", 0) is None:
+        raise ValueError(
+            "how many axes a tensor has must be known while tf.function records it. Say it in the signature, as by "
+            "tf.TensorSpec([None, 3])."
+        )
+    return tuple(shape)
+
+
 class AtOnce(Protocol):
     """Arrays that a device multiplies all at once by one number, with products that are rounded to nearest."""
 

@@ -10,6 +10,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from gradclip import clip
 from gradclip.arguments import check_norm, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
@@ -31,6 +33,7 @@ __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "clip_
 
 Dense = Any  # a tensor, or what TensorFlow makes one of; it gives no types
 Gradient = Any  # a tensor or `tf.IndexedSlices`, of which the result is one as well
+_GIVEN = (tf.Tensor, tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)
 
 
 def clip_by_global_norm(
@@ -53,13 +56,14 @@ def clip_by_global_norm(
     """
     given = _listed(t_list)
     if use_norm is None:
-        return clip.clip_by_global_norm(given, clip_norm)
+        return clip.clip_by_global_norm(given, clip_norm) if _some(given) else (given, tf.constant(0.0))
     return _scaled(given, clip_norm, use_norm), tf.convert_to_tensor(use_norm)
 
 
 def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> Dense:
     """Return the Euclidean norm of all tensors together, a scalar in float32, or in float64 if one of them is."""
-    return clip.global_norm(_listed(t_list))
+    given = _listed(t_list)
+    return clip.global_norm(given) if _some(given) else tf.constant(0.0)
 
 
 @ordinary_arithmetic
@@ -67,10 +71,10 @@ def clip_by_norm(
     t: Gradient, clip_norm: float | Dense, axes: int | Sequence[int] | None = None, name: str | None = None
 ) -> Gradient:
     """Scale a tensor by min(1, clip_norm / its norm), or by the norm along `axes` at each place of the others."""
-    flat = flatten(t)
+    given = _gradient(t)
     if axes is None:
-        return clip.clip_by_global_norm(t, clip_norm)[0]
-    shared = tuple(axes) if isinstance(axes, Sequence) else int(axes)
+        return clip.clip_by_global_norm(given, clip_norm)[0]
+    flat, shared = flatten(given), tuple(np.ravel(tf.get_static_value(tf.convert_to_tensor(axes, tf.int32))).tolist())
     clipping = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
     dense = flatten(flat.leaves)  # of slices their values, so that axes are those of these
     return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes_beside(dense, shared))[0])
@@ -82,12 +86,13 @@ def clip_by_value(
     """Move each element of a tensor into [clip_value_min, clip_value_max]; NaN stays NaN.
 
     Bounds that are numbers of one magnitude are gradclip's, rounded toward zero in the dtype of the tensor. Others, and
-    those that broadcast, are TensorFlow's.
+    those that broadcast, are TensorFlow's, and so are those of integers.
     """
-    lower, upper = clip_value_min, clip_value_max
-    if isinstance(lower, int | float) and isinstance(upper, int | float) and -lower == upper >= 0:
-        return clip.clip_by_value(t, upper)
-    return tf.clip_by_value(t, lower, upper)
+    given, lower, upper = _gradient(t), clip_value_min, clip_value_max
+    numbers = isinstance(lower, int | float) and isinstance(upper, int | float)
+    if numbers and -lower == upper >= 0 and not given.dtype.is_integer:
+        return clip.clip_by_value(given, upper)
+    return tf.clip_by_value(given, lower, upper)
 
 
 def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = None) -> Dense:
@@ -103,11 +108,19 @@ def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = 
 
 def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
     if isinstance(t_list, list | tuple):
-        return list(t_list)
+        return [None if t is None else _gradient(t) for t in t_list]
     raise TypeError(
         f"t_list must be a list or a tuple of tensors, got {t_list!r:.80} of type {type(t_list).__name__}. "
         "For other trees call gradclip.clip_by_global_norm."
     )
+
+
+def _gradient(t: Any) -> Gradient:
+    return t if isinstance(t, _GIVEN) else tf.convert_to_tensor(t)
+
+
+def _some(t_list: Sequence[Gradient | None]) -> bool:
+    return any(t is not None for t in t_list)
 
 
 @ordinary_arithmetic

@@ -12,7 +12,7 @@ from gradclip.backends import Backend
 from gradclip.backends.framework import Sparse
 from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import entries_of, entry_of, find, load
-from gradclip.backends.values import Array
+from gradclip.backends.values import Array, shape_of
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.norms import norm_dtype
@@ -235,11 +235,6 @@ def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adapti
     arrays = scalar_array(clipping), scalar_array(eps)
     given = [array for array in arrays if array is not None]
     return Adaptive((first, second), (arrays[0] is not None, arrays[1] is not None)), given
-
-
-def shape_of(leaf: object) -> tuple[int, ...]:
-    """Return the shape of a leaf; numbers have none."""
-    return tuple(getattr(leaf, "shape", ()))
 
 
 def names_of(flat: FlatTree) -> list[str]:

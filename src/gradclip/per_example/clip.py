@@ -12,7 +12,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.registry import find, ways_to_examples
-from gradclip.backends.values import Array
+from gradclip.backends.values import Array, shape_of
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
@@ -136,7 +136,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     backend.check_sum_dtype(settings.dtype_of_sums)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
-    check_batch(flat, prepared, mask)
+    check_batch(flat, flat.leaves, mask)
     return _Batch(backend, flat, prepared, mask, settings).clip_groups(plan)
 
 
@@ -276,7 +276,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Mask) -> None:
         )
     if not leaves:
         raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
-    shapes = [tuple(getattr(x, "shape", ())) for x in leaves]
+    shapes = list(map(shape_of, leaves))
     batch = shapes[0][:1]
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
     if wrong:

@@ -30,7 +30,7 @@ def clip_examples(grads: object, settings: PerExampleSettings) -> tuple[Any, Any
     if given is None or not given.known.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
         return None
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
-    if not leaves[0].shape or not len(leaves[0]) or not sum(widths):
+    if not leaves[0].ndim or not len(leaves[0]) or not sum(widths):
         return None
     with given.backend.precision():
         found = _clipped(given, settings, float(settings.max_norm), widths)

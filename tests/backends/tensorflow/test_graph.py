@@ -10,6 +10,7 @@ import tensorflow as tf
 import gradclip
 from frameworks import DTYPES
 from gradclip.backends.tensorflow.graph import Graph
+from gradclip.tree import flatten
 from rational import at_most, power_of_norm, random_leaf, random_threshold
 
 MODES = ("function", "xla")
@@ -180,6 +181,62 @@ def test_rows_of_unknown_number():
         assert at_most([np.asarray(result)] if rows else [np.zeros(1)], 2, 1.0)
         assert result.shape == (rows, 2)
     assert float(tf.norm(tf.cast(result, tf.float64))) > 1 - 1e-5
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_tensors_of_unknown_rank_come_back_in_their_shape(mode):
+    x = tf.constant([[3.0, 4.0], [6.0, 8.0]])
+    ours = {
+        "tree": lambda x: gradclip.clip_by_global_norm([x, x], 1.0)[0],
+        "layers": lambda x: gradclip.clip_by_layer_norm([x, x], [1.0, 2.0])[0],
+        "values": lambda x: gradclip.clip_by_value(x, 5.0),
+        "ord": lambda x: gradclip.clip_by_global_norm(x, 1.0, ord=3, nonfinite="zero")[0],
+        "rows": lambda x: gradclip.clip_by_global_norm([tf.IndexedSlices(x, [0, 1])], 1.0)[0][0].values,
+        "gradient": lambda x: tf.gradients(gradclip.clip_by_global_norm(x, 1.0)[0] * [1.0, 2.0], x),
+        "norm": gradclip.global_norm,
+    }
+    for function in ours.values():
+        found, known = (recorded(function, mode, *specs)(x) for specs in ([tf.TensorSpec(None)], []))
+        for y, z in zip(flatten(found).leaves, flatten(known).leaves, strict=True):
+            np.testing.assert_allclose(y, z, rtol=1e-6)
+            assert y.shape == z.shape
+
+
+def test_variables_of_unknown_rank_are_assigned_in_their_shape():
+    variable = tf.Variable([[3.0, 4.0]], shape=tf.TensorShape(None), trainable=False)
+    for function in (
+        lambda: gradclip.clip_grad_norm_([variable], 1.0),
+        lambda: gradclip.clip_grad_value_([variable], 0.5),
+        lambda: gradclip.clip_grad_norm_([variable], 0.5, ord=3, nonfinite="zero"),
+    ):
+        recorded(function, "function")()
+        assert variable.numpy().shape == (1, 2)
+    assert at_most([variable.numpy()], 3, 0.5)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: gradclip.clip_by_unit_norm(x, 1.0),
+        lambda x: gradclip.adaptive_grad_clip(x, x, 1.0),
+        lambda x: gradclip.per_example_clip(x, 1.0),
+    ],
+)
+def test_parts_of_tensors_of_unknown_rank_are_an_error(function):
+    with pytest.raises(ValueError, match="how many axes a tensor has must be known"):
+        recorded(function, "function", tf.TensorSpec(None))(tf.ones([2, 2]))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_recorded_threshold_clips_numbers_and_trees_without_arrays(mode):
+    clip = lambda tree: recorded(lambda c: gradclip.clip_by_global_norm(tree, c), mode)(tf.constant(1.0))
+    np.testing.assert_allclose(clip([3.0, 4.0])[0], [0.6, 0.8], rtol=1e-6)
+    for tree in ([], [None]):
+        found, norm = clip(tree)
+        assert list(found) == tree
+        assert float(norm) == 0.0
+    with pytest.raises(TypeError, match="one framework, got numpy and tensorflow"):
+        clip([np.ones(2)])
 
 
 @pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**25 + 3])

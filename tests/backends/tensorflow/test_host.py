@@ -261,6 +261,11 @@ def test_a_front_makes_arrays_like_a_leaf():
     assert TENSORFLOW.zeros((2,), tf.ones(1, tf.bfloat16)).numpy().tolist() == [0.0, 0.0]
 
 
+def test_a_number_is_no_batch():
+    with pytest.raises(ValueError, match=r"every leaf must carry the batch on axis 0.*\[0\] \(\)"):
+        gradclip.per_example_clip([tf.constant(1.0)], 1.0)
+
+
 def test_weights_are_no_gradients():
     weights = tf.Variable([3.0, 4.0])
     with pytest.warns(UserWarning, match=r"a model's weights .*tape\.gradient\(loss, variables\), max_norm\)"):

@@ -36,7 +36,10 @@ def call_differentiably(
             gnorm = changes[len(results)] if rule.measures else None
             known = _norm(rule, norm, xs, threshold, mask) if rule.measures else None
             place = rule.at(xs, known, threshold, mask)
-            gxs, gmax = rule.vjp(namespace, place, changes[: len(results)], gnorm)
+            # What came in as a vector because of its unknown rank goes out in its shape, and so do changes of it.
+            given = zip(changes, results, strict=False)
+            flat = [tf.reshape(change, [-1]) if y.shape.rank is None else change for change, y in given]
+            gxs, gmax = rule.vjp(namespace, place, flat, gnorm)
             return gxs if threshold is None else [*gxs, tf.cast(gmax, threshold.dtype)]
 
         return [*results, *([norm] if rule.measures else []), *counts], gradient

@@ -21,7 +21,7 @@ from gradclip.backends.portable import Portable
 from gradclip.backends.protocols import Backend
 from gradclip.backends.tensorflow import namespace
 from gradclip.backends.tensorflow.derivative import call_differentiably
-from gradclip.backends.tensorflow.products import Products, assigned, without_nonfinite
+from gradclip.backends.tensorflow.products import Products, assigned, shaped_like, without_nonfinite
 from gradclip.backends.tensorflow.squares import (
     ERROR_AT_A_TIME,
     compiled_by_xla,
@@ -55,7 +55,7 @@ class Graph(Portable):
         return prepared(leaf)
 
     def prepare_in_place(self, leaf: object) -> tf.Tensor:
-        return tf.convert_to_tensor(leaf)
+        return _ranked(tf.convert_to_tensor(leaf))
 
     def writable(self, leaf: object) -> bool:
         return False  # a variable takes another value, but nothing writes where the old one lies
@@ -69,7 +69,7 @@ class Graph(Portable):
         return [assigned(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
     def leave(self, array: tf.Tensor, leaf: Any) -> tf.Tensor:
-        return array
+        return shaped_like(leaf, array)
 
     def leave_sum(self, wide: tf.Tensor, x: tf.Tensor, dtype: str | None) -> tf.Tensor:
         return tf.cast(wide, sum_dtype(x, wide, dtype))
@@ -164,8 +164,8 @@ _checked: type[Backend] = Graph
 
 
 def prepared(leaf: object) -> tf.Tensor:
-    """Return the tensor of a leaf, integers promoted to float32."""
-    tensor = tf.convert_to_tensor(leaf)
+    """Return the tensor of a leaf, integers promoted to float32; one of unknown rank as a vector."""
+    tensor = _ranked(tf.convert_to_tensor(leaf))
     if tensor.dtype.is_integer:
         tensor = tf.cast(tensor, tf.float32)
     return checked_dtype(tensor)
@@ -173,6 +173,10 @@ def prepared(leaf: object) -> tf.Tensor:
 
 def _adds_some_at_a_time(x: tf.Tensor) -> bool:
     return is_large(x) and format_of(x) is not FLOAT64
+
+
+def _ranked(tensor: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tensor, [-1]) if tensor.shape.rank is None else tensor
 
 
 def _tensors(value: tf.Tensor, divisor: tf.Tensor | None) -> list[tf.Tensor]:

@@ -53,8 +53,14 @@ def assigned(leaf: Any, result: tf.Tensor) -> Any:
     """Return what stands in place of a gradient: a variable itself, to which the result is assigned."""
     if not isinstance(leaf, tf.Variable):
         return result
-    leaf.assign(result)
+    leaf.assign(shaped_like(leaf, result))
     return leaf
+
+
+def shaped_like(leaf: Any, result: tf.Tensor) -> tf.Tensor:
+    """Return the result for a leaf in its shape, where it was taken as a vector because of its unknown rank."""
+    unknown = isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is None
+    return tf.reshape(result, tf.shape(leaf)) if unknown else result
 
 
 def _multiplied(
