@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import gradclip
 from gradclip.integrations import keras as integration
 from gradclip.integrations.keras import clipped
 from keras_backends.known_gradients import SGD, arrays, squared_norm, updates
@@ -165,3 +166,11 @@ def test_what_passes_gradients_on(wrapper):
 def test_the_example_in_the_docstring():
     results = doctest.testmod(integration)
     assert (results.failed, results.attempted) == (0, 4)
+
+
+def test_variables_say_what_to_pass():
+    variable = keras.Variable([3.0, 4.0])
+    with pytest.raises(TypeError, match=r"of type \w+ at \[0\]. Pass its value."):
+        gradclip.clip_by_global_norm([variable], 1.0)
+    with pytest.raises(TypeError, match=r"argument 0 holds a \w+, no array: pass its value"):
+        gradclip.clipped_grad(lambda w, x: 0.0, 1.0)([variable], variable.value)

@@ -163,6 +163,12 @@ def may_be_weights(value: object) -> bool:
     return entry is not None and load(entry).may_be_weights(value)
 
 
+def is_traced(array: object) -> bool:
+    """Say whether an array stands for values that come later."""
+    entry = entry_of(array)
+    return entry is not None and load(entry).is_traced(array)
+
+
 def without_values(array: object) -> str | None:
     """Return what an array that holds no values is called; None for all others."""
     entry = entry_of(array)
@@ -242,7 +248,7 @@ def _may_be_node(leaf: object) -> bool:
 
 def _takes_over(scalar: object) -> bool:
     entry = entry_of(scalar)
-    return entry is not None and (entry.takes_numpy or load(entry).is_traced(scalar))
+    return entry is not None and (entry.takes_numpy or is_traced(scalar))
 
 
 def _no_array(leaf: object, path: str) -> str:
@@ -268,6 +274,8 @@ def _instead_of(leaf: object) -> str:
         return " Pass dict(...) of it."
     if hasattr(leaf, "to_numpy"):
         return " Pass its to_numpy()."
+    if known(getattr(leaf, "value", None)):  # as a variable of Keras has
+        return " Pass its value."
     return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
 
 

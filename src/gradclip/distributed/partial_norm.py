@@ -20,7 +20,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.registry import find, without_values
+from gradclip.backends.registry import find, is_traced, without_values
 from gradclip.core import accumulators
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.holders import Holders
@@ -238,6 +238,11 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
     flat = flatten(tree)
     backend = find(flat.leaves, flat.paths)
     accumulators.check_wide(backend)
+    if any(map(is_traced, flat.leaves)):
+        raise ValueError(
+            "a partial norm holds numbers, which a traced call does not have. Call it outside of jit, vmap and "
+            "tf.function."
+        )
     with backend.precision():
         arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
         return _measured(backend, arrays, order)

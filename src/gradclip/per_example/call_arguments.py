@@ -139,6 +139,8 @@ def check_parameters(position: int, tree: object) -> None:
         models = models_of(leaf)
         if models is not None:
             raise TypeError(f"argument {position} holds a module ({kind}), not its parameters: {models.parameters}")
+        if known(getattr(leaf, "value", None)):
+            raise TypeError(f"argument {position} holds a {kind}, no array: pass its value, [v.value for v in ...].")
         if isinstance(leaf, Mapping):
             raise TypeError(f"argument {position} holds a {kind}, whose arrays cannot be seen: pass dict(...) of it.")
 

@@ -239,6 +239,13 @@ def test_a_recorded_threshold_clips_numbers_and_trees_without_arrays(mode):
         clip([np.ones(2)])
 
 
+def test_what_needs_values_says_so_while_they_are_recorded():
+    with pytest.raises(ValueError, match="a partial norm holds numbers"):
+        recorded(gradclip.partial_norm, "function")(tf.ones(2))
+    with tf.Graph().as_default(), pytest.raises(ValueError, match="graphs of TensorFlow 1"):
+        gradclip.global_norm(tf.ones(2))
+
+
 @pytest.mark.parametrize("size", [2**19 - 1, 2**19, 2**25 + 3])
 def test_large_tensors_are_added_up_in_pieces(size):
     x = tf.constant(np.random.default_rng(0).integers(-3, 4, size), tf.float16)

@@ -164,6 +164,30 @@ def test_paths_are_written_as_python_reaches_the_leaf():
             gradclip.clip_by_global_norm(tree, 1.0, nonfinite="raise")
 
 
+class Layer:
+    """A container that says by itself what it holds."""
+
+    def __init__(self, name, weights, bias):
+        self.name, self.weights, self.bias = name, weights, bias
+
+    def __tf_flatten__(self):
+        return self.name, (self.weights, self.bias)
+
+    @classmethod
+    def __tf_unflatten__(cls, name, held):
+        return cls(name, *held)
+
+
+def test_containers_that_cannot_be_indexed_are_nodes():
+    found, norm = gradclip.clip_by_global_norm([Layer("dense", tf.constant([3.0]), None), tf.constant([4.0])], 1.0)
+    assert (type(found[0]), found[0].name, found[0].bias, float(norm)) == (Layer, "dense", None, 5.0)
+    np.testing.assert_allclose(found[0].weights, [0.6], rtol=2e-7)
+    (value,), _ = gradclip.clip_by_global_norm({"a": tf.constant([5.0])}.values(), 1.0)
+    np.testing.assert_allclose(value, [1.0], rtol=2e-7)
+    with pytest.raises(FloatingPointError, match=r"leaves: \[1\]: 1 NaN"):
+        gradclip.clip_by_global_norm(Layer("dense", tf.ones(1), tf.constant([math.nan])), 1.0, nonfinite="raise")
+
+
 def test_plain_containers_are_prefixes_of_wrapped_ones():
     wrapped = tracked({"a": [tf.constant([3.0]), tf.constant([4.0])], "b": tf.constant([6.0])})
     clipped, norms = gradclip.clip_by_layer_norm(wrapped, {"a": 1.0, "b": 10.0})

@@ -39,6 +39,8 @@ class TensorFlow(Framework):
         eager = tf.executing_eagerly() and not any(map(tf.is_symbolic_tensor, arrays))
         if eager and all(map(in_host_memory, arrays)):
             return HOST
+        if not eager and not tf.compat.v1.executing_eagerly_outside_functions():
+            raise ValueError("graphs of TensorFlow 1 compare tensors by identity. Clip eagerly, or in tf.function.")
         from gradclip.backends.tensorflow.graph import Graph  # trees in host memory do without it
 
         return Graph(visible=eager)

@@ -146,8 +146,15 @@ def _written(node: Any, path: Sequence[Any]) -> str:
     for key in path:
         by_name = isinstance(key, str) and not isinstance(node, Mapping)
         written += f".{key}" if by_name else f"[{key!r}]"
-        node = getattr(node, key) if by_name else node[key]
+        node = getattr(node, key) if by_name else _held(node)[key]
     return written
+
+
+def _held(node: Any) -> Any:
+    """Return what a node holds by index or key: of a class of one's own, and of a view of a dict, a list."""
+    if hasattr(node, "__tf_flatten__"):
+        return node.__tf_flatten__()[1]
+    return node if hasattr(node, "__getitem__") else list(node)
 
 
 def _keys(entry: Any) -> tuple[Any, ...]:
