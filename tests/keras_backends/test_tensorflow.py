@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import gradclip
 from gradclip.integrations.keras import ClippingMetrics, clipped
 from keras_backends.known_gradients import SGD, linear_model, train, weights
 
@@ -94,3 +95,13 @@ def test_variables_of_tensorflow_in_a_loop_of_ones_own():
 
     assert [float(step()) for _ in range(2)] == [5.0, 5.0]
     assert variable.numpy() == pytest.approx([-1.2, -1.6])
+
+
+@pytest.mark.parametrize("max_norm", [1.0, 100.0])
+def test_results_lie_where_their_gradients_do(max_norm):
+    with tf.device("CPU:1"):
+        there = tf.constant([3.0, 4.0])
+    tree = [there, tf.constant([6.0, 8.0])]
+    for clip in (gradclip.clip_by_global_norm, gradclip.clip_by_layer_norm, gradclip.clip_by_unit_norm):
+        found, _ = clip(tree, max_norm)
+        assert [x.device for x in found] == [x.device for x in tree]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip.backends import Backend
 from gradclip.backends.batching import Batching
@@ -15,7 +16,6 @@ from gradclip.backends.host.framework import dtype_named
 from gradclip.backends.tensorflow import namespace
 from gradclip.backends.tensorflow.host import HOST, TensorFlowHost
 from gradclip.backends.tensorflow.memory import (
-    all_tensors_on_cpu,
     in_host_memory,
     placed,
     taken_over,
@@ -46,7 +46,9 @@ class TensorFlow(Framework):
         return Graph(visible=eager)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> TensorFlowHost | None:
-        return HOST if all_tensors_on_cpu(leaves) and tf.executing_eagerly() else None
+        return (
+            HOST if type(leaves[0]) is EagerTensor and tf.executing_eagerly() else None
+        )  # `known` looks at the others
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.tensorflow.batching import TensorFlowBatching, TensorFlowLoop

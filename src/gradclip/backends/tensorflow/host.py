@@ -24,6 +24,7 @@ from gradclip.backends.protocols import HostBackend
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
     FLOATING,
+    all_tensors_on_cpu,
     described,
     new_like,
     over,
@@ -62,7 +63,8 @@ class TensorFlowHost(Host):
         return HostArrays(prepared, viewed, described(prepared))
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
-        if set(map(type, leaves)) != {EagerTensor} or not {leaf.dtype for leaf in leaves} <= FLOATING:
+        # What is made of those of other devices would have to be put there.
+        if not all_tensors_on_cpu(leaves) or not {leaf.dtype for leaf in leaves} <= FLOATING:
             return None
         kernels, left_out = described(leaves)
         return None if left_out else kernels
