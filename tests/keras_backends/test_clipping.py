@@ -137,6 +137,7 @@ def test_clipping_of_keras_beside_it(own):
         ({"max_norm": -1.0}, "max_norm must not be negative or NaN"),
         ({"max_norm": math.nan}, "max_norm must not be negative or NaN"),
         ({"max_norm": 1.0, "scope": "layer"}, "scope must be one of 'global', 'variable', 'value', got 'layer'"),
+        ({"max_norm": 1.0, "scope": ["global"]}, r"scope must be one of .*, got \['global'\]"),
         ({"max_norm": 1.0, "nonfinite": "ignore"}, "nonfinite must be one of"),
         ({"max_norm": 1.0, "scope": "value", "nonfinite": "zero"}, "scope='value' has none"),
     ],

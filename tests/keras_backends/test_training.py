@@ -2,6 +2,7 @@
 
 import csv
 import math
+import pickle
 
 import keras
 import numpy as np
@@ -35,6 +36,15 @@ def test_logs_are_those_of_each_epoch(tmp_path):
 def test_metrics_ask_for_an_optimizer_that_clips():
     with pytest.raises(TypeError, match="ClippingMetrics needs an optimizer that clips, got Adam"):
         train(linear_model(keras.optimizers.Adam()), [[3.0, 4.0]], callbacks=[ClippingMetrics()])
+
+
+def test_metrics_of_several_optimizers_are_read_from_each():
+    inner = SGD(learning_rate=1.0, max_norm=1.0)
+    model = linear_model(keras.optimizers.MultiOptimizer(lambda variable: inner))
+    with pytest.raises(TypeError, match="each optimizer in a MultiOptimizer has its own"):
+        train(model, [[3.0, 4.0]], callbacks=[ClippingMetrics()])
+    train(model, [[3.0, 4.0], [0.3, 0.4]])
+    assert (float(inner.last_norm), float(inner.clipped_share)) == (pytest.approx(0.5), 0.5)
 
 
 def test_the_mean_of_accumulated_gradients_is_clipped():
@@ -109,6 +119,15 @@ def test_loss_scale_optimizers_are_rebuilt():
     assert again.inner_optimizer.max_norm == 2.0
 
 
+def test_optimizers_and_their_classes_are_pickled():
+    optimizer = SGD(learning_rate=0.5, max_norm=1.0, scope="variable")
+    optimizer.apply([keras.ops.array([3.0, 4.0])], [keras.Variable([0.0, 0.0])])
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert type(again) is pickle.loads(pickle.dumps(SGD)) is SGD
+    assert again.get_config() == optimizer.get_config()
+    assert (float(again.last_norm), float(again.clipped_share)) == (5.0, 1.0)
+
+
 @keras.saving.register_keras_serializable("of_users")
 class Plain(keras.optimizers.Optimizer):
     """The least that an optimizer can be."""
@@ -133,3 +152,8 @@ def test_optimizers_of_users(cls, name, tmp_path):
     again = keras.optimizers.get(keras.optimizers.serialize(model.optimizer))
     assert type(again) is clipped(cls)
     assert clipped(keras.optimizers.SGD) is keras.saving.get_registered_object("gradclip>SGD")
+
+
+def test_an_optimizer_of_users_is_pickled():
+    optimizer = clipped(Plain)(learning_rate=1.0, max_norm=1.0)
+    assert type(pickle.loads(pickle.dumps(optimizer))) is clipped(Plain)

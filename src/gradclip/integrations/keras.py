@@ -129,6 +129,11 @@ class _Clipping(keras.optimizers.Optimizer):
         settings = {"max_norm": self.max_norm, "scope": self.scope, "nonfinite": self.nonfinite}
         return super().get_config() | settings
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, saved = super().__reduce__()
+        # That a process which unpickles it has imported this module, and knows the class.
+        return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
+
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
         results, norm = SCOPES[self.scope](list(grads), self.max_norm, self.nonfinite)
         self._norm.assign(ops.cast(norm, "float32"))
@@ -158,9 +163,14 @@ def _subclass(optimizer: Any) -> Any:
     return keras.saving.register_keras_serializable("gradclip", name)(made)
 
 
+def _unpickled(optimizer: type[keras.optimizers.Optimizer], saved: Any) -> Any:
+    clipped(optimizer)
+    return optimizer._unpickle_model(saved)
+
+
 def _check(scope: Scope, nonfinite: Policy) -> None:
     Nonfinite.named(nonfinite)
-    if scope not in SCOPES:
+    if not isinstance(scope, str) or scope not in SCOPES:
         raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {scope!r:.80}.")
     if scope == "value" and nonfinite != "propagate":
         raise ValueError(
@@ -172,6 +182,11 @@ def _clipping_of(optimizer: Any) -> _Clipping:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(inner, _Clipping):
         return inner
+    if isinstance(inner, keras.optimizers.MultiOptimizer):
+        raise TypeError(
+            "ClippingMetrics reads one norm, and each optimizer in a MultiOptimizer has its own. Leave the callback "
+            "out, and read last_norm and clipped_share of the optimizers that clip."
+        )
     raise TypeError(
         f"ClippingMetrics needs an optimizer that clips, got {type(inner).__name__}. Compile the model with "
         "clipped(keras.optimizers.Adam)(max_norm=1.0), for example."
@@ -200,11 +215,11 @@ WRAPPERS = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer
 
 
 def _take_names() -> None:
-    """Register those of Keras' own optimizers, so that a model which was saved with one is found when it is loaded."""
+    """Register those of Keras' own optimizers, and name them here, so that they are found when they are loaded."""
     classes = [value for value in vars(keras.optimizers).values() if isinstance(value, type)]
     for cls in classes:
         if issubclass(cls, keras.optimizers.Optimizer) and cls not in (keras.optimizers.Optimizer, *WRAPPERS):
-            clipped(cls)
+            globals()[f"Clipped{cls.__name__}"] = clipped(cls)
 
 
 _take_names()
