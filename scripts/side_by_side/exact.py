@@ -95,7 +95,8 @@ def columns(leaves: Leaves, threshold: float, order: float) -> list[Group]:
     groups = []
     for index, leaf in enumerate(leaves):
         places = whole(leaves, index)
-        units = places.reshape(*leaf.shape, -1).reshape(len(leaf), -1).T if leaf.ndim == 2 else [places]
+        # A complex number has two places, one beside the other.
+        units = places.reshape(*leaf.shape, -1).swapaxes(0, 1) if leaf.ndim == 2 else [places]
         size = len(leaf) if leaf.ndim == 2 else leaf.size
         groups += [Group({index: np.ravel(unit)}, power(threshold, order, Fraction(size))) for unit in units]
     return groups

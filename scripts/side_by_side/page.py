@@ -17,8 +17,9 @@ Each function of an integrated library and ours get the same inputs: {cases} cas
 them in. `make parity` writes this page and [parity.json](parity.json), which has all rows.
 
 - **same**: within 4 units in the last place of each other, or both refuse.
-- **better**: ours is nearer the exact result, or keeps the bound where the library does not, or refuses with an error a
-  threshold that nothing can be clipped to where the library returns numbers, or answers where the library raises.
+- **better**: ours is nearer the exact result; or keeps the bound where the library does not, at most 128 units below
+  what is exact; or refuses with an error a threshold that nothing can be clipped to where the library returns numbers;
+  or answers where the library raises.
 - **different**: neither. Each such row has its reason, a sentence of [differences.md](differences.md).
 
 **Bound kept**: on how many of the random inputs the norm of the result, in exact arithmetic, is at most the threshold;

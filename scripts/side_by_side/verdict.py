@@ -16,6 +16,9 @@ KINDS = ("same", "better", "different")
 SAME = 4.0  # units in the last place
 # How far ours may be from what is right and still be better, in such units: 1e-6 of it at least.
 NEAR = {name: max(SAME, 1e-6 / ulp) for name, ulp in ULP.items()}
+# How far a result may be that is as right as ours are meant to be: some dozens of units in float64.
+CLOSE = 128.0
+ERRORS = ("ValueError", "TypeError")  # what ours refuses with; others are faults
 RightRule = Rule | Summed | Clamp | Norm
 
 
@@ -53,6 +56,7 @@ class Part:
     theirs_off: float = 0.0
     ours_off: float = 0.0
     near: bool = True
+    close: bool = True
     alike: bool = True  # where there is no right answer
     dtypes: tuple[str, str] = ("", "")  # of the first arrays that differ in them
     cells: tuple[str, str, str] = ("", "", "")
@@ -74,6 +78,8 @@ class Part:
             self.theirs_off = max(self.theirs_off, distance(their, right, name))
             self.ours_off = max(self.ours_off, distance(our, right, name))
             self.near &= distance(our, right, name) <= NEAR[name]
+            own = names[1] if names[0] == names[1] else coarser(names[1], "float32")
+            self.close &= distance(our, right, own) <= CLOSE
         self.apart = max(self.apart, apart)
         if apart > self._worst:
             self._worst = apart
@@ -103,6 +109,8 @@ def distance(number: float, right: Decimal, name: str) -> float:
 
 def judge(theirs: Answer | Refusal, ours: Answer | Refusal, rule: RightRule, case: Case, defined: bool) -> Verdict:
     """Return the verdict on two answers to one call; `defined` says whether there is a right one."""
+    if isinstance(ours, Refusal) and ours.error not in ERRORS:
+        return Verdict("different", "fault", getattr(theirs, "error", "numbers"), ours.error, "none")
     if isinstance(theirs, Refusal) and isinstance(ours, Refusal):
         return Verdict("same", "refused", theirs.error, ours.error, "none")
     right = _right(theirs if isinstance(ours, Refusal) else ours, rule, case, defined)
@@ -141,15 +149,15 @@ def _judged(part: Part, theirs_excess: float, ours_excess: float) -> Verdict:
     elif not part.alike:
         kind, why = "different", "no right answer"
     elif part.apart <= SAME:
-        if part.dtypes[0]:
+        if part.dtypes[0] and part.close:
             return Verdict("different", "dtype", *part.dtypes, part.cells[2])
-        kind, why = "same", "same"
+        kind, why = ("different", "far") if part.dtypes[0] else ("same", "same")
     elif part.near and part.ours_off < part.theirs_off:
         kind, why = "better", "nearer"
-    elif part.near and theirs_excess > 0.0:
+    elif part.close and theirs_excess > 0.0:
         kind, why = "better", "bound"
     else:
-        kind, why = "different", "values"
+        kind, why = "different", "values" if part.close else "far"
     return Verdict(kind, why, *part.cells)
 
 

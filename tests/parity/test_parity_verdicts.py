@@ -52,7 +52,8 @@ def kind(theirs, ours, case=THREE_FOUR, rule=Rule(together), defined=True):  # n
         (RIGHT, RIGHT + 3 * UNIT, ("different", "bound")),
         (RIGHT, RIGHT.astype(np.float64), ("different", "dtype")),
         (RIGHT, RIGHT[:1], ("different", "shapes")),
-        (RIGHT * np.float32(0.5), RIGHT * np.float32(0.6), ("different", "values")),
+        (RIGHT * np.float32(0.5), RIGHT * np.float32(0.6), ("different", "far")),
+        (RIGHT.astype(np.float16), RIGHT * np.float32(1 - 1e-4), ("different", "far")),
     ],
 )
 def test_verdicts_on_leaves(theirs, ours, expected):
@@ -65,14 +66,15 @@ def test_ours_is_better_for_the_bound_only_near_what_is_right():
     above = np.nextafter(right, 1.0)
     assert kind(answer(above), answer(lowered), case) == ("better", "bound")
     assert kind(answer(right * (1 - 2.0**-52)), answer(lowered), case) == ("different", "values")
-    assert kind(answer(above), answer(right * 0.9), case) == ("different", "values")
+    assert kind(answer(above), answer(right * (1 - 1e-7)), case) == ("different", "far")
+    assert kind(answer(above), answer(right * 0.9), case) == ("different", "far")
 
 
 def test_verdicts_on_norms():
     five, other = np.float32(5.0), np.float32(5.001)
     assert kind(answer(RIGHT, norms=[five]), answer(RIGHT, norms=[five])) == ("same", "same")
     assert kind(answer(RIGHT, norms=[other]), answer(RIGHT, norms=[five])) == ("better", "nearer")
-    assert kind(answer(RIGHT, norms=[five]), answer(RIGHT, norms=[other])) == ("different", "values")
+    assert kind(answer(RIGHT, norms=[five]), answer(RIGHT, norms=[other])) == ("different", "far")
 
 
 def test_verdicts_on_errors():
@@ -85,6 +87,8 @@ def test_verdicts_on_errors():
     assert kind(refusal, answer(RIGHT)) == ("better", "answered")
     assert kind(refusal, zeros) == ("different", "answered")
     assert kind(refusal, refusal) == ("same", "refused")
+    for theirs in (refusal, turned):
+        assert kind(theirs, Refusal("AttributeError", ""), negative, defined=False) == ("different", "fault")
 
 
 def test_where_nothing_is_right_answers_must_be_equal():
@@ -121,6 +125,11 @@ def test_what_is_right(rule, leaves, threshold, expected):
         expected = [[str(3 * Decimal(8).sqrt() / 5), "0.5", str(4 * Decimal(8).sqrt() / 5), "0.5"]]
     for leaf, right in zip(found, expected, strict=True):
         assert [abs(x - Decimal(y)) < Decimal("1e-25") for x, y in zip(leaf, right, strict=True)] == [True] * len(leaf)
+
+
+def test_the_parts_of_complex_numbers_are_in_one_column():
+    (found,) = Rule(columns).exact([np.array([[3.0 + 4.0j, 0.5j]])], 2.5).leaves
+    assert list(map(float, found)) == [1.5, 2.0, 0.0, 0.5]
 
 
 def test_sums_norms_and_what_has_no_answer():
