@@ -128,6 +128,14 @@ def test_optimizers_and_their_classes_are_pickled():
     assert (float(again.last_norm), float(again.clipped_share)) == (5.0, 1.0)
 
 
+@pytest.mark.parametrize("make", [keras.optimizers.Adam, lambda: clipped(keras.optimizers.Adam)(max_norm=1.0)])
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+def test_moments_are_not_pickled_by_keras_either(make):
+    optimizer = make()
+    optimizer.apply([keras.ops.array([3.0, 4.0])], [keras.Variable([0.0, 0.0])])
+    assert int(pickle.loads(pickle.dumps(optimizer)).iterations) == 0
+
+
 @keras.saving.register_keras_serializable("of_users")
 class Plain(keras.optimizers.Optimizer):
     """The least that an optimizer can be."""
