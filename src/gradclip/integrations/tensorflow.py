@@ -115,7 +115,7 @@ def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
     )
 
 
-def _gradient(t: Any) -> Gradient:
+def _gradient(t: object) -> Gradient:
     return t if isinstance(t, _GIVEN) else tf.convert_to_tensor(t)
 
 

@@ -172,7 +172,7 @@ class TensorFlowLoop(TensorFlowBatching):
         return run(*args)  # a graph would hold the function once for each example
 
 
-def _tensor(x: Any) -> Any:
+def _tensor(x: object) -> Any:
     return tf.convert_to_tensor(x)
 
 
@@ -189,7 +189,7 @@ def _check_parameters(leaves: Mapping[str, tf.Tensor]) -> None:
             )
 
 
-def _loss(value: Any) -> tf.Tensor:
+def _loss(value: object) -> tf.Tensor:
     """Return the loss of one example as a tensor. A tape would add up the elements of another."""
     loss = _tensor(value)
     if loss.shape.rank:

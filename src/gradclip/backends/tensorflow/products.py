@@ -57,7 +57,7 @@ def assigned(leaf: Any, result: tf.Tensor) -> Any:
     return leaf
 
 
-def shaped_like(leaf: Any, result: tf.Tensor) -> tf.Tensor:
+def shaped_like(leaf: object, result: tf.Tensor) -> tf.Tensor:
     """Return the result for a leaf in its shape, where it was taken as a vector because of its unknown rank."""
     unknown = isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is None
     return tf.reshape(result, tf.shape(leaf)) if unknown else result
