@@ -13,6 +13,7 @@ from gradclip.backends import Backend, any_distributed, whole_scalar
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.protocols import in_host_memory
 from gradclip.backends.registry import find, known
+from gradclip.backends.values import shape_of
 from gradclip.core.decide import Clipping
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
@@ -27,7 +28,6 @@ from gradclip.layers.units import (
     check_shapes,
     parameters_beside,
     scopes_of_leaves,
-    shape_of,
     with_parameters,
 )
 from gradclip.layers.units_at_once import Decided, Following, decided
