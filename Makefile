@@ -11,7 +11,7 @@ COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test attack lint parity bench accelerators gpu wheel compilers versions sanitize clean
+.PHONY: help demo test attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
 
 # Tests and timings without the kernels would be those of something else; the demo and the linters do without.
 test attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -33,6 +33,9 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
+
+docs: .venv-docs/ready  ## Build the site of the documentation in build/site/html; warnings are errors
+	.venv-docs/bin/python scripts/site_pages.py
 
 parity: $(VENV)/ready  ## Run every function of the libraries replaced beside ours, and write docs/parity.md
 	$(BIN)/python scripts/parity.py --write > /dev/null
@@ -117,6 +120,11 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 .venv-sanitize/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-sanitize
 	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest ml_dtypes
+	touch $@
+
+.venv-docs/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-docs
+	.venv-docs/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[docs]'
 	touch $@
 
 .venv-lint/ready: pyproject.toml

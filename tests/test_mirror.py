@@ -29,7 +29,7 @@ TESTED_ELSEWHERE = {
     "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
-OF_THE_REPOSITORY = {"architecture", "examples", "layering", "mirror", "readme", "scenarios"}
+OF_THE_REPOSITORY = {"architecture", "docs", "examples", "layering", "mirror", "readme", "scenarios"}
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "parity", "sharded_jax", "support"}
 

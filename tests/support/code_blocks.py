@@ -3,20 +3,85 @@
 import contextlib
 import io
 import itertools
+import os
 import re
+import subprocess
+import sys
+import tempfile
+import textwrap
+from pathlib import Path
+from typing import NamedTuple
+
+# Indented ones are in a tab of the site.
+BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
+TITLED = re.compile(r'python title="([\w.]+)"')
+
+
+class Block(NamedTuple):
+    """A block of a page: what stands behind its first fence, what is in it, and the plain block right below it."""
+
+    kind: str
+    code: str
+    below: str | None
+
+
+def blocks(text):
+    """Return the blocks of a page."""
+    found = list(BLOCK.finditer(text))
+    return [
+        Block(this[2], textwrap.dedent(this[3]), _right_below(text, this, after))
+        for this, after in itertools.zip_longest(found, found[1:])
+    ]
+
+
+def _right_below(text, this, after):
+    if after is None or after[2] or text[this.end() : after.start()].strip():
+        return None
+    return textwrap.dedent(after[3])
 
 
 def run(page):
-    """Run the code on a page, compare what each block prints with the block below it, and return how many there are."""
-    blocks = re.findall(r"^```(python|)\n(.*?)^```", page.read_text(), re.S | re.M)
+    """Run the code on a page, compare what each block prints with the block below it, and return how many there are.
+
+    A block that prints nothing needs none below it. One with a title is a file. Commands in a block of the kind
+    "console", each behind a "$", run beside these files, and what they print stands below them in the same block.
+    """
     names = {}
     checked = 0
-    for (kind, code), (next_kind, output) in itertools.pairwise(blocks):
-        if kind == "python":
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed):
-                exec(code, names)
-            assert next_kind == "", f"no output stands below\n{code}"
-            assert printed.getvalue() == output, f"the page says\n{output}\nwhere it prints\n{printed.getvalue()}"
-            checked += 1
+    with tempfile.TemporaryDirectory() as folder:
+        for block in blocks(page.read_text(encoding="utf-8")):
+            if block.kind == "python":
+                _compare(block.code, _printed(block.code, names), block.below or "")
+            elif title := TITLED.fullmatch(block.kind):
+                Path(folder, title[1]).write_text(block.code, encoding="utf-8")
+            elif block.kind == "console":
+                _run_commands(block.code, folder)
+            checked += block.kind.startswith("python")
     return checked
+
+
+def _printed(code, names):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(code, names)
+    return printed.getvalue()
+
+
+def _run_commands(code, folder):
+    for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", code, re.M):
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            command,
+            shell=True,
+            cwd=folder,
+            env=os.environ | {"PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        _compare(command, done.stdout, output)
+
+
+def _compare(code, printed, expected):
+    assert printed == expected, f"the page says\n{expected}\nwhere it prints\n{printed}\nby\n{code}"

@@ -1,0 +1,145 @@
+"""Build the site of the documentation: `make docs`.
+
+The pages link to files outside of `docs`: examples, results, sources. The site has those files as pages, too, so that
+every link stays within it. Everything is put together in build/site/docs, and built from there into build/site/html.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from os.path import relpath
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+STAGED = ROOT / "build" / "site" / "docs"
+BUILT = ROOT / "build" / "site" / "html"
+# Pages that lie at the root of the repository, where people look for them.
+FROM_ROOT = {
+    name: Path("help") / f"{name.lower().removesuffix('.md').replace('_', '-')}.md"
+    for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
+}
+PICTURES = (".png", ".svg")
+LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
+
+
+def place(source):
+    """Return where a file of the repository stands in the site, as a path from the site's root."""
+    path = source.relative_to(ROOT)
+    if path.parts[0] == "docs":
+        return Path(*path.parts[1:])
+    if str(path) in FROM_ROOT:
+        return FROM_ROOT[str(path)]
+    return Path("files") / path if path.suffix in PICTURES else Path("files") / f"{path}.md"
+
+
+def page_of(source):
+    """Return a page that shows a file, or what a folder holds."""
+    name = source.relative_to(ROOT)
+    if source.is_dir():
+        rows = [f"- [{found.name}]({found.name})" for found in sorted(source.iterdir()) if found.is_file()]
+        return f"# {name}\n\n" + "\n".join(rows) + "\n"
+    if source.suffix == ".md":
+        return source.read_text(encoding="utf-8")
+    return f"# {name}\n\n```{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n```\n"
+
+
+class Stage:
+    """The folder that the site is built from: the pages, and what they link to."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.done = set()
+
+    def add(self, source):
+        """Put a file of the repository into the folder, once, and all that it links to."""
+        if source in self.done:
+            return
+        self.done.add(source)
+        target = self.folder / place(source)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if target.suffix != ".md":
+            shutil.copyfile(source, target)
+            return
+        base = source if source.is_dir() else source.parent
+        follow = source.is_dir() or source.suffix == ".md"
+        text = page_of(source)
+        target.write_text(LINK.sub(lambda found: self._linked(found, base, target), text) if follow else text, "utf-8")
+
+    def _linked(self, found, base, target):
+        """Return a link as it has to be from where its page stands now."""
+        before, link, anchor, after = found.groups()
+        source = (base / link).resolve()
+        if not source.is_relative_to(ROOT) or not source.exists():
+            return found[0]
+        self.add(source)
+        return f"{before}{relpath(self.folder / place(source), target.parent)}{anchor or ''}{after}"
+
+
+def stage(folder=STAGED):
+    """Put all pages together in `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = Stage(folder)
+    for name in FROM_ROOT:
+        pages.add(ROOT / name)
+    for source in sorted((ROOT / "docs").rglob("*")):
+        if source.is_file():
+            pages.add(source)
+
+
+class _Loads(HTMLParser):
+    """What a page makes a browser load; links that a reader may click are not among it."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attributes):
+        values = dict(attributes)
+        if tag in ("script", "img", "iframe", "source", "video", "audio", "embed", "input"):
+            self.found += [values.get("src"), values.get("srcset"), values.get("poster")]
+        if tag == "object":
+            self.found.append(values.get("data"))
+        if tag == "link" and values.get("rel") not in ("canonical", "alternate", "next", "prev", "license"):
+            self.found.append(values.get("href"))
+        self.found += _loaded_by_style(values.get("style") or "")
+
+
+def _loaded_by_style(css):
+    return re.findall(r"url\(\s*['\"]?([^'\")]+)|@import\s+['\"]([^'\"]+)", css)
+
+
+def loaded_elsewhere(name, text):
+    """Return what the file of a site would load from another host: of HTML the resources, of CSS what it imports."""
+    if name.endswith(".html"):
+        parser = _Loads()
+        parser.feed(text)
+        inline = re.findall(r"<style[^>]*>(.*?)</style>", text, re.S)
+        found = parser.found + [pair for css in inline for pair in _loaded_by_style(css)]
+    elif name.endswith(".css"):
+        found = _loaded_by_style(text)
+    else:
+        found = []
+    addresses = ["".join(one) if isinstance(one, tuple) else one or "" for one in found]
+    return [address for address in addresses if re.match(r"\s*(https?:)?//", address)]
+
+
+def main():
+    """Build the site with warnings as errors, and look for what it would load from elsewhere."""
+    stage()
+    program = Path(sys.executable).parent / "zensical"
+    subprocess.run([program, "build", "--clean", "--strict", "-f", "zensical.toml"], cwd=ROOT, check=True)
+    elsewhere = {
+        str(path.relative_to(BUILT)): loads
+        for path in sorted(BUILT.rglob("*"))
+        if path.suffix in (".html", ".css") and (loads := loaded_elsewhere(path.name, path.read_text("utf-8")))
+    }
+    if elsewhere:
+        sys.exit(f"loaded from other hosts: {elsewhere}")
+    print(f"{len(list(BUILT.rglob('*.html')))} pages, nothing loaded from other hosts: {BUILT / 'index.html'}")
+
+
+if __name__ == "__main__":
+    main()
