@@ -2,8 +2,10 @@
 
 import importlib
 import re
+import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -64,6 +66,20 @@ def test_the_page_of_environment_variables_names_those_that_are_read():
     sources = [*(ROOT / "src").rglob("*.py"), ROOT / "pyproject.toml"]
     read = {found for path in sources for found in re.findall(r"GRADCLIP_[A-Z_]+|OMP_[A-Z_]+", path.read_text("utf-8"))}
     assert read == set(re.findall(r"^\| `(\w+)`", TEXTS["docs/reference/environment.md"], re.M))
+
+
+def test_docstrings_are_shown_as_they_are_written(monkeypatch):
+    # It is an extension of griffe, which is installed where the site is built.
+    monkeypatch.setitem(sys.modules, "griffe", SimpleNamespace(Extension=object))
+    shown = importlib.import_module("plain_docstrings").as_markdown
+    assert shown("Sum of C**2.\n\n>>> 2**2\n4\n") == "Sum of C\\*\\*2.\n\n```pycon\n>>> 2**2\n4\n```\n"
+    assert shown("| ||g|| | `a**b` |") == "| \\|\\|g\\|\\| | `a**b` |"
+    assert (
+        shown("Raises:\n    ValueError: no, or\n    never.\n\nMore.")
+        == "**Raises:** ValueError: no, or\nnever.\n\nMore."
+    )
+    assert shown("Example:\n    >>> 1\n    1") == "Example:\n    ```pycon\n    >>> 1\n    1\n    ```"
+    assert shown("Args:\n    gamma: > 0") == "Args:\n    gamma: \\> 0"
 
 
 def named_in(entries):
