@@ -32,7 +32,7 @@ def place(source):
         return Path(*path.parts[1:])
     if str(path) in FROM_ROOT:
         return FROM_ROOT[str(path)]
-    return Path("files") / path if path.suffix in PICTURES else Path("files") / f"{path}.md"
+    return Path("files") / (path if path.suffix in (".md", *PICTURES) else f"{path}.md")
 
 
 def page_of(source):
