@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import gradclip
+from gradclip.backends.formats import bare_name
 
 
 def clip(framework, grads, *args, **kwargs):
@@ -56,7 +57,7 @@ def test_sums_have_the_dtype_asked_for(framework, sum_dtype):
             summed, _ = framework.call(clip, grads)
     else:
         summed, _ = framework.call(clip, grads)
-    assert str(summed.dtype).endswith(expected)
+    assert bare_name(summed.dtype) == expected
 
 
 @pytest.mark.parametrize("sum_dtype", ["float16", torch.bfloat16, "int8", int])
