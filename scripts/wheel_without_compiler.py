@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 from pathlib import Path
 
 SMOKE = Path(__file__).with_name("wheel_smoke.py")
@@ -25,7 +26,9 @@ def check_contents(sdist):
         sys.exit(f"the sdist must not hold {sorted(strays)}")
     root = SMOKE.parent.parent
     listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
-    if lacking := {name for name in listed if not name.startswith((".ci", ".gitignore"))} - files:
+    settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
+    left_out = tuple(settings["tool"]["scikit-build"]["sdist"]["exclude"])
+    if lacking := {name for name in listed if not name.startswith(left_out)} - files:
         sys.exit(f"the sdist lacks what is in the repository: {sorted(lacking)}")
 
 
