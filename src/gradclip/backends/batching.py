@@ -91,3 +91,8 @@ def mapped(function: Callable[..., Any], tree: object, *others: object) -> Any:
     flat = flatten(tree)
     rest = [flatten(other).leaves for other in others]
     return flat.rebuild([function(*leaves) for leaves in zip(flat.leaves, *rest, strict=True)])
+
+
+def mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+    """Return the arguments, changed leaf by leaf where they carry the batch."""
+    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradclip.backends.batching import Programs, Step, mapped
+from gradclip.backends.batching import Programs, Step, mapped, mapped_args
 from gradclip.backends.tensorflow.programs import by_program
 from gradclip.tree import FlatTree, flatten
 
@@ -69,7 +69,7 @@ class TensorFlowBatching:
             x = _tensor(x)
             return tf.concat([x, tf.zeros((size - count, *x.shape[1:]), x.dtype)], 0) if size > count else x
 
-        many = _mapped_args(longer, args, axes)
+        many = mapped_args(longer, args, axes)
         return tuple(many), longer(tf.ones([count], tf.bool) if mask is None else mask)
 
     def at_once(
@@ -98,7 +98,7 @@ class TensorFlowBatching:
             places = i * size + tf.range(size)
             some = tf.minimum(places, rows - 1)
             counted = places < rows if mask is None else (places < rows) & tf.gather(mask, some)
-            summed, outputs = step(_mapped_args(lambda x: tf.gather(_tensor(x), some), args, axes), counted)
+            summed, outputs = step(mapped_args(lambda x: tf.gather(_tensor(x), some), args, axes), counted)
             return flatten(summed), flatten(outputs)
 
         summed, outputs = microbatch(0)
@@ -120,7 +120,8 @@ class TensorFlowBatching:
         axes: Sequence[int | None],
         args: Sequence[Any],
     ) -> Any:
-        return by_program(programs, setting, run, args)
+        # Of a loop a graph would hold the function once for each example.
+        return by_program(programs, setting, run, args) if self.keeps_whole_batches else run(*args)
 
 
 class Gradient:
@@ -161,16 +162,6 @@ class TensorFlowLoop(TensorFlowBatching):
         found = [of_rows([leaf[i] for leaf in leaves]) for i in range(leaves[0].shape[0])]
         return [tf.stack(parts) for parts in zip(*found, strict=True)]
 
-    def kept(
-        self,
-        programs: Programs,
-        setting: object,
-        run: Callable[..., Any],
-        axes: Sequence[int | None],
-        args: Sequence[Any],
-    ) -> Any:
-        return run(*args)  # a graph would hold the function once for each example
-
 
 def _tensor(x: object) -> Any:
     return tf.convert_to_tensor(x)
@@ -200,10 +191,6 @@ def _loss(value: object) -> tf.Tensor:
     if not loss.dtype.is_floating:
         raise TypeError(f"the loss must return a real floating-point number, got {loss.dtype.name}.")
     return loss
-
-
-def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
 
 
 def _on_rows(

@@ -46,9 +46,8 @@ class TensorFlow(Framework):
         return Graph(visible=eager)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> TensorFlowHost | None:
-        return (
-            HOST if type(leaves[0]) is EagerTensor and tf.executing_eagerly() else None
-        )  # `known` looks at the others
+        # `known` looks at the others.
+        return HOST if type(leaves[0]) is EagerTensor and tf.executing_eagerly() else None
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.tensorflow.batching import TensorFlowBatching, TensorFlowLoop

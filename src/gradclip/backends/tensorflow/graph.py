@@ -44,9 +44,8 @@ class Graph(Portable):
     def __init__(self, *, visible: bool) -> None:
         super().__init__(namespace)
         self.visible = visible
-        self.some_at_a_time: list[tf.Tensor] | None = (
-            None  # sums that were added up in float32 first, where they may be
-        )
+        # The sums that were added up in float32 first; None where none may be.
+        self.some_at_a_time: list[tf.Tensor] | None = None
 
     def flushed_below(self, element: Format) -> float:
         return 0.0 if element is FLOAT16 else element.tiny
@@ -147,7 +146,7 @@ class Graph(Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays(list(map(without_nonfinite, arrays)), arrays.dtypes)
 
-    def at_once(self, arrays: Arrays) -> Products | None:
+    def at_once(self, arrays: Arrays) -> Products:
         return Products(arrays)
 
     def chosen_where(

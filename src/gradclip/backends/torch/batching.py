@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.batching import Programs, Step, mapped
+from gradclip.backends.batching import Programs, Step, mapped, mapped_args
 from gradclip.backends.torch.choose import visible
 from gradclip.backends.torch.example import Gradient, batch_norm_named, example, explained
 from gradclip.backends.torch.tensors import tensor_of
@@ -103,7 +103,7 @@ class TorchBatching:
         self, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], torch.Tensor]:
         mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
-        return tuple(_mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
+        return tuple(mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
 
     def at_once(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int
@@ -112,7 +112,7 @@ class TorchBatching:
             return step(args, mask)
         # `vmap` over no examples loses the shape of one where a reshape has a -1.
         summed, outputs = step(
-            _mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
+            mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
         )
         return summed, mapped(lambda x: x[:0], outputs)
 
@@ -130,7 +130,7 @@ class TorchBatching:
         sums, pieces = None, []
         for start in range(0, max(1, end), size):
             rows = slice(start, start + size)
-            here = _mapped_args(partial(_rows, rows=rows), args, axes)
+            here = mapped_args(partial(_rows, rows=rows), args, axes)
             some = None if mask is None else mask[rows]
             summed, outputs = step(*self.padded(here, axes, some, min(size, count - start), size))
             sums = summed if sums is None else mapped(torch.add, sums, summed)
@@ -146,10 +146,6 @@ class TorchBatching:
         args: Sequence[Any],
     ) -> Any:
         return run(*args)
-
-
-def _mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]
 
 
 def _rows(x: object, rows: slice) -> torch.Tensor:
