@@ -13,6 +13,14 @@ Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
 class Programs(dict[Any, Any]):
     """What was compiled for calls of one function; a copy starts without."""
 
+    most = 64
+
+    def keep(self, key: Any, program: Any) -> None:
+        """Keep one more. The oldest goes first: a caller whose shapes always change must not fill the memory."""
+        while len(self) >= self.most:
+            self.pop(next(iter(self)), None)
+        self[key] = program
+
     def __reduce__(self) -> Any:
         # Compiled programs cannot be pickled, but a function that keeps them may be sent to another process.
         return Programs, ()

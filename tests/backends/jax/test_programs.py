@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradclip
+from gradclip.backends.batching import Programs
 from gradclip.backends.jax import programs as jax_programs
 
 ROWS = jnp.asarray(np.random.default_rng(0).normal(size=(21, 5)), jnp.float32)
@@ -107,7 +108,7 @@ def test_nothing_is_kept_by_a_further_call():
 
 
 def test_programs_are_few_and_go_with_the_function(monkeypatch):
-    monkeypatch.setattr(jax_programs, "_MOST", 2)
+    monkeypatch.setattr(Programs, "most", 2)
     loss = Counted()
     clipped = clipped_of(loss)
     for power in (1, 2, 3):

@@ -2,7 +2,7 @@ import numpy as np
 import tensorflow as tf
 
 from gradclip.backends.batching import Programs
-from gradclip.backends.tensorflow.programs import _MOST, by_program
+from gradclip.backends.tensorflow.programs import by_program
 
 
 def run(scale):
@@ -46,8 +46,8 @@ def test_nothing_is_kept_while_somebody_records():
 
 def test_the_oldest_goes_first():
     programs, (function, _) = Programs(), run(1.0)
-    for i in range(_MOST + 1):
+    for i in range(Programs.most + 1):
         programs[i] = None
     by_program(programs, None, function, [tf.constant([1.0]), 1.0])
-    assert len(programs) == _MOST
+    assert len(programs) == Programs.most
     assert 0 not in programs

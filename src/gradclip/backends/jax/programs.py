@@ -11,7 +11,6 @@ import numpy as np
 
 from gradclip.backends.batching import Programs
 
-_MOST = 64
 # Values of these types cannot change, so they may be part of a program's key.
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -30,10 +29,7 @@ def by_program(
     if key is None or rebuild is None:
         return run(*args)
     if key not in programs:
-        # The oldest goes first: a caller whose shapes always change must not fill the memory.
-        while len(programs) >= _MOST:
-            programs.pop(next(iter(programs)), None)
-        programs[key] = jax.jit(lambda arrays: _with_arrays(run(*rebuild(arrays))))
+        programs.keep(key, jax.jit(lambda arrays: _with_arrays(run(*rebuild(arrays)))))
     program = programs[key]
     if program is not None:
         try:

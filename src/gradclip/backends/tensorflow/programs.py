@@ -9,7 +9,6 @@ import tensorflow as tf
 from gradclip.backends.batching import Programs
 from gradclip.tree import FlatTree, flatten
 
-_MOST = 64
 # Values of these types cannot change, so they may be part of a program's key.
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 _ARRAYS = (tf.Tensor, tf.Variable, np.ndarray, np.generic)
@@ -27,10 +26,7 @@ def by_program(programs: Programs, setting: object, run: Callable[..., Made], ar
     if key is None:
         return run(*args)
     if key not in programs:
-        # The oldest goes first: a caller whose settings always change must not fill the memory.
-        while len(programs) >= _MOST:
-            programs.pop(next(iter(programs)), None)
-        programs[key] = _Program(run, flat)
+        programs.keep(key, _Program(run, flat))
     return programs[key](_tensors(flat))
 
 
