@@ -22,7 +22,7 @@ Axis = int | Sequence[int] | None
 abs = tf.abs
 logical_not, sqrt, round, real, imag = tf.logical_not, tf.sqrt, tf.round, tf.math.real, tf.math.imag
 exp = tf.exp
-zeros_like, ones_like, nextafter, add = tf.zeros_like, tf.ones_like, tf.math.nextafter, tf.add
+zeros_like, ones_like, add = tf.zeros_like, tf.ones_like, tf.add
 
 
 def asarray(value: object, dtype: tf.DType | None = None) -> tf.Tensor:
