@@ -1,7 +1,9 @@
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# Python compiles modules when it first imports them; pip would compile thousands that are never imported.
+INSTALL := pip --disable-pip-version-check --quiet install --no-compile
+PIP := $(BIN)/$(INSTALL)
 LUCID := .venv-lucid
 # Compiling takes most of an installation's time, and not every environment runs the kernels.
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
@@ -76,7 +78,7 @@ wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and 
 	rm -rf dist .venv-wheel
 	.venv-lint/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
-	.venv-wheel/bin/pip --disable-pip-version-check --quiet install dist/*.whl
+	.venv-wheel/bin/$(INSTALL) dist/*.whl
 	.venv-wheel/bin/python scripts/wheel_smoke.py
 	.venv-wheel/bin/python scripts/wheel_without_compiler.py dist/*.tar.gz
 
@@ -103,33 +105,33 @@ lucid:
 
 $(LUCID)/ready: pyproject.toml $(NATIVE)
 	$(PYTHON312) -m venv $(LUCID)
-	$(LUCID)/bin/pip --disable-pip-version-check --quiet install -e . lucid-dl==2.7.9 'mlx[cpu]' ml_dtypes pytest
+	$(LUCID)/bin/$(INSTALL) -e . lucid-dl==2.7.9 'mlx[cpu]' ml_dtypes pytest
 	touch $@
 
 $(VENV)/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install torch==2.13.0
-	$(PIP) install -e '.[test]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e '.[test]'
 	touch $@
 
 .venv-demo/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-demo
-	.venv-demo/bin/pip --disable-pip-version-check --quiet install -e '.[demo]'
+	.venv-demo/bin/$(INSTALL) -e '.[demo]'
 	touch $@
 
 .venv-sanitize/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-sanitize
-	.venv-sanitize/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) . pytest ml_dtypes
+	.venv-sanitize/bin/$(INSTALL) $(NO_KERNELS) . pytest ml_dtypes
 	touch $@
 
 .venv-docs/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-docs
-	.venv-docs/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[docs]'
+	.venv-docs/bin/$(INSTALL) $(NO_KERNELS) -e '.[docs]'
 	touch $@
 
 .venv-lint/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lint
-	.venv-lint/bin/pip --disable-pip-version-check --quiet install $(NO_KERNELS) -e '.[lint]'
+	.venv-lint/bin/$(INSTALL) $(NO_KERNELS) -e '.[lint]'
 	touch $@
 
 clean:  ## Remove the environments, what was built, and caches

@@ -13,7 +13,8 @@ PYTEST = [
 
 
 def pip_install(python, *arguments, **environment):
-    command = [str(python), "-m", "pip", "--disable-pip-version-check", "--quiet", "install", *map(str, arguments)]
+    install = ["-m", "pip", "--disable-pip-version-check", "--quiet", "install", "--no-compile"]
+    command = [str(python), *install, *map(str, arguments)]
     subprocess.run(command, cwd=ROOT, env=os.environ | environment, check=True)
 
 
