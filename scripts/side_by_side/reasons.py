@@ -27,7 +27,7 @@ class Reason:
 
 
 REASONS = [
-    Reason("a negative or NaN threshold is a ValueError", "refused", NO_THRESHOLD),
+    Reason("A negative or NaN threshold is a ValueError", "refused", NO_THRESHOLD),
     Reason(
         "An example with NaN or infinities contributes nothing to a per-example sum",
         "no right answer",
@@ -35,31 +35,35 @@ REASONS = [
         "optax",
         "per_example",
     ),
-    Reason("the finite gradients beside a NaN become NaN as well", "no right answer", ("NaN",), "jax-privacy"),
-    Reason("gradients with NaN or infinities become NaN altogether", "no right answer", ("infinity",)),
-    Reason("gradients with NaN or infinities become NaN altogether", "no right answer", NOT_FINITE, "Lucid"),
-    Reason("the same memory counts, and is scaled, once", "no right answer", ("one leaf twice",), "Lucid"),
+    Reason("finite gradients next to a NaN become NaN", "no right answer", ("NaN",), "jax-privacy"),
+    Reason("One NaN or infinity makes all gradients NaN", "no right answer", ("infinity",)),
+    Reason("One NaN or infinity makes all gradients NaN", "no right answer", NOT_FINITE, "Lucid"),
+    Reason("the same memory counts once and is scaled once", "no right answer", ("one leaf twice",), "Lucid"),
     Reason("Norms of any order work", "answered", NOT_FINITE, "Lucid", ".*inf-norm"),
-    Reason("complex ones are not clipped by value", "refused", ("clipped, complex64",), "Lucid", "clip_grad_value"),
-    Reason("in float64 by some dozens", "values", FLOAT64),
-    Reason("Sums over examples come back in float32 at least", "dtype", HALF, "optax", "per_example"),
+    Reason(
+        "Complex gradients are not clipped by value", "refused", ("clipped, complex64",), "Lucid", "clip_grad_value"
+    ),
+    Reason("float64 results are lower by a few dozen ulp", "values", FLOAT64),
+    Reason("Sums over examples are at least float32", "dtype", HALF, "optax", "per_example"),
     Reason("Each array keeps its dtype", "dtype", HALF, "declearn"),
     Reason("Each leaf keeps its dtype", "dtype", ("clipped, float32 and bfloat16",), "brainstate"),
-    Reason("come back in float32 at least, never in a half type", "dtype", HALF, "", ".*norm"),
-    Reason("a scalar its shape", "shapes", ("scalars 3 and 4",), "declearn", ".*PyTorch"),
+    Reason("at least float32, never a half type", "dtype", HALF, "", ".*norm"),
+    Reason("Each scalar keeps its shape", "shapes", ("scalars 3 and 4",), "declearn", ".*PyTorch"),
     Reason("A gradient shared by two parameters is scaled once", "no right answer", ("one leaf twice",), "PyTorch"),
     Reason(
-        "knows no more of the norm than it is given",
+        "relies on the norm that you pass",
         "bound",
         ("norm just above threshold 1",),
         "PyTorch",
         "clip_grads_with",
     ),
-    Reason("knows no more of the norm than it is given", "bound", ("norm above 3.4e38",), "TensorFlow", ".*use_norm"),
-    Reason("trusts it to float32 precision", "far", ("clipped, float64",), "TensorFlow", ".*use_norm"),
-    Reason("zeros where the coefficient is below 1.2e-38", "far", ("norm above 3.4e38",), "TensorFlow", ".*XLA"),
+    Reason("relies on the norm that you pass", "bound", ("norm above 3.4e38",), "TensorFlow", ".*use_norm"),
     Reason(
-        "an infinite norm is not above an infinite threshold",
+        "assumes that it is accurate to float32 precision", "far", ("clipped, float64",), "TensorFlow", ".*use_norm"
+    ),
+    Reason("zeros when the coefficient is below 1.2e-38", "far", ("norm above 3.4e38",), "TensorFlow", ".*XLA"),
+    Reason(
+        "An infinite norm is not above an infinite threshold",
         "no right answer",
         ("threshold inf, an infinity",),
         "PyTorch",
