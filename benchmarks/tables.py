@@ -41,7 +41,7 @@ def of_clipping(rows):
     for row in rows:
         names = measured.setdefault((row["workload"], row["kind"]), {})
         names.setdefault(row["name"], {})[row["case"]] = row
-    return _head("ms, not clipped / clipped", "gradclip", "floor", "the library replaced", "times as fast") + "".join(
+    return _head("ms, not clipped / clipped", "gradclip", "floor", "library replaced", "times as fast") + "".join(
         line for (workload, kind), names in measured.items() for line in _lines(f"{workload}, {KINDS[kind]}", names)
     )
 
@@ -62,7 +62,7 @@ def of_few_times(rows):
 
 def of_calls(rows):
     """Return a line for each call, with the call or the code beside it."""
-    lines, found = _head("ms, not clipped / clipped", "gradclip", "beside it", "times as fast"), {}
+    lines, found = _head("ms, not clipped / clipped", "gradclip", "compared with", "times as fast"), {}
     for row in rows:
         found.setdefault(row["workload"], {}).setdefault(row["name"], {})[row["case"]] = row
     for workload, names in found.items():
@@ -125,7 +125,9 @@ def of_steps(rows):
 
 def of_processes(rows):
     """Return a line for each number of processes and tensors."""
-    lines = _head("processes, tensors", "gradclip, ms", "torch, ms", "times as fast", "bytes sent", "torch's")
+    lines = _head(
+        "processes, tensors", "gradclip, ms", "torch, ms", "times as fast", "bytes sent, gradclip", "bytes sent, torch"
+    )
     for ours, torchs in zip(rows[::2], rows[1::2], strict=True):
         lines += f"| {ours['processes']}, {ours['tensors']} | {_time(ours)} | {_time(torchs)} "
         lines += f"| {rounded(torchs['ms'] / ours['ms'], 2)} | {ours['bytes']:,} | {torchs['bytes']:,} |\n"
@@ -138,7 +140,7 @@ def of_layouts(layouts):
 
 
 def of_meshes(rows):
-    lines = _head("layout", "mesh", "function", "all-reduces (outside of branches)", "all-gathers", "ms")
+    lines = _head("layout", "mesh", "function", "all-reduces (outside branches)", "all-gathers", "ms")
     for row in rows:
         lines += (
             f"| {row['layout']} | {row['mesh']} | {row['name']} | {row['all-reduces']} ({row['outside of branches']}) "
@@ -187,7 +189,7 @@ def of_examples(lines):
 
 def of_compiled(lines):
     """Return a line for each number of tensors and library."""
-    return "| tensors | | nodes | kernels |\n|---|---|---|---|\n" + "".join(
+    return "| tensors | library | nodes | kernels |\n|---|---|---|---|\n" + "".join(
         f"| {tensors} | {name} | {sum(found['nodes'])} | {found['kernels']} |\n" for tensors, name, found in lines
     )
 
