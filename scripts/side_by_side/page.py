@@ -12,24 +12,24 @@ from side_by_side.run import MODULES
 FILE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEAD = """# Every function compared with the library's own
 
-`make parity` runs each function of an integrated library and gradclip's on the same inputs: {cases} cases, ordinary and
-extreme, and {inputs:,} random inputs. It computes the right result in exact arithmetic and derives each verdict from it.
-It writes this page and [parity.json](parity.json), which has all rows.
+`make parity` runs each function of an integrated library and gradclip's on the same inputs: {cases} cases, ordinary
+and extreme, and {inputs:,} random inputs. It computes the right result in exact arithmetic and derives each verdict
+from it. It writes this page and [parity.json](parity.json), which has all rows.
 
 - **same**: the results differ by at most 4 units in the last place (ulps), or both functions raise an error.
-- **better**: gradclip's result is nearer to the exact result. Or only gradclip keeps the bound, within 128 ulps of the
-  exact result. Or gradclip returns a result and the library raises an error. Or gradclip raises an error for a threshold
-  that no norm can satisfy, and the library returns numbers.
+- **better**: gradclip's result is nearer to the exact result. Or only gradclip keeps the bound, within 128 ulps of
+  the exact result. Or gradclip returns a result and the library raises an error. Or gradclip raises an error for a
+  threshold that no norm can satisfy, and the library returns numbers.
 - **different**: neither. Each such row quotes its reason from [differences.md](differences.md).
 
-**Bound kept** counts the random inputs for which the norm of the result, in exact arithmetic, is at most the threshold.
-**Excess** is the largest relative amount by which the library's norm exceeds the threshold. The random inputs are
-ordinary: twelve normally distributed numbers with a norm above the threshold. They use each dtype of the function in
-turn. For sums over examples the input is one example, and both functions may exceed the bound by one rounding to nearest.
-"–" means that the function does not clip, or that another row covers it.
+**Bound kept** counts the random inputs for which the norm of the result, in exact arithmetic, is at most the
+threshold. **Excess** is the largest relative amount by which the library's norm exceeds the threshold. The random
+inputs are ordinary: twelve normally distributed numbers with a norm above the threshold. They use each dtype of the
+function in turn. For sums over examples the input is one example, and both functions may exceed the bound by one
+rounding to nearest. "–" means that the function does not clip, or that another row covers it.
 
-Below, each library has a table of the rows that are not the same. The numbers are from the first function and first case
-of a row, for the element in which the two results differ most.
+Below, each library has a table of the rows that are not the same. The numbers are from the first function and first
+case of a row, for the element in which the two results differ most.
 
 | library | function | same | better | different | bound kept, library | gradclip | excess, float32 | any format |
 |---|---|---|---|---|---|---|---|---|
