@@ -117,7 +117,7 @@ def network():
 
 
 def train(makers, steps, features, labels):
-    """Train a network with each kind of step on the same batches. Return the networks and the median times in seconds."""
+    """Train a network with each kind of step on the same batches. Return the networks and median times in seconds."""
     takers = [make() for make in makers]
     params, times = [network() for _ in takers], [[] for _ in takers]
     rng, key = np.random.default_rng(1), jax.random.key(1)
