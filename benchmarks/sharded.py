@@ -157,7 +157,7 @@ def compared(names):
 
 
 def layouts():
-    print(f"\nWhat becomes of a call on {WORLD} processes (gradclip | torch); hangs: until a timeout of {TIMEOUT} s")
+    print(f"\nOutcome of a call on {WORLD} processes (gradclip | torch); 'hangs' means a timeout after {TIMEOUT} s")
     for names in ([name for name in LAYOUTS if name not in UNEVEN], *([name] for name in UNEVEN)):
         of_ranks = spawn(compared, WORLD, names)
         for name in names:
@@ -174,7 +174,7 @@ def _together(of_rank):
 
 
 def lengths():
-    print("\nNumbers of a norm, and bytes that the reductions carry when all gradients are split alike")
+    print("\nNumbers in a norm, and bytes of the reductions when all gradients are sharded in the same way")
     for ord in (1, 2, 3, 4, 8, math.inf):
         length = accumulators.length(Order.parse(ord))
         first, rest = 8 * (ROOM + MARKS), 8 * max(0, length + FLAGS - ROOM)
