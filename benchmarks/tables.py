@@ -61,7 +61,7 @@ def of_few_times(rows):
 
 
 def of_calls(rows):
-    """Return a line for each call, with the call or the code that it is compared with."""
+    """Return a line for each call, with the call or the code beside it."""
     lines, found = _head("ms, not clipped / clipped", "gradclip", "beside it", "times as fast"), {}
     for row in rows:
         found.setdefault(row["workload"], {}).setdefault(row["name"], {})[row["case"]] = row
