@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := pip --disable-pip-version-check --quiet install --no-compile
 PIP := $(BIN)/$(INSTALL)
 LUCID := .venv-lucid
-# Compiling takes most of an installation's time, and not every environment runs the kernels.
+# Compiling takes most of the installation time. Not every environment needs the kernels.
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
 DEMO ?=
@@ -15,20 +15,20 @@ MINUTES ?= 30
 .DEFAULT_GOAL := help
 .PHONY: help demo test attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
 
-# Tests and timings without the kernels would be those of something else; the demo and the linters do without.
+# Tests and timings need the kernels. The demo and the linters do not.
 test attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
 
 help:  ## Show this menu
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
 
-demo: .venv-demo/ready  ## Train a recurrent network with and without clipping; DEMO="--steps 50" for less
+demo: .venv-demo/ready  ## Train a recurrent network with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
 
-test: $(VENV)/ready  ## Set up and run all tests, Lucid's in an environment of their own
+test: $(VENV)/ready  ## Set up and run all tests; Lucid's tests use their own environment
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
 
-attack: $(VENV)/ready  ## Look for faults with random cases for half an hour; MINUTES=5 for less
+attack: $(VENV)/ready  ## Test random cases for half an hour; MINUTES=5 for a short run
 	$(BIN)/python tests/attack/run.py --minutes $(MINUTES)
 
 lint: .venv-lint/ready  ## Check style and types
@@ -36,20 +36,20 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
 
-docs: .venv-docs/ready  ## Build the site of the documentation in build/site/html; warnings are errors
+docs: .venv-docs/ready  ## Build the documentation site in build/site/html; warnings are errors
 	.venv-docs/bin/python scripts/site_pages.py
 
-parity: $(VENV)/ready  ## Run every function of the libraries replaced beside ours, and write docs/parity.md
+parity: $(VENV)/ready  ## Compare every function with the library's own, and write docs/parity.md
 	$(BIN)/python scripts/parity.py --write > /dev/null
 	@python=$$($(PYTHON) scripts/find_python.py 3.12); \
-	if [ -z "$$python" ]; then echo "Lucid's rows stay as they were: Lucid needs Python 3.12, and there is none that starts."; \
+	if [ -z "$$python" ]; then echo "Lucid's rows stay unchanged: Lucid needs Python 3.12, and no working one was found."; \
 	else \
 	  set -e; \
 	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
 	  $(LUCID)/bin/python scripts/parity.py --write --libraries Lucid > /dev/null; \
 	fi
 
-bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a plain read of the same bytes, and draw it
+bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a plain read of the same bytes, and draw a picture
 	$(BIN)/python benchmarks/clipping.py
 	$(BIN)/python benchmarks/calls.py
 	$(BIN)/python benchmarks/graphs.py
@@ -63,18 +63,18 @@ bench: $(VENV)/ready  ## Compare speed with the libraries replaced and with a pl
 	$(BIN)/python benchmarks/scenarios.py --write
 	$(BIN)/python benchmarks/tables.py --write
 
-accelerators: $(VENV)/ready  ## Count what clipping asks of accelerators, beside PyTorch, Opacus and optax; no GPU is needed
+accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with PyTorch, Opacus and optax; needs no GPU
 	$(BIN)/python benchmarks/dispatches.py --write
 	$(BIN)/python benchmarks/compiled.py --write
 	$(BIN)/python benchmarks/dispatches_examples.py --write
 	$(BIN)/python benchmarks/dispatches_jax.py --write
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
-gpu: $(VENV)/ready  ## Where there is a GPU: run the tests that need one, count and time
+gpu: $(VENV)/ready  ## Run the tests that need a GPU, count operations and time them; needs a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
 	$(BIN)/python benchmarks/dispatches.py --write
 
-wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and without, where there is nothing else
+wheel: .venv-lint/ready  ## Build the wheel, and install it with and without a compiler in an empty environment
 	rm -rf dist .venv-wheel
 	.venv-lint/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
@@ -85,18 +85,18 @@ wheel: .venv-lint/ready  ## Build the wheel and install it, with a compiler and 
 compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; COMPILERS="g++ clang++-16" for others
 	$(PYTHON) scripts/compilers.py $(COMPILERS)
 
-versions:  ## Test the oldest and the newest releases of what gradclip stands on; TORCH=2.6.0 for another PyTorch
+versions:  ## Test the oldest and the newest releases of gradclip's dependencies; TORCH=2.6.0 for a different PyTorch
 	$(PYTHON) scripts/versions.py oldest newest
 
-sanitize: .venv-sanitize/ready  ## Run the tests of the kernels under the sanitizers of GCC
+sanitize: .venv-sanitize/ready  ## Run the kernels' tests with GCC's sanitizers
 	.venv-sanitize/bin/python scripts/sanitize.py
 
 .PHONY: lucid
 lucid:
 	@python=$$($(PYTHON) scripts/find_python.py 3.12); \
 	if [ -z "$$python" ]; then \
-	  echo "NOT TESTED: the Lucid integration beside Lucid itself. Lucid needs Python 3.12, and no python3.12 that"; \
-	  echo "starts was found. Install one (or set PYTHON312=/path/to/python3.12) and run 'make test' again."; \
+	  echo "NOT TESTED: the Lucid integration with Lucid itself. Lucid needs Python 3.12, and no working python3.12"; \
+	  echo "was found. Install one, or set PYTHON312=/path/to/python3.12, then run 'make test' again."; \
 	else \
 	  set -e; \
 	  $(MAKE) --no-print-directory $(LUCID)/ready PYTHON312=$$python; \
@@ -134,7 +134,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 	.venv-lint/bin/$(INSTALL) $(NO_KERNELS) -e '.[lint]'
 	touch $@
 
-clean:  ## Remove the environments, what was built, and caches
+clean:  ## Remove environments, build outputs and caches
 	rm -rf .venv .venv-* dist build gradclip-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f src/gradclip/native/*.so

@@ -1,8 +1,8 @@
-"""Training with bad batches: a small network on handwritten digits, clipped by each of the rules.
+"""Train a small network on handwritten digits with bad batches, clipped by each of the rules.
 
-Every fiftieth batch has inputs a hundred times too large and labels drawn at random; in a second training one batch
-holds a NaN beside. The loop leaves out that step for every rule, as loops with a GradScaler do: what counts is what the
-rule makes of having seen it. The network is written out in NumPy: 64 inputs, 32 rectified units, 10 classes, momentum.
+Every fiftieth batch has inputs a hundred times too large and random labels. In a second training, one batch also holds
+a NaN. The loop skips that step for every rule, as loops with a GradScaler do. The test is how the rule behaves after
+seeing the NaN. The network is written in NumPy: 64 inputs, 32 rectified units, 10 classes, momentum.
 """
 
 import math
@@ -15,7 +15,7 @@ EVERY, NAN_AT = 50, 300
 
 
 class NoClipping:
-    """What leaves every norm as it is."""
+    """A rule that leaves every norm unchanged."""
 
     name = "no clipping"
     limit = math.inf
@@ -25,7 +25,7 @@ class NoClipping:
 
 
 def digits(rng):
-    """Return inputs and labels to train with, and others to test with."""
+    """Return inputs and labels for training, and others for testing."""
     data = load_digits()
     order = rng.permutation(len(data.target))
     inputs, labels = data.data[order] / 16.0, data.target[order]
@@ -55,7 +55,7 @@ def gradients(weights, inputs, labels):
 
 
 def accuracy(rule, seed, *, with_nan):
-    """Return the share of test digits that are recognised after a training."""
+    """Train, and return the share of test digits that the network recognises."""
     rng = np.random.default_rng(seed)
     (inputs, labels), (unseen, wanted) = digits(rng)
     weights = network(rng)
@@ -81,7 +81,7 @@ def accuracy(rule, seed, *, with_nan):
 
 
 def accuracies(rules, seeds):
-    """Return for each rule the accuracies of both trainings, one for each seed."""
+    """Return, for each rule, the accuracies of both trainings, one per seed."""
     found = []
     with np.errstate(all="ignore"):
         for make in (*rules, NoClipping):

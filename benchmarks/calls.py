@@ -1,7 +1,7 @@
-"""Time calls that are small, many or functional, beside the code they replace, or the call they should be as quick as.
+"""Time small, many and functional calls, compared with the code they replace or a call that should be as fast.
 
-Arrays have 64 float32 elements each where nothing else is said. "plain NumPy" is the sum of squares of `np.vdot` and
-a product for each array. Beside calls by layer stand the same calls by one norm, beside functional ones those in place.
+Arrays have 64 float32 elements unless stated otherwise. "plain NumPy" adds squares with `np.vdot` and multiplies each
+array. Calls by layer are compared with calls by the global norm, functional calls with in-place calls.
 """
 
 import math
@@ -126,7 +126,7 @@ def unit_norm(x):
 
 
 def timm_adaptive_clip_grad(parameters, clip_factor, eps=1e-3):
-    """The formula of `adaptive_clip_grad` in timm/utils/agc.py, https://github.com/huggingface/pytorch-image-models."""
+    """Clip like `adaptive_clip_grad` in timm/utils/agc.py, https://github.com/huggingface/pytorch-image-models."""
     for p in parameters:
         max_norm = unit_norm(p.detach()).clamp_(min=eps).mul_(clip_factor)
         grad_norm = unit_norm(p.grad.detach())
@@ -135,7 +135,7 @@ def timm_adaptive_clip_grad(parameters, clip_factor, eps=1e-3):
 
 
 def by_unit(grads, clipping):
-    """Square matrices, each row of which is to be no longer than a thousandth of `clipping` times its parameter's."""
+    """Yield calls on square matrices. Each row is clipped to a thousandth of `clipping` times its parameter's norm."""
     matrices = [grad.view(2 * [math.isqrt(grad.numel())]) for grad in grads]
     ours, theirs = parameters(matrices), parameters(matrices)
     for held in (ours, theirs):
@@ -152,7 +152,7 @@ def by_unit(grads, clipping):
 
 
 def workloads(most):
-    """Yield what is called, with which arrays, by whom; no more than `most` arrays."""
+    """Yield each call, its arrays and its contenders, for at most `most` arrays."""
     for count in (1, 30, 150, 1_000):
         yield "in place", (count, EACH), in_place
         yield "functional", (count, EACH), functional

@@ -1,8 +1,8 @@
-"""Time in-place clipping of CPU gradients beside torch, declearn and the floor, and JAX's beside its libraries.
+"""Time in-place clipping of CPU gradients, compared with torch, declearn and the floor, and of JAX gradients.
 
-Contenders take turns in random order; the table shows medians in milliseconds, and how many times as long as
-gradclip the others take. The floor is a plain read of the same bytes (not clipped), or that and a plain read and write
-(clipped), by as many threads.
+Contenders take turns in random order. The table shows medians in milliseconds, and the times of the others as multiples
+of gradclip's. The floor is a plain read of the same bytes (not clipped), or that plus a plain read and write (clipped),
+with the same number of threads.
 """
 
 import itertools

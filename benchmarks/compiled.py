@@ -1,6 +1,6 @@
-"""Count what clipping within `torch.compile` becomes: nodes of the graph, kernels, seconds, beside PyTorch's formula.
+"""Count the graph nodes, kernels and compile seconds of clipping in `torch.compile`, compared with PyTorch's formula.
 
-The kernels are those that inductor makes for the CPU; on a GPU it fuses by the same rules.
+Kernels are those that inductor generates for the CPU. On a GPU it fuses by the same rules.
 """
 
 import argparse
@@ -16,7 +16,7 @@ import gradclip
 
 
 def measure(call, shapes):
-    """Return the nodes of the graph, the kernels, and the seconds that compiling takes."""
+    """Return the number of graph nodes, the number of kernels, and the compile time in seconds."""
     parameters = [torch.nn.Parameter(torch.zeros(shape)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn_like(parameter)
@@ -43,12 +43,12 @@ CALLS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tensors", type=int, nargs="+", default=[30, 148])
-    parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="store the figures in benchmarks/results")
     options = parser.parse_args()
     config.fx_graph_cache = False
     lines = []
     for tensors in options.tensors:
-        # The shapes as they are, but short: what is counted does not depend on lengths.
+        # The real shapes, but shorter. The counts do not depend on lengths.
         shapes = [tuple(max(2, n // 16) for n in shape) for shape in GPT2_SMALL[:tensors]]
         for name, call in CALLS.items():
             lines.append([tensors, name, measure(call, shapes)])

@@ -1,11 +1,11 @@
-"""Count what clipping asks of an accelerator, beside PyTorch's own function, for the gradients of GPT-2 small.
+"""Count the operations that clipping dispatches to an accelerator, compared with PyTorch's own function.
 
-Without a GPU the tensors are fake ones of the device "cuda": the checks of devices are the real ones, but nothing is
-computed. These are counts, then, not times. With a GPU the calls are timed, too, by its own events.
+The gradients are those of GPT-2 small. Without a GPU, the tensors are fake tensors on the device "cuda": device checks
+are real, but nothing is computed, so there are counts but no times. With a GPU, CUDA events also time the calls.
 
-Bytes are those of the arguments of each operation and of the tensors it makes, over those of the gradients. `peak` is
-the most that lives at a time of what a call makes. A wait is a look at a value, which lets the host stand still until
-the device is done.
+Bytes are those of each operation's arguments and results, divided by the bytes of the gradients. `peak` is the most
+memory that the results of a call use at a time. A wait is a read of a value, which blocks the host until the device is
+done.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PEER = "torch.nn.utils.clip_grad_norm_"
 
 
 class Count(TorchDispatchMode):
-    """What operations are dispatched: their names, the bytes they read and make, how many of them wait."""
+    """Count dispatched operations: their names, the bytes they read and create, and how many wait."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +42,7 @@ class Count(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         found = func(*args, **(kwargs or {}))
         name = str(func)
-        # Questions to a fake tensor, and views, launch nothing.
+        # Queries of a fake tensor and views launch nothing.
         if name.startswith("prim.") or func.is_view:
             return found
         given = tree_leaves((args, kwargs))
@@ -104,7 +104,7 @@ CALLS = {
 
 
 def counted(call, grads):
-    """Return the operations of a call, its bytes, its peak, and its waits."""
+    """Return the operations, bytes, peak memory and waits of a call."""
     with Count() as count:
         call()
     whole = sum(map(size, grads))
@@ -134,7 +134,7 @@ def timed(call, repeats=20):
 
 
 def measure():
-    """Return a line for each dtype and call: its counts, and its time where there is a GPU."""
+    """Return a line for each dtype and call, with its counts, and its time if there is a GPU."""
     real = torch.cuda.is_available()
     lines = []
     for dtype in DTYPES:
@@ -149,7 +149,7 @@ def measure():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    parser.add_argument("--write", action="store_true", help="store the figures in benchmarks/results")
     write = parser.parse_args().write
     found = measure()
     print(f"device {found['device']}, PyTorch {found['torch']}, 148 gradients")

@@ -1,10 +1,10 @@
-"""What `per_example_clip` asks of an accelerator, beside Opacus: operations, bytes, memory. Counts, not times.
+"""Count the operations, bytes and memory of `per_example_clip` on an accelerator, compared with Opacus. No times.
 
-`python benchmarks/dispatches_examples.py [--write]` counts without one. An operation is a call that PyTorch's
-dispatcher passes on, a view too; its bytes are those of the tensors it is given and returns. Some of them copy a tensor
-into a wider dtype inside, which no dispatcher sees: `with copies` adds what they write and read for that on CUDA
-(`make_reduction` in PyTorch's `ReduceOpsUtils.h`). Both in units of the gradients' bytes; so is `peak`, the most that
-is allocated at a time beside the gradients, counted on the CPU, where a product of two dtypes copies, too.
+`python benchmarks/dispatches_examples.py [--write]` needs no accelerator. An operation is a call that passes PyTorch's
+dispatcher, views included. Its bytes are those of its arguments and results. Some operations copy a tensor into a wider
+dtype internally, which the dispatcher does not see. `with copies` adds what CUDA reads and writes for those copies
+(`make_reduction` in PyTorch's `ReduceOpsUtils.h`). `peak` is the most memory allocated at a time besides the gradients,
+counted on the CPU, where a product of two dtypes also copies. All are divided by the bytes of the gradients.
 """
 
 from collections.abc import Callable, Iterator
@@ -28,7 +28,7 @@ LONG = [(8, 1_500_000), (8, 300_000)]
 
 
 class Count(TorchDispatchMode):
-    """Counts operations, and the bytes of what they are given and return."""
+    """Count operations, and the bytes of their arguments and results."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def size(x: torch.Tensor) -> int:
 
 @contextmanager
 def as_on_a_device() -> Iterator[None]:
-    """Let CPU tensors stand for those of a device."""
+    """Treat CPU tensors like tensors on a device."""
     with mock.patch.object(choose, "in_host_memory", return_value=False):
         yield
 
@@ -70,12 +70,12 @@ def ours(grads: list[torch.Tensor], **options: Any) -> Callable[[], Any]:
 
 
 def opacus(grads: list[torch.Tensor], per_layer: bool = False, **_: Any) -> Callable[[], Any]:
-    """Return what Opacus does to sum the same gradients."""
+    """Return a call in which Opacus clips and adds the same gradients."""
     parameters = [torch.nn.Parameter(g.new_zeros(g.shape[1:])) for g in grads]
     for parameter, grad in zip(parameters, grads, strict=True):
         parameter.grad_sample = grad
     kind, threshold = (DPPerLayerOptimizer, [1.0] * len(grads)) if per_layer else (DPOptimizer, 1.0)
-    with unset_fake_temporarily():  # it looks at its thresholds when it is made
+    with unset_fake_temporarily():  # the constructor reads its thresholds
         optimizer = kind(
             torch.optim.SGD(parameters, 0.1), noise_multiplier=0.0, max_grad_norm=threshold, expected_batch_size=1
         )
@@ -84,7 +84,7 @@ def opacus(grads: list[torch.Tensor], per_layer: bool = False, **_: Any) -> Call
 
 @dataclass(frozen=True)
 class Counted:
-    """What one call did: operations, and bytes in units of the gradients'."""
+    """The counts of one call: operations, and bytes divided by the bytes of the gradients."""
 
     operations: int
     bytes: float
@@ -131,7 +131,7 @@ def main() -> None:
         for who, calls in (("gradclip", ours), ("Opacus", opacus)):
             grads = made(shapes, dtype)
             found = counted(calls(grads, **options), grads)
-            grads = made(shapes, dtype)  # Opacus clips none a second time
+            grads = made(shapes, dtype)  # Opacus does not clip the same gradients twice
             most = peak(calls(grads, **options), grads)
             with FakeTensorMode():
                 fakes = made(shapes, dtype, "cuda")

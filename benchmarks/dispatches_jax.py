@@ -1,4 +1,4 @@
-"""What XLA makes of a jitted `clip_by_global_norm` without the kernels, as on accelerators, beside optax: counts.
+"""Count what XLA makes of a jitted `clip_by_global_norm` without the kernels, as on accelerators, and of optax's.
 
 python benchmarks/dispatches_jax.py [--write]
 """
@@ -22,12 +22,12 @@ DTYPES = ("float32", "bfloat16", "float64")
 
 
 def ours(tree, max_norm=1.0):
-    """Clip as gradclip does."""
+    """Clip with gradclip."""
     return gradclip.clip_by_global_norm(tree, max_norm)[0]
 
 
 def of_optax(tree, max_norm=1.0):
-    """Clip as optax does."""
+    """Clip with optax."""
     return optax.clip_by_global_norm(max_norm).update(tree, optax.EmptyState())[0]
 
 
@@ -35,17 +35,17 @@ FUNCTIONS = {"gradclip": ours, "optax": of_optax}
 
 
 def shaped(shapes, dtype):
-    """Return stand-ins for gradients of these shapes."""
+    """Return abstract arrays for gradients of these shapes."""
     return [jax.ShapeDtypeStruct(shape, jnp.dtype(dtype)) for shape in shapes]
 
 
 def length(function, tree, platforms):
-    """Return the length of the program for these platforms."""
+    """Return the number of lines of the program for these platforms."""
     return export.export(jax.jit(function), platforms=platforms)(tree).mlir_module().count("\n")
 
 
 def counts(function, tree):
-    """Return bytes accessed and temporaries over the bytes of the gradients, fusions, and lines of the program."""
+    """Return accessed and temporary bytes, divided by the gradients' bytes, and the numbers of fusions and lines."""
     size = sum(int(np.prod(x.shape)) * x.dtype.itemsize for x in tree)
     start = time.perf_counter()
     compiled = jax.jit(function).lower(tree).compile()
@@ -61,7 +61,7 @@ def counts(function, tree):
 
 
 def main():
-    """Print one line for each dtype and function."""
+    """Print a line for each dtype and function."""
     lines = []
     for dtype in DTYPES:
         with jax.enable_x64(dtype == "float64"):

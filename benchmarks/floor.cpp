@@ -1,5 +1,5 @@
-// A plain read, and a plain read and write, of the same bytes on the same number of threads: what a clipping call
-// is measured against.
+// A plain read, and a plain read and write, of the same bytes on the same number of threads. Benchmarks compare
+// clipping calls with it.
 #include <cstdint>
 #include <cstring>
 #include <thread>
@@ -26,7 +26,7 @@ uint64_t read_piece(const Piece& piece) {
   return all[0] + all[1] + all[2] + all[3];
 }
 
-// Adding 0 would be removed; the bits of `flip` are 0 when it runs.
+// `flip` is 0 at run time. The compiler would remove a literal 0.
 void rewrite_piece(const Piece& piece, uint64_t flip) {
   for (int64_t i = 0; i + 32 <= piece.bytes; i += 32) *reinterpret_cast<Words*>(piece.data + i) ^= flip;
 }

@@ -1,4 +1,4 @@
-"""The floor: a plain read, and a plain read and write, compiled from floor.cpp beside this file."""
+"""Measure the floor, a plain read or a plain read and write, with the compiled floor.cpp."""
 
 import ctypes
 import subprocess
@@ -21,7 +21,7 @@ _BYTES_WORTH_A_THREAD = 1 << 23
 
 
 class Floor:
-    """The same bytes as some arrays, given by address and size; few are read by one thread, which is quicker."""
+    """Read the bytes of some arrays, given by address and size. One thread reads few bytes, because that is faster."""
 
     def __init__(self, addresses, sizes, threads):
         self._arguments = (

@@ -1,7 +1,7 @@
-"""A step of a fused optimizer with and without clipping: before the step, and folded into it.
+"""Time a fused optimizer's step without clipping, with clipping before it, and with clipping folded into it.
 
-Of GPT-2 small in float32 on the CPU; prints milliseconds of one thread's processor time, which other programs disturb
-least, and how many times as long as the step alone.
+The gradients are those of GPT-2 small in float32 on the CPU. Prints one thread's processor time in milliseconds, which
+other programs disturb least, and its multiple of the step alone.
 """
 
 import argparse
@@ -25,7 +25,7 @@ OPTIMIZERS = {
 
 
 def contenders(parameters, optimizer, max_norm):
-    """Return the steps, each prepared by giving the parameters the same gradients again."""
+    """Return the steps. Before each, the parameters get the same gradients again."""
     grads = [parameter.grad for parameter in parameters]
     saved = [torch.randn_like(grad) for grad in grads]
 
@@ -53,7 +53,7 @@ def contenders(parameters, optimizer, max_norm):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--repeats", type=int, default=15, help="the number of steps of each contender")
-    options.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    options.add_argument("--write", action="store_true", help="store the figures in benchmarks/results")
     given = options.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,6 +1,6 @@
-"""Time clipping of TensorFlow's tensors beside TensorFlow's own: eagerly, in `tf.function` and compiled by XLA.
+"""Time clipping of TensorFlow tensors, compared with TensorFlow's own: eager, in `tf.function` and compiled by XLA.
 
-Tensors are float32. "norm" is that of all of them together; the others clip by it.
+Tensors are float32. "norm" measures the global norm; the others clip by it.
 """
 
 import os

@@ -1,7 +1,7 @@
-"""Time in-place clipping as the number of tensors grows, and as the number of bytes does, beside torch and the floor.
+"""Time in-place clipping for growing numbers of tensors and bytes, compared with torch and the floor.
 
-Tensors are 64 float32 elements each, from one to ten thousand of them; bytes are those of one float32 tensor, from 1 KB
-to 2 GB.
+The first series has one to ten thousand tensors of 64 float32 elements. The second has one float32 tensor of 1 KB to
+2 GB.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Through how many of gradclip's files and functions one call goes, and how many calls that makes: `python hops.py`."""
+"""Count the gradclip files, functions and function calls that one call passes through: `python hops.py`."""
 
 import sys
 from collections import Counter
@@ -13,7 +13,7 @@ SOURCES = str(Path(gradclip.__file__).parent)
 
 
 def hops(call):
-    """Return how many files, functions and calls of gradclip's Python code one call passes, once it is warm."""
+    """Return the numbers of files, functions and calls of gradclip's Python code in one call, after a warm-up call."""
     call()
     passed = Counter()
 
@@ -37,7 +37,7 @@ def parameters(count=4):
 
 
 def calls():
-    """Return the calls to be counted, by name."""
+    """Return the calls to count, by name."""
     many, arrays = parameters(), {"w": np.ones(3), "b": np.ones(2)}
     batch = {"w": np.ones((5, 3)), "b": np.ones((5, 2))}
     tensors = [p.grad.clone() for p in many]

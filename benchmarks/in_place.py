@@ -1,4 +1,4 @@
-"""Clipping gradients where they lie, beside the library replaced and the floor: PyTorch on a CPU, and NumPy."""
+"""Time in-place clipping of PyTorch CPU tensors and NumPy arrays, compared with a replaced library and the floor."""
 
 import math
 
@@ -14,10 +14,10 @@ CASES = ("not clipped", "clipped")
 
 
 class Threshold:
-    """A threshold that no norm reaches; or one that is below the norm at each call.
+    """A threshold that no norm reaches, or one that is below the norm at every call.
 
-    It falls by more between calls than half types round off a norm, and for a long while before the gradients have to
-    be made larger again, so that nearly every call finds them as the one before has left them.
+    It falls between calls by more than the rounding of half types. Only after many calls must the gradients be made
+    larger again, so nearly every call sees the gradients that the previous call left.
     """
 
     def __init__(self, case, grads, elements):
@@ -34,7 +34,7 @@ class Threshold:
 
 
 def parameters_of(shapes, dtype):
-    """Return parameters whose gradients are standard normal."""
+    """Return parameters with standard normal gradients."""
     parameters = [torch.nn.Parameter(torch.empty(shape, dtype=dtype)) for shape in shapes]
     for parameter in parameters:
         parameter.grad = torch.randn(parameter.shape).to(dtype)

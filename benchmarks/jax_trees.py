@@ -1,4 +1,4 @@
-"""Clipping a tree of JAX arrays, beside the libraries replaced: jitted, jitted and donated, or eager."""
+"""Time clipping of a tree of JAX arrays, jitted, jitted with donation, or eager, compared with replaced libraries."""
 
 import brainstate
 import jax
@@ -18,7 +18,7 @@ FUNCTIONS = {
 
 
 def jax_contenders(shapes, how, case):
-    """One tree of gradients for all; donated calls get theirs copied anew, outside of the time taken."""
+    """Return calls on the same gradients. Donated calls get a fresh copy each time, which is not timed."""
     tree = [jax.numpy.asarray(np.random.default_rng(0).standard_normal(s, np.float32)) for s in shapes]
     threshold = 1e9 if case == "not clipped" else 100.0
     given = [tree]

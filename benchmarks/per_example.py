@@ -1,6 +1,6 @@
-"""Time clipping and adding up 256 per-example gradients beside Opacus' einsum, optax, jax_privacy and a plain read.
+"""Time clipping and adding 256 per-example gradients, compared with Opacus' einsum, optax and jax_privacy.
 
-A read is the floor's, of the same gradients by as many threads; `reads` is a time in units of it.
+The unit `reads` is the time of a plain read of the same gradients with the same number of threads.
 """
 
 import random
@@ -26,7 +26,7 @@ WORKLOADS = {
 
 
 def norms_and_einsum(grads, max_norm):
-    """Return what Opacus' optimizer makes of per-example gradients: norms of norms, then a weighted sum of each."""
+    """Clip and add per-example gradients like Opacus' optimizer: norms of norms, then a weighted sum for each leaf."""
     norms = torch.stack([g.flatten(1).norm(2, dim=-1) for g in grads], dim=1).norm(2, dim=1)
     factors = (max_norm / (norms + 1e-6)).clamp(max=1.0)
     return [torch.einsum("i,i...", factors, g) for g in grads]
@@ -57,7 +57,7 @@ def contenders(shapes, framework):
     arrays = [np.random.default_rng(i).standard_normal((BATCH, *shape), np.float32) for i, shape in enumerate(shapes)]
     addresses, sizes = [x.ctypes.data for x in arrays], [x.nbytes for x in arrays]
     reader = Floor(addresses, sizes, torch.get_num_threads())
-    floor = {"floor": lambda kept=arrays: reader.read()}  # which knows no more than addresses
+    floor = {"floor": lambda kept=arrays: reader.read()}  # the floor only holds addresses
     if framework == "JAX":
         return floor | jax_contenders(arrays)
     if framework == "NumPy":

@@ -1,4 +1,4 @@
-"""Where the time of a call goes with many small tensors: a median for each of its steps, per tensor."""
+"""Time each step of a call on many small tensors: medians per tensor."""
 
 import statistics
 import time
@@ -17,7 +17,7 @@ REPEATS = 200
 
 
 def steps(parameters, max_norm):
-    """Do what `gradclip.clip_grad_norm_` does; yield the name of each step when it is done."""
+    """Do what `gradclip.clip_grad_norm_` does. Yield the name of each step after it."""
     framework = framework_of(parameters[0])
     gradients = framework.gradients_of(parameters)
     yield "collect .grad"

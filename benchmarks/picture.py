@@ -1,4 +1,4 @@
-"""Draw what clipping.py and growth.py have measured as one picture."""
+"""Draw the results of clipping.py and growth.py in one picture."""
 
 import argparse
 import json
@@ -11,7 +11,7 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, NullLocator
 from report import CLIPPING, GROWTH, PICTURE, library, readable_bytes, rounded
 
-# People with any colour vision tell these apart; so do the markers and the lines' styles.
+# These colours suit every kind of colour vision. Markers and line styles also differ.
 COLOURS = {"gradclip": "#0072B2", "torch": "#D55E00", "floor": "#555555"}
 MARKERS = {"gradclip": "o", "torch": "s", "floor": "^"}
 LINES = {"not clipped": "-", "clipped": "--"}
@@ -87,7 +87,7 @@ def _other_place(row):
 
 
 def _groups(rows, place):
-    """Return {heading: {label: {case: (ratio of the library replaced, of the floor)}}}."""
+    """Return {heading: {label: {case: (ratio of the replaced library, ratio of the floor)}}}."""
     floors = {(row["workload"], row["kind"], row["case"]): row["of ours"] for row in rows if row["name"] == "floor"}
     groups = {}
     for row in rows:

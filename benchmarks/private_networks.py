@@ -1,4 +1,4 @@
-"""Networks that private training is timed with: parameters, the loss of a batch, and a batch, in JAX and PyTorch."""
+"""Networks for timing private training in JAX and PyTorch: parameters, the loss of a batch, and batches."""
 
 import itertools
 import math
@@ -14,7 +14,7 @@ CLASSES, TOKENS, VOCABULARY, WIDTH, HEADS, LAYERS = 10, 64, 256, 128, 4, 2
 
 
 class Network(NamedTuple):
-    """`loss(params, features, labels)` is the mean over a batch; `batch(size)` returns the features and labels."""
+    """`loss(params, features, labels)` returns the mean over a batch; `batch(size)` returns features and labels."""
 
     params: Any
     loss: Callable[..., Any]
@@ -22,7 +22,7 @@ class Network(NamedTuple):
 
 
 def normal(seed, *shape):
-    """Return random weights that keep the magnitude of what they are multiplied by: all axes but the last go in."""
+    """Return random weights that keep the magnitude of their input. All axes except the last are inputs."""
     fan_in = math.prod(shape[:-1])
     return jnp.asarray(np.random.default_rng(seed).standard_normal(shape, np.float32) / fan_in**0.5)
 

@@ -1,9 +1,9 @@
-"""Time and memory of a private gradient: the clipped sum of per-example gradients, without noise, beside the peers.
+"""Measure time and memory of the clipped sum of per-example gradients, without noise, compared with other libraries.
 
-Each contender that takes one gets a mask of padding, as batches of Poisson sampling have it. Memory is the most that is
-held at a time beyond what goes in: in JAX the compiled program's temporary buffers, in PyTorch what its allocator
-hands out. Neither counts what gradclip's kernels allocate themselves, a float64 copy of the parameters for each thread,
-nor its sums in PyTorch, in float64 and as returned, which lie in NumPy's memory.
+Each contender that supports a padding mask gets one, as in Poisson sampling. Memory is the most memory in use at a
+time, without the inputs: in JAX the temporary buffers of the compiled program, in PyTorch the allocator's memory.
+Memory that gradclip's kernels allocate, a float64 copy of the parameters per thread, is not counted. Neither are
+gradclip's sums in PyTorch, in float64 and in the returned dtype, which are in NumPy's memory.
 """
 
 import random
@@ -38,7 +38,7 @@ TORCH_NETWORKS = {
 
 
 def jax_contenders(loss, microbatch):
-    """Return functions of parameters, features, labels and a mask."""
+    """Return contenders as functions of parameters, features, labels and a mask."""
     settings = {"batch_argnums": (1, 2), "microbatch_size": microbatch}
     ours = gradclip.clipped_grad(loss, 1.0, **settings)
     named = gradclip.integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, **settings)
@@ -74,7 +74,7 @@ def temporary(program):
 
 
 def measured_in_jax(network, size, microbatch, options):
-    """Return the rows of one network, all examples at once or so many at a time."""
+    """Return the rows of one network, with all examples at once or in microbatches."""
     programs, arguments = compiled(network, size, microbatch)
     calls = {name: lambda run=run: jax.block_until_ready(run(*arguments)) for name, run in programs.items()}
     times = medians(calls, options.repeats, options.seconds)
@@ -84,7 +84,7 @@ def measured_in_jax(network, size, microbatch, options):
 
 
 def growth(network, microbatch):
-    """Return the temporary bytes of each contender at several sizes of the batch."""
+    """Return the temporary bytes of each contender for several batch sizes."""
     programs = {size: compiled(network, size, microbatch)[0] for size in BATCHES}
     return {name: {size: temporary(programs[size][name]) for size in BATCHES} for name in programs[BATCHES[0]]}
 
@@ -125,7 +125,7 @@ def opacus_gradient(model, features, labels):
 
 
 def peak(call):
-    """Return the most bytes that PyTorch's allocator hands out during a call and has not got back."""
+    """Return the peak number of bytes that PyTorch's allocator has in use during a call."""
     call()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
         call()

@@ -1,8 +1,8 @@
-"""Rules for a threshold that follows the norms, written anew from their papers and code, each with its source named.
+"""Published rules for adaptive thresholds, reimplemented from their papers and code. Each names its source.
 
-Each is asked at every step, in order: `after(norm)` returns the norm that it leaves of a step's norm, NaN where it
-passes NaN on, and 0 where it skips the step. `limit` is the largest norm that it would have left as it was at that
-step. Where a rule works on each tensor of a model, the model has one tensor here.
+For each step in order, `after(norm)` returns the norm after clipping: NaN if the rule passes NaN on, and 0 if it skips
+the step. `limit` is the largest norm that the rule would not have changed at that step. If a rule works on each tensor
+of a model, the model has one tensor here.
 """
 
 import bisect
@@ -15,7 +15,7 @@ import gradclip
 
 
 class Fixed:
-    """A threshold that somebody chose well: twice the usual norm. NaN passes, as in torch.nn.utils.clip_grad_norm_."""
+    """A well-chosen fixed threshold: twice the usual norm. NaN passes, as in torch.nn.utils.clip_grad_norm_."""
 
     name = "fixed, chosen well"
 
@@ -27,7 +27,7 @@ class Fixed:
 
 
 class Ours:
-    """gradclip.QuantileThreshold with its defaults, under nonfinite="skip"."""
+    """gradclip.QuantileThreshold with its defaults and nonfinite="skip"."""
 
     name = "gradclip"
 
@@ -42,7 +42,7 @@ class Ours:
 
 
 class AutoClip:
-    """The 10th percentile of all norms so far, this one included: Seetharaman et al. 2020, arXiv 2007.14469."""
+    """The 10th percentile of all norms so far, including this one: Seetharaman et al. 2020, arXiv 2007.14469."""
 
     name = "AutoClip"
 
@@ -58,9 +58,9 @@ class AutoClip:
 
 
 class ZClip:
-    """A z-score of exponential averages, outliers put nearer to the mean: Kumar et al. 2025, arXiv 2504.02507.
+    """A z-score of exponential averages that moves outliers nearer to the mean: Kumar et al. 2025, arXiv 2504.02507.
 
-    Its code is github.com/bluorion-com/ZClip; the settings are those of the paper, without a fixed threshold beside it.
+    Code: github.com/bluorion-com/ZClip. Settings: those of the paper, without the additional fixed threshold.
     """
 
     name = "ZClip"
@@ -109,7 +109,7 @@ class AdaGC:
 class OpenSora:
     """Exponential mean and three deviations of the norms that were not clipped: Open-Sora Plan v1.5, arXiv 2412.00131.
 
-    Its code, class AdaptiveGradClipper, raises where a norm is not finite, which ends the training.
+    Its code, class AdaptiveGradClipper, raises an error if a norm is not finite, which ends the training.
     """
 
     name = "Open-Sora Plan"
@@ -144,7 +144,7 @@ class Fira:
             return norm
         self.limit = self.growth * (self.last + 1e-8)
         ratio = norm / (self.last + 1e-8)
-        # As Python's max takes its arguments: NaN comes first, and stays.
+        # Python's max keeps a NaN that comes first.
         self.last = norm / (max(ratio, self.growth) / self.growth)
         return self.last
 
@@ -152,7 +152,7 @@ class Fira:
 class SmartClip:
     """Median and three deviations of all norms, after 100 steps: smartclip 0.1.1 of PyPI, AutoClip(mode="auto").
 
-    The median is exact here; there it is estimated.
+    The median is exact here; smartclip estimates it.
     """
 
     name = "smartclip"
@@ -174,7 +174,7 @@ class SmartClip:
 
 
 class SkipStep:
-    """Steps above mean and six deviations of the last 128 norms are skipped: OLMo-core, SkipStepOptimizer, norms alone.
+    """Skip steps above mean plus six deviations of the last 128 norms: OLMo-core, SkipStepOptimizer, norms only.
 
     Described in OLMo et al. 2025, arXiv 2501.00656.
     """
@@ -196,9 +196,9 @@ class SkipStep:
 
 
 class Icefall:
-    """Twice the median of 100 norms, taken anew every 100 steps: ScaledAdam of icefall (k2-fsa), `_get_clipping_scale`.
+    """Twice the median of 100 norms, updated every 100 steps: ScaledAdam of icefall (k2-fsa), `_get_clipping_scale`.
 
-    After 10, 20 and 40 steps it takes twice that, of the norms so far. Described in Yao et al. 2023, arXiv 2310.11230.
+    After 10, 20 and 40 steps, it uses twice that value, of the norms so far. Yao et al. 2023, arXiv 2310.11230.
     """
 
     name = "icefall"
@@ -216,13 +216,13 @@ class Icefall:
             ordered = np.sort(self.norms)[-step if step in self.early else 0 :]
             scale = self.scale * (2 if step in self.early else 1)
             self.limit = scale * float(ordered[len(ordered) // 4 * 2])
-        # As Python's min takes its arguments: NaN comes second, and is passed over. The check for it comes too late.
+        # Python's min ignores a NaN that comes second. The check for NaN comes too late.
         share = min(1.0, self.limit / (norm + 1e-20))
         return norm * share if share else 0.0
 
 
 class BitsAndBytes:
-    """The 95th of 100 norms, this one included: percentile_clipping=95 of bitsandbytes; Dettmers et al. 2022."""
+    """The 95th of 100 norms, including this one: percentile_clipping=95 of bitsandbytes; Dettmers et al. 2022."""
 
     name = "bitsandbytes"
 
@@ -239,7 +239,7 @@ class BitsAndBytes:
 
 
 class Trellis:
-    """The 95th percentile of 1,000 finite norms, none before: AdaptiveGradClipper of TRELLIS, arXiv 2412.01506."""
+    """The 95th percentile of 1,000 finite norms, inactive before: AdaptiveGradClipper of TRELLIS, arXiv 2412.01506."""
 
     name = "TRELLIS"
 
@@ -265,12 +265,12 @@ RULES = [
 
 
 def clipped(norm, limit):
-    """Return what clipping leaves of a norm: all of it, the threshold, or NaN where either is NaN."""
+    """Return the norm after clipping: the norm, the threshold, or NaN if either is NaN."""
     return math.nan if math.isnan(norm) or math.isnan(limit) else min(norm, limit)
 
 
 def quantile(ordered, share):
-    """Return a quantile as numpy.percentile does, between two of the sorted numbers."""
+    """Return a quantile like numpy.percentile, interpolated between two sorted numbers."""
     place = share * (len(ordered) - 1)
     below = int(place)
     above = min(below + 1, len(ordered) - 1)

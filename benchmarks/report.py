@@ -1,4 +1,4 @@
-"""What the benchmarks take as options, print and write."""
+"""The options and the output of the benchmarks."""
 
 import argparse
 import json
@@ -27,25 +27,25 @@ _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
 
 
 def parser(description, out, less):
-    """Return a parser of the options that all measurements have; `less` is what a quick one measures."""
+    """Return a parser with the options of all measurements; `less` says what --quick measures."""
     options = argparse.ArgumentParser(description=description)
-    options.add_argument("--repeats", type=int, default=30, help="the least number of calls of each contender")
-    options.add_argument("--seconds", type=float, default=1.0, help="go on for as long where calls are short")
-    options.add_argument("--quick", action="store_true", help=f"{less}; writes only where --out says")
+    options.add_argument("--repeats", type=int, default=30, help="the minimum number of calls of each contender")
+    options.add_argument("--seconds", type=float, default=1.0, help="repeat short calls for at least this long")
+    options.add_argument("--quick", action="store_true", help=f"{less}; writes only if --out is given")
     options.add_argument("--out", type=Path, help=f"the file to write; results/{out.name} if not given")
     return options
 
 
 def keep(path, lines, **described):
-    """Write what was counted where `--write` asks for it."""
+    """Write the counts if `--write` is given."""
     options = argparse.ArgumentParser()
-    options.add_argument("--write", action="store_true", help="keep the figures in benchmarks/results")
+    options.add_argument("--write", action="store_true", help="store the figures in benchmarks/results")
     if options.parse_args().write:
         path.write_text(json.dumps({**described, "lines": lines}, indent=1) + "\n")
 
 
 def rows(described, measured):
-    """Return a row for each contender, with how many times as long as gradclip it takes."""
+    """Return a row for each contender, with its time as a multiple of gradclip's."""
     ours = next(ms for name, ms in measured.items() if name.startswith("gradclip"))
     return [{**described, "name": name, "ms": ms, "of ours": ms / ours} for name, ms in measured.items()]
 
@@ -62,15 +62,15 @@ def write(results, out):
 
 
 def library(name):
-    """Return the library of a contender: torch of torch.nn.utils.clip_grad_norm_."""
+    """Return the library of a contender: "torch" for torch.nn.utils.clip_grad_norm_."""
     return re.split("[. ]", name)[0]
 
 
 def readable_bytes(size):
-    """Return a number of bytes as text: 8 KB of 8192."""
+    """Return a number of bytes as text: "8 KB" for 8192."""
     return next(f"{size // unit:,} {name}" for unit, name in _UNITS.items() if size >= unit)
 
 
 def rounded(number, figures):
-    """Return a positive number with so many significant figures, or all those before the point: 0.93, 2.8 and 304."""
+    """Return a positive number with `figures` significant figures, keeping all digits before the point."""
     return f"{number:.{max(0, figures - 1 - math.floor(math.log10(number)))}f}"

@@ -1,7 +1,7 @@
-"""What rules for thresholds that follow make of histories of norms: `python scenarios.py [--write] [--seeds 3]`.
+"""Test rules for adaptive thresholds on histories of norms: `python scenarios.py [--write] [--seeds 3]`.
 
-At a step a rule is sound if it leaves an ordinary norm at least half of its length, and would stop one of ten times the
-level. A spike is a norm of a hundred times the level; it is let through if more than ten times the level is left of it.
+A rule is sound at a step if it keeps at least half of an ordinary norm and would clip norms above ten times the level.
+A spike is a norm of a hundred times the level. The rule lets it through if more than ten times the level remains.
 """
 
 import argparse
@@ -15,11 +15,11 @@ from scenarios_picture import draw
 
 STEPS, CHANGE = 4_000, 2_000
 LEVEL, SPREAD = 0.5, 0.15
-WITHIN = 500  # so many last steps without a sound one are death
+WITHIN = 500  # a rule without a sound step in the last steps, this many, is dead
 
 
 class History:
-    """Norms, the level at each step, and which steps are ordinary and which are spikes."""
+    """Norms, the level at each step, and masks of ordinary steps and spikes."""
 
     def __init__(self, rng, level=LEVEL, spread=SPREAD):
         self.level = np.broadcast_to(np.asarray(level, float), STEPS).copy()
@@ -47,7 +47,7 @@ def heavy(rng):
 
 
 def quantised(rng):
-    """Round to bfloat16: eight significant bits."""
+    """Round to bfloat16, which has eight significant bits."""
     history = History(rng)
     mantissa, exponent = np.frexp(history.norms)
     history.norms = np.ldexp(np.round(mantissa * 256), exponent - 8)
@@ -75,11 +75,11 @@ HISTORIES = {
 }
 AFTER = {"level x3": CHANGE, "level x30": CHANGE, "level /30": CHANGE, "one NaN": CHANGE, "50 NaN": CHANGE}
 AFTER |= {"one infinity": CHANGE, "2,000 zeros": CHANGE + 1000}
-"""From where on steps that are not sound count as recovery."""
+"""The step from which unsound steps count as recovery."""
 
 
 def figures(make, history, since):
-    """Return shares of ordinary steps clipped and of spikes let through, unsound steps since a change, and limits."""
+    """Return the share of ordinary steps clipped, spikes let through, unsound steps since the change, and more."""
     rule = make()
     left, limits = np.empty(STEPS), np.empty(STEPS)
     for step, norm in enumerate(history.norms.tolist()):
@@ -100,7 +100,7 @@ def figures(make, history, since):
 
 
 def together(found):
-    """Return the figures of several seeds as one: means, sums, and the worst of recoveries."""
+    """Combine the figures of several seeds: means, sums, and the worst recovery."""
     dead = sum(one["dead"] for one in found)
     return {
         "clipped": float(np.mean([one["clipped"] for one in found])),
@@ -113,7 +113,7 @@ def together(found):
 
 
 def measured(rules=RULES, histories=HISTORIES, seeds=3):
-    """Return the figures of each rule for each history, by their names."""
+    """Return the figures of each rule for each history, by name."""
     return {
         make.name: {
             name: together(
@@ -128,7 +128,7 @@ def measured(rules=RULES, histories=HISTORIES, seeds=3):
 def main():
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--seeds", type=int, default=3)
-    options.add_argument("--write", action="store_true", help="keep the figures and the picture in benchmarks/results")
+    options.add_argument("--write", action="store_true", help="store the figures and the picture in benchmarks/results")
     chosen = options.parse_args()
     found = {"scenarios": measured(seeds=chosen.seeds), "training": accuracies(RULES, seeds=5)}
     for rule, of_histories in found["scenarios"].items():

@@ -1,4 +1,4 @@
-"""Draw what is left of norms, and the limits, for some histories and rules."""
+"""Draw norms and the limits of some rules for some histories."""
 
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -10,7 +10,7 @@ LINES = {"gradclip": "-", "AutoClip": "--", "ZClip": "-.", "TRELLIS": ":"}
 
 
 def draw(rules, histories, path):
-    """Draw a row for each history: its norms, and the largest norm that each rule would leave as it is."""
+    """Draw a row for each history: its norms, and the largest norm that each rule would not change."""
     figure = Figure(figsize=(11, 11), dpi=80, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots(len(SHOWN), 1, sharex=True)

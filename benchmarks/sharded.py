@@ -1,4 +1,4 @@
-"""Clipping gradients that several processes hold, beside torch.nn.utils: times, collectives, and which layouts work."""
+"""Clip sharded gradients, compared with torch.nn.utils: times, collectives, and which layouts work."""
 
 import argparse
 import math
@@ -32,7 +32,7 @@ FLAGS, MARKS = 4, 4
 
 
 def spawn(function, world, *arguments):
-    """Run `function` in `world` processes of gloo, and return what each returned."""
+    """Run `function` in `world` gloo processes, and return the result of each."""
     with tempfile.TemporaryDirectory() as folder:
         queue = mp.get_context("spawn").SimpleQueue()
         mp.spawn(_join, (function, world, folder, queue, arguments), nprocs=world)
@@ -47,14 +47,14 @@ def _join(rank, function, world, folder, queue, arguments):
     timeout = timedelta(seconds=TIMEOUT)
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world, timeout=timeout)
     queue.put((rank, function(*arguments)))
-    os._exit(0)  # leaving a group in which a call has timed out would wait for it
+    os._exit(0)  # a normal exit would wait for a call that timed out
 
 
 # Times
 
 
 def timed(tensors, repeats):
-    """Return for gradclip and PyTorch milliseconds, collectives and bytes on the wire of clipping so many DTensors."""
+    """Return milliseconds, collectives and bytes sent for clipping `tensors` DTensors, by gradclip and by PyTorch."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     parameters = [parameter(torch.randn(64, 16), mesh, Shard(0)) for _ in range(tensors)]
     calls = {"gradclip": gradclip.clip_grad_norm_, "torch": torch.nn.utils.clip_grad_norm_}
@@ -81,7 +81,7 @@ def collectives_of(call, parameters):
 
 
 def bytes_of(call):
-    """Return how many bytes a call and a barrier send between the processes, divided by the number of processes."""
+    """Return the bytes that each process sends in a call and a barrier."""
     dist.barrier()
     before = _loopback()
     for _ in range(WIRE_CALLS):
@@ -114,7 +114,7 @@ def times(repeats, worlds):
 
 
 def outcome(clip, parameters, full, options):
-    """Return in a few words what becomes of a call that should clip the gradients to half of their norm."""
+    """Return in a few words the outcome of a call that should halve the norm of the gradients."""
     ord = options.get("ord", 2)
     expected = torch.linalg.vector_norm(torch.cat([x.double().flatten() for x in full]), ord).item()
     flat = [p for p in parameters if not isinstance(p, dict)] or [p for group in parameters for p in group["params"]]
@@ -152,12 +152,12 @@ def compared(names):
     meshes = Meshes()
     found = {name: [outcome(clip, *LAYOUTS[name](meshes)) for clip in (ours, torchs)] for name in names}
     if names[0] in UNEVEN and found[names[0]][1] != "hangs":
-        time.sleep(1.5 * TIMEOUT)  # the others would otherwise see a process that has ended, not one that does not call
+        time.sleep(1.5 * TIMEOUT)  # else the others would see a process that ended, not one that makes no call
     return found
 
 
 def layouts():
-    print(f"\nWhat becomes of a call on {WORLD} processes (gradclip | torch); hangs: until a timeout of {TIMEOUT} s")
+    print(f"\nOutcome of a call on {WORLD} processes (gradclip | torch); 'hangs' means a timeout after {TIMEOUT} s")
     for names in ([name for name in LAYOUTS if name not in UNEVEN], *([name] for name in UNEVEN)):
         of_ranks = spawn(compared, WORLD, names)
         for name in names:
@@ -174,7 +174,7 @@ def _together(of_rank):
 
 
 def lengths():
-    print("\nNumbers of a norm, and bytes that the reductions carry when all gradients are split alike")
+    print("\nNumbers in a norm, and bytes of the reductions when all gradients are sharded in the same way")
     for ord in (1, 2, 3, 4, 8, math.inf):
         length = accumulators.length(Order.parse(ord))
         first, rest = 8 * (ROOM + MARKS), 8 * max(0, length + FLAGS - ROOM)

@@ -1,6 +1,6 @@
-"""Clip sharded gradients under jit on eight host devices, beside optax: collectives in the compiled text, and time.
+"""Clip sharded gradients under jit on eight host devices, compared with optax: collectives in the HLO, and time.
 
-Eight devices in one CPU's memory show what is sent, not how fast a network would be.
+Eight devices on one CPU show what is sent, not how fast a network would be.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def peer(tree):
 
 
 def inside(mesh, specs):
-    """Return our call inside of shard_map."""
+    """Return a gradclip call inside shard_map."""
 
     def clip(tree):
         return gradclip.clip_by_global_norm(tree, 1.0, axis_name=mesh.axis_names)[0]
@@ -55,7 +55,7 @@ def count(text, operation):
 
 
 def measured(calls, tree, rounds):
-    """Yield for each call what its compiled text holds of all-reduces and all-gathers, and its time."""
+    """Yield, for each call, the all-reduces and all-gathers in its compiled text, and its time."""
     compiled = {name: jax.jit(call).lower(tree).compile() for name, call in calls.items()}
     times = {name: [] for name in calls}
     for turn in range(rounds + 1):

@@ -1,4 +1,4 @@
-"""Gradients of ones and twos, laid out over four processes in the ways that training does."""
+"""Gradients of ones and twos, laid out over four processes as in real training."""
 
 import torch
 import torch.distributed as dist
@@ -10,7 +10,7 @@ WORLD = 4
 
 
 class Meshes:
-    """The meshes of four processes: all in a line, and 2 x 2."""
+    """Meshes of four processes: one dimension, and 2 x 2."""
 
     def __init__(self):
         self.line = init_device_mesh("cpu", (WORLD,))
@@ -22,7 +22,7 @@ def numbers(*shape, seed=0, dtype=torch.float32):
 
 
 def parameter(x, mesh=None, *placements):
-    """Return a parameter with the gradient `x`, whole in each process or laid out over a mesh."""
+    """Return a parameter with the gradient `x`, either whole on each process or sharded over a mesh."""
     settled = [Replicate() if placement.is_partial() else placement for placement in placements]
     whole = x if mesh is None else distribute_tensor(x, mesh, settled)
     p = torch.nn.Parameter(torch.zeros_like(whole))
@@ -135,4 +135,4 @@ LAYOUTS = {
     "no gradients on one process": nothing_on_one,
 }
 UNEVEN = ("a shard is empty, ord inf", "a shard is empty, ord -inf", "no gradients on one process")
-"""Those in which PyTorch may go on in one process while others wait."""
+"""Layouts in which PyTorch may continue on one process while others wait."""

@@ -1,4 +1,4 @@
-"""The pages' tables of times, made of what the benchmarks have measured. `--write` puts them into the pages."""
+"""Make the tables of the pages from the benchmarks' results. `--write` writes them into the pages."""
 
 import argparse
 import json
@@ -47,7 +47,7 @@ def of_clipping(rows):
 
 
 def of_few_times(rows):
-    """Return a line for each of three sets of gradients, with PyTorch's time beside ours."""
+    """Return a line for each of three sets of gradients, with gradclip's and PyTorch's times."""
     lines = _head("ms, not clipped / clipped, float32", "gradclip", "PyTorch", "times as fast")
     for workload in ("GPT-2 small", "ResNet-50", "1,000 LoRA tensors"):
         names = {}
@@ -75,7 +75,7 @@ def of_calls(rows):
 
 
 def of_graphs(rows):
-    """Return a line for each workload and way of running, with the times of norms and of clipping."""
+    """Return a line for each workload and mode, with the times of norms and of clipping."""
     cases = ("norm", "not clipped", "clipped")
     lines, found = _head("ms: norm / not clipped / clipped", "gradclip", "TensorFlow", "times as fast"), {}
     for row in rows:
@@ -88,7 +88,7 @@ def of_graphs(rows):
 
 
 def _lines(title, names):
-    """Return a line for each library replaced; those after the first repeat nothing."""
+    """Return a line for each replaced library. Lines after the first leave repeated cells empty."""
     ours = next(cases for name, cases in names.items() if library(name) == "gradclip")
     floor = f"{_both(names['floor'], 'ms', 3)} " if "floor" in names else ""
     first = f"| {title} | {_both(ours, 'ms', 3)} | {floor}"
@@ -103,7 +103,7 @@ def _both(cases, what, figures):
 
 
 def of_sums(rows):
-    """Return a line for each other way of summing the clipped examples of one batch."""
+    """Return a line for each alternative way to add the clipped examples of a batch."""
     lines = (
         "| 256 examples | gradclip, ms | reads | the other, ms | reads | times as fast |\n|---|---|---|---|---|---|\n"
     )
@@ -115,7 +115,7 @@ def of_sums(rows):
 
 
 def of_steps(rows):
-    """Return a line for each other way to a private gradient, or to one that is not private."""
+    """Return a line for each alternative way to compute a gradient, private or not."""
     lines = _head("", "gradclip, ms", "MiB", "the other, ms", "MiB", "times as fast")
     for ours, other in _beside(rows):
         lines += f"| {other['workload']}, {ours['batch']} examples, {ours['case']} | {_time(ours)} | {_memory(ours)} "
@@ -150,7 +150,7 @@ def of_meshes(rows):
 
 
 def of_dispatches(lines):
-    """Return a line for each call: operations, bytes and memory of each dtype."""
+    """Return a line for each call, with operations, bytes and memory for each dtype."""
     calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
     found = {(dtype, name): f"{ops:,}, {moved:.1f}, {peak:.1f}" for dtype, name, ops, moved, peak, *_ in lines}
     head = f"| operations, bytes, peak | {' | '.join(dtypes)} |\n|---|{'---|' * len(dtypes)}\n"
@@ -161,7 +161,7 @@ def of_dispatches(lines):
 
 
 def of_folded(lines):
-    """Return a line for each way to clip before or within a step, with its time over that of the step alone."""
+    """Return a line for each way to clip, with its time as a multiple of the step alone."""
     calls, cases = ({at(line): None for line in lines} for at in (lambda line: line[2], lambda line: tuple(line[:2])))
     found = {(name, case, call): times for name, case, call, times in lines}
     head = f"| | {' | '.join(map(', '.join, cases))} |\n|---|{'---|' * len(cases)}\n"
@@ -171,7 +171,7 @@ def of_folded(lines):
 
 
 def of_programs(lines):
-    """Return a line for each dtype and library of what XLA makes."""
+    """Return a line for each dtype and library, with what XLA compiles."""
     return "| | bytes | temporaries | fusions | lines for CUDA and TPU |\n|---|---|---|---|---|\n" + "".join(
         f"| {dtype}, {name} | {found['bytes']:.1f} | {found['temporaries']:.2f} | {found['fusions']:,} "
         f"| {found['lines, cuda and tpu']:,} |\n"
@@ -180,7 +180,7 @@ def of_programs(lines):
 
 
 def of_examples(lines):
-    """Return a line for each case and library of what a sum over examples dispatches."""
+    """Return a line for each case and library, with what a sum over examples dispatches."""
     return "| | operations | bytes | with copies | peak |\n|---|---|---|---|---|\n" + "".join(
         f"| {name}, {who} | {operations:,} | {moved:.1f} | {copied:.1f} | {most:.2f} |\n"
         for name, who, operations, moved, copied, most in lines
@@ -195,7 +195,7 @@ def of_compiled(lines):
 
 
 def of_scenarios(found):
-    """Return a line for each rule: shares of ordinary steps clipped, and spikes let through."""
+    """Return a line for each rule: the shares of ordinary steps clipped, and spikes let through."""
     calm, spiky = ("stationary", "decay", "heavy tail", "bfloat16", "constant"), ("spikes, 0.1%", "spikes, 1%")
     spiky += ("bursts of 20", "spike at step 10", "spike at once")
     lines = _head("", *calm, *spiky)
@@ -207,7 +207,7 @@ def of_scenarios(found):
 
 
 def of_recoveries(found):
-    """Return a line for each rule: steps to recover, and whether it passes NaN on."""
+    """Return a line for each rule: the steps to recover, and whether it passes NaN on."""
     changes = ("level x3", "level x30", "level /30", "one NaN", "50 NaN", "one infinity", "2,000 zeros")
     lines = _head("", *changes, "passes NaN on")
     for rule, histories in found.items():
@@ -217,7 +217,7 @@ def of_recoveries(found):
 
 
 def of_trainings(found):
-    """Return a line for each rule: the mean and the least accuracy over the seeds."""
+    """Return a line for each rule: the mean and the lowest accuracy over the seeds."""
     kinds = [kind for kind in found[0] if kind != "rule"]
     lines = _head("mean, least", *kinds)
     for row in found:
@@ -231,7 +231,7 @@ def _head(*columns):
 
 
 def _beside(rows):
-    """Return pairs of gradclip's first row and each row of others that was measured with it."""
+    """Return pairs of gradclip's first row and each other row that was measured with it."""
     together = {}
     for row in rows:
         together.setdefault((row["workload"], row["case"]), []).append(row)
@@ -301,7 +301,7 @@ TABLES = [
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--write", action="store_true", help="put the tables into the pages")
+    parser.add_argument("--write", action="store_true", help="write the tables into the pages")
     options = parser.parse_args()
     for table in TABLES:
         print(table.current())

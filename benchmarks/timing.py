@@ -1,4 +1,4 @@
-"""Contenders that take turns in random order, and the medians of their times."""
+"""Time contenders in turns, in random order, and return their medians."""
 
 import random
 import statistics
@@ -6,11 +6,11 @@ import time
 
 
 def medians(contenders, repeats, seconds=0.0, clock=time.perf_counter):
-    """Return the median of each contender in milliseconds, after one call that does not count.
+    """Return the median time of each contender in milliseconds, after one warm-up call.
 
-    Each is called `repeats` times, and then as often as all of them can be within so many `seconds` from the start.
-    A contender is a function, or a pair of one and of what prepares each call, which is not timed. Nor is what
-    frees the result. The `clock` may be that of this thread's processor time.
+    Each contender is called at least `repeats` times. All are called until `seconds` have passed. A contender is a
+    function, or a pair of a function and a function that prepares each call. Preparing a call and freeing its result
+    are not timed. `clock` may be this thread's processor time.
     """
     times = {name: [] for name in contenders}
     _take_turns(contenders, clock)

@@ -1,11 +1,11 @@
-"""The shapes of the gradients that are clipped."""
+"""The shapes of the gradients to clip."""
 
 _GPT2_BLOCK = [(768, 2304), (2304,), (768, 768), (768,), (768, 3072), (3072,), (3072, 768), (768,), *[(768,)] * 4]
 _RESNET50_STAGES = [(64, 256, 3), (128, 512, 4), (256, 1024, 6), (512, 2048, 3)]
 
 
 def _resnet50():
-    """Convolutions without a bias, each with the scale and shift of its normalisation, and the last layer."""
+    """Return convolutions without bias, each with the scale and shift of its normalisation, and the last layer."""
     shapes = [(64, 3, 7, 7), (64,), (64,)]
     channels = 64
     for width, out, blocks in _RESNET50_STAGES:

@@ -1,10 +1,10 @@
-"""Train privately with JAX: per-example clipping by gradclip, accounting by dp-accounting, beside jax_privacy.
+"""Train privately with JAX and compare with jax_privacy. gradclip clips, dp-accounting computes epsilon.
 
-DP-SGD (Abadi et al. 2016): each step takes every example with probability RATE, clips its gradient, sums, adds noise in
-proportion to the sum's sensitivity. Batches are padded to one size, so that a step is compiled once and one example
-more changes no other gradient in its last bits; padding is masked out exactly, and each example lies at a random place,
-in which none of the others has a say. JAX's noise is not from a cryptographic source: good for learning how this is
-done, not for release.
+DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
+gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size. The step is
+therefore compiled once, and an extra example does not change the last bits of other gradients. Padding is masked out
+exactly. Each example gets a random row, independent of the others. JAX's random numbers are not cryptographically
+secure: learn from this script, but do not release models trained with it.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LEARNING_RATE = 1.0
 DELTA = 1e-4
 EXAMPLES = 1500
 EXPECTED = RATE * EXAMPLES
-# Six standard deviations above the expected size: a batch is larger once in a billion.
+# Six standard deviations above the expected size. About one batch in a billion is larger.
 LARGEST = int(EXPECTED + 6 * EXPECTED**0.5)
 
 
@@ -89,7 +89,7 @@ def plain_step():
 
 
 def epsilon(steps):
-    """Return the epsilon of all steps together, for data sets that differ in one example more or less."""
+    """Return the epsilon of all steps together, for adding or removing one example."""
     accountant = dp_accounting.rdp.RdpAccountant(orders=[1 + k / 4 for k in range(4, 100)])
     step = dp_accounting.PoissonSampledDpEvent(RATE, dp_accounting.GaussianDpEvent(NOISE_MULTIPLIER))
     accountant.compose(step, steps)
@@ -97,7 +97,7 @@ def epsilon(steps):
 
 
 def sampled(rng, features, labels):
-    """Return a random batch, padded to the largest size, in random order, and which of its rows are examples."""
+    """Return a random batch in random order, padded to the largest size, and a mask of the rows that are examples."""
     chosen = np.flatnonzero(rng.random(EXAMPLES) < RATE)
     if len(chosen) > LARGEST:
         raise RuntimeError(f"a batch of {len(chosen)} examples does not fit into {LARGEST}: start again.")
@@ -117,7 +117,7 @@ def network():
 
 
 def train(makers, steps, features, labels):
-    """Train a network with each kind of step, in turn on the same batches; return them and the median seconds."""
+    """Train a network with each kind of step on the same batches. Return the networks and median times in seconds."""
     takers = [make() for make in makers]
     params, times = [network() for _ in takers], [[] for _ in takers]
     rng, key = np.random.default_rng(1), jax.random.key(1)

@@ -1,9 +1,9 @@
-"""Train privately with PyTorch: per-example clipping by gradclip, accounting by dp-accounting, beside Opacus.
+"""Train privately with PyTorch and compare with Opacus. gradclip clips, dp-accounting computes epsilon.
 
-DP-SGD (Abadi et al. 2016): each step takes every example with probability RATE, clips its gradient, sums, adds noise in
-proportion to the sum's sensitivity. Batches are padded to one size, since gradients differ in their last bits between
-batches of different sizes, and each example lies at a random place, in which none of the others has a say.
-`torch.randn` is not a cryptographic source of noise: good for learning how this is done, not for releasing a model.
+DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
+gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size, because the last
+bits of gradients depend on the batch size. Each example gets a random row, independent of the others. `torch.randn` is
+not cryptographically secure: learn from this script, but do not release models trained with it.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def gradclip_step(model, expected, largest):
 
 
 def scattered(features, labels, size):
-    """Return the examples at random places of a batch of `size`, and at which places they are."""
+    """Return a batch of `size` with the examples in random rows, and a mask of those rows."""
     if len(features) > size:
         raise RuntimeError(f"a batch of {len(features)} examples does not fit into {size}: start again.")
     places = torch.randperm(size)[: len(features)]
@@ -87,7 +87,7 @@ def plain_step(model, expected, largest):
 
 
 def epsilon(steps):
-    """Return the epsilon of all steps together, for data sets that differ in one example more or less."""
+    """Return the epsilon of all steps together, for adding or removing one example."""
     accountant = dp_accounting.rdp.RdpAccountant(orders=[1 + k / 4 for k in range(4, 100)])
     step = dp_accounting.PoissonSampledDpEvent(RATE, dp_accounting.GaussianDpEvent(NOISE_MULTIPLIER))
     accountant.compose(step, steps)
@@ -100,9 +100,9 @@ def network():
 
 
 def train(models, makers, steps, features, labels):
-    """Train the models on the same batches, a step of each in turn; return the median seconds of a step of each."""
+    """Train the models on the same batches, one step each in turn. Return each model's median time per step."""
     expected = RATE * len(features)
-    # Six standard deviations above the expected size: a batch is larger once in a billion.
+    # Six standard deviations above the expected size. About one batch in a billion is larger.
     largest = int(expected + 6 * expected**0.5)
     takers = [make(model, expected, largest) for model, make in zip(models, makers, strict=True)]
     times = [[] for _ in takers]
@@ -119,7 +119,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=300)
     steps = parser.parse_args().steps
-    # So small a network is faster on one thread than on several that wait for each other.
+    # A network this small is faster on one thread than on several.
     torch.set_num_threads(1)
     digits = load_digits()
     features, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)

@@ -1,4 +1,4 @@
-"""Clip the update of a federated client that lies in files, and check on the server that it was done."""
+"""Clip a federated client's update that is stored in files, and check it on the server."""
 
 import tempfile
 from pathlib import Path
@@ -12,7 +12,7 @@ MAX_NORM = 1.0
 
 
 def write_update(folder, seed):
-    """Write what training leaves: new weights minus old ones, in files of two formats and in two dtypes."""
+    """Write an update, new weights minus old ones, to files of two formats and two dtypes."""
     rng = np.random.default_rng(seed)
     folder.mkdir()
     save(folder / "encoder.safetensors", {"w": rng.normal(size=(256, 64)).astype(np.float16)})
@@ -21,7 +21,7 @@ def write_update(folder, seed):
 
 
 def load(file):
-    """Return the arrays of a file by name. Nothing in it is run: no pickles."""
+    """Return the arrays of a file by name. Does not load pickles, which could run code."""
     if file.suffix == ".safetensors":
         return load_file(file)
     with np.load(file, allow_pickle=False) as arrays:
@@ -33,18 +33,18 @@ def save(file, arrays):
 
 
 def clip_files(folder, max_norm):
-    """Clip all files of a client by the norm of all, one file in memory at a time; return that norm."""
+    """Clip all files of a client by their global norm, with one file in memory at a time. Return that norm."""
     files = sorted(folder.iterdir())
-    # 1. What a file knows of the norm is a few numbers; they add up in any order.
+    # 1. Measure each file. The partial norms are a few numbers each, and add up in any order.
     whole = sum(gradclip.partial_norm(load(file)) for file in files)
-    # 2. Each file is scaled by the norm of the whole.
+    # 2. Clip each file by the global norm.
     for file in files:
         save(file, whole.clip(load(file), max_norm, nonfinite="raise"))
     return whole.norm
 
 
 def clip_as_usual(folder, max_norm):
-    """Clip as it is mostly written. The result is rounded to its dtype, and so to a norm a little off."""
+    """Clip with the usual formula. Rounding to the dtype can push the norm above the threshold."""
     norm = sum(np.sum(np.square(x, dtype=np.float64)) for x in load_all(folder).values()) ** 0.5
     for file in sorted(folder.iterdir()):
         save(file, {name: (x * (max_norm / norm)).astype(x.dtype) for name, x in load(file).items()})
@@ -60,14 +60,14 @@ def main():
         for seed, client in enumerate(("anna", "boris", "carol", "nancy")):
             write_update(folder / client, seed)
 
-        # What clients do.
+        # On the clients.
         for client in ("anna", "boris"):
             norm = clip_files(folder / client, MAX_NORM)
             print(f"{client}: norm {norm:.2f}, clipped to {MAX_NORM:g} file by file")
         clip_as_usual(folder / "carol", MAX_NORM)
         save(folder / "nancy" / "head.npz", {"w": np.full((64, 10), np.nan), "b": np.zeros(10)})
 
-        # What the server does, which trusts nobody: the check is exact, and False where anything is NaN.
+        # On the server, which trusts nobody. The check is exact, and False if anything is NaN.
         kept = []
         for client in sorted(folder.iterdir()):
             update = load_all(client)

@@ -1,4 +1,4 @@
-"""Train a small transformer whose parameters are sharded over processes (FSDP2), clipping the global norm.
+"""Train a small transformer with FSDP2, which shards its parameters over processes, and clip by the global norm.
 
 Start it with: torchrun --nproc-per-node 2 examples/fsdp2.py
 """
@@ -20,7 +20,7 @@ MAX_NORM = 1.0
 
 
 class Block(torch.nn.Module):
-    """Attention to the letters before, and two wide layers."""
+    """Attention to the previous letters, and two wide layers."""
 
     def __init__(self, width):
         super().__init__()
@@ -36,7 +36,7 @@ class Block(torch.nn.Module):
 
 
 class Transformer(torch.nn.Module):
-    """Blocks one after the other, from letters to the logarithm of the probability of each next one."""
+    """A stack of blocks that maps letters to log probabilities of the next letter."""
 
     def __init__(self, letters, width=64, depth=2):
         super().__init__()
@@ -54,14 +54,14 @@ class Transformer(torch.nn.Module):
 
 
 def python_documentation():
-    """Return the text of Python's own documentation of its keywords as numbers, and how many letters there are."""
+    """Return the text of Python's built-in help topics as numbers, and the number of different letters."""
     text = "".join(topics.topics.values())
     letters = {letter: number for number, letter in enumerate(sorted(set(text)))}
     return torch.tensor([letters[letter] for letter in text]), len(letters)
 
 
 def random_batch(text, generator):
-    """Return pieces of the text, and the letter that follows each of theirs."""
+    """Return pieces of the text, and the letter that follows each of their letters."""
     starts = torch.randint(len(text) - LENGTH - 1, (BATCH,), generator=generator)
     batch = torch.stack([text[start : start + LENGTH + 1] for start in starts])
     return batch[:, :-1], batch[:, 1:]
@@ -83,14 +83,14 @@ def main():
         fully_shard(block, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(rank)  # each process reads other parts of the text
+    generator = torch.Generator().manual_seed(rank)  # each process reads different parts of the text
     clipped = 0
     for step in range(1, STEPS + 1):
         pieces, following = random_batch(text, generator)
         loss = loss_of(model(pieces), following)
         optimizer.zero_grad()
         loss.backward()
-        # Each process holds a shard of every gradient; the norm is that of the whole, the same number everywhere.
+        # Each process holds a shard of every gradient. All get the same global norm.
         norm = gradclip.clip_grad_norm_(model.parameters(), MAX_NORM)
         clipped += int(norm > MAX_NORM)
         optimizer.step()

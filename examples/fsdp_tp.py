@@ -31,13 +31,13 @@ def main():
     torch.manual_seed(0)
     model = parallel(Transformer(letters), mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    generator = torch.Generator().manual_seed(mesh["dp"].get_local_rank())  # both of a pair read the same
+    generator = torch.Generator().manual_seed(mesh["dp"].get_local_rank())  # both ranks of a pair read the same text
     for step in range(1, STEPS + 1):
         pieces, following = random_batch(text, generator)
         loss = loss_of(model(pieces), following)
         optimizer.zero_grad()
         loss.backward()
-        # Some gradients lie on the mesh of 2 x 2, the others on that of "dp" alone; one call takes them all.
+        # Some gradients are on the 2 x 2 mesh, the others on the "dp" mesh alone. One call clips them all.
         norm = gradclip.clip_grad_norm_(model.parameters(), MAX_NORM)
         optimizer.step()
         norms = [None] * dist.get_world_size()

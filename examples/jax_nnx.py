@@ -1,4 +1,4 @@
-"""Train a network of Flax NNX with optax: clipping in the chain, and norms of every layer, logged outside of jit."""
+"""Train a Flax NNX network with optax: clip in the chain, and log the norm of every layer outside jit."""
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ def loss_of(model, inputs, targets):
 @nnx.jit
 def train_step(model, optimizer, inputs, targets):
     loss, grads = nnx.value_and_grad(loss_of)(model, inputs, targets)
-    # What is to be logged is returned: arrays, which nobody has to wait for. The chain of the optimizer clips.
+    # Return what you want to log as arrays, without waiting for them. The optimizer chain clips.
     norms = {"all": gradclip.global_norm(grads), "layers": gradclip.layer_norms(grads)}
     optimizer.update(model, grads)
     return loss, norms
@@ -42,7 +42,7 @@ def main():
     optimizer = nnx.Optimizer(model, optax.chain(clip_by_global_norm(MAX_NORM), optax.adam(1e-2)), wrt=nnx.Param)
     inputs = jax.random.normal(jax.random.key(1), (128, 4))
     targets = inputs[:, :1] * inputs[:, 1:2] + 2.0
-    # The monitor keeps what it is given and fetches it later: a step does not wait for the one before.
+    # The monitor keeps the arrays and fetches them later, so a step does not wait for the previous one.
     monitor = gradclip.Monitor(top=3)
     for step in range(1, STEPS + 1):
         loss, norms = train_step(model, optimizer, inputs, targets)

@@ -1,4 +1,4 @@
-"""Train with optax: clipping is the first link of the chain, before the optimizer sees the gradients."""
+"""Train with optax: clip first in the chain, before the optimizer sees the gradients."""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,7 @@ def main():
     def train_step(params, state, inputs, targets):
         loss, grads = jax.value_and_grad(loss_of)(params, inputs, targets)
         updates, state = optimizer.update(grads, state, params)
-        # Only for the report: the chain clips without it.
+        # Only for the report. The chain does not need it.
         norm = gradclip.global_norm(grads)
         return optax.apply_updates(params, updates), state, loss, norm
 

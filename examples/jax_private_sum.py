@@ -1,8 +1,7 @@
-"""Sum per-example gradients, each clipped by its own norm: the first half of private training with JAX.
+"""Clip each per-example gradient by its own norm, then add them: the first half of private training with JAX.
 
-What one example contributes to the sum has a norm of at most max_norm, whatever the example holds: that is what the
-noise of private training is scaled to. This script adds NO noise, so what it computes is not private by itself; nor are
-`info.num_clipped` and `info.norms`, which tell of single examples.
+Each example adds at most max_norm to the sum, whatever its values. Private training scales its noise to that bound.
+This script adds NO noise, so its results are not private. `info.num_clipped` and `info.norms` reveal single examples.
 """
 
 import jax
@@ -20,9 +19,9 @@ def loss_of(params, features, label):
 
 @jax.jit
 def clipped_sum(params, features, labels, mask):
-    # One gradient an example: every leaf gets a first axis, the batch.
+    # One gradient per example. Axis 0 of every leaf is the batch.
     grads = jax.vmap(jax.grad(loss_of), in_axes=(None, 0, 0))(params, features, labels)
-    # What the mask leaves out, and an example with NaN (the default is nonfinite="skip"), contributes exactly zero.
+    # Masked rows add exactly zero. So does an example with NaN, because the default is nonfinite="skip".
     return gradclip.per_example_clip(grads, MAX_NORM, mask=mask)
 
 
@@ -32,7 +31,7 @@ def main():
     features = 0.8 * jax.random.normal(for_features, (8, 5))
     labels = jax.random.bernoulli(for_labels, shape=(8,)).astype(jnp.float32)
 
-    # A batch of fixed size that is not full: six examples, of which number 3 is broken, and two rows of padding.
+    # A batch of fixed size: six examples, of which number 3 is broken, and two rows of padding.
     is_example = jnp.arange(8) < 6
     features = features.at[3, 0].set(jnp.nan).at[6:].set(jnp.inf)
     summed, info = clipped_sum(params, features, labels, is_example)
@@ -40,7 +39,7 @@ def main():
     print(f"{info.num_clipped} of {is_example.sum()} examples had a norm above max_norm {MAX_NORM:g}")
     print("clipped sum w:", " ".join(f"{x:.4f}" for x in summed["w"]), f"b: {summed['b']:.4f}")
 
-    # The same batch with harmless rows in their place, all three masked out.
+    # The same batch, with those three rows replaced by zeros and masked out.
     without = is_example.at[3].set(False)
     expected, _ = clipped_sum(params, jnp.where(without[:, None], features, 0.0), labels, without)
     same = all(jnp.array_equal(summed[name], expected[name]) for name in summed)

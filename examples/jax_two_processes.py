@@ -1,6 +1,6 @@
-"""Training with parameters that lie on the devices of two processes, clipped by the norm of all of them.
+"""Train with parameters on the devices of two processes, and clip by their global norm.
 
-Started without arguments, it starts both processes itself. On a cluster start one a machine:
+Without arguments, the script starts both processes itself. On a cluster, start one process per machine:
 
     python jax_two_processes.py --process-id 0 --processes 2 --coordinator first-machine:1234
 """
@@ -89,7 +89,7 @@ def loss(params, inputs, targets):
 
 
 def distributed(array, sharding):
-    """Return a global array, of which this process makes the parts that its own devices hold."""
+    """Return a global array. Each process creates only the parts on its own devices."""
     return jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
 
 

@@ -12,7 +12,7 @@ TRIALS = 1000
 
 
 def random_update(seed):
-    """Return what a client would send: new weights minus old ones, here in two dtypes."""
+    """Return what a client would send: new weights minus old ones, in two dtypes."""
     rng = np.random.default_rng(seed)
     return {
         "encoder": {
@@ -28,14 +28,14 @@ def arrays_of(layers):
 
 
 def usual_formula(update, max_norm):
-    """Clip as it is mostly written, in float32; the result has the dtypes of the input."""
+    """Clip with the usual formula in float32. The result has the dtypes of the input."""
     norm = np.sqrt(sum(np.sum(np.square(x, dtype=np.float32)) for x in arrays_of(update)))
     scale = min(np.float32(1.0), np.float32(max_norm) / norm)
     return {name: {key: (x * scale).astype(x.dtype) for key, x in layer.items()} for name, layer in update.items()}
 
 
 def exact_square(arrays):
-    """Return the square of the norm, without any rounding: a float is a fraction."""
+    """Return the square of the norm without rounding. Every float is a fraction."""
     return sum(Fraction(x) ** 2 for array in arrays for x in array.astype(np.float64).ravel().tolist())
 
 
@@ -53,7 +53,7 @@ def main():
     describe("  gradclip", arrays_of(clipped), MAX_NORM)
     describe("  usual formula", arrays_of(usual_formula(update, MAX_NORM)), MAX_NORM)
 
-    # The thresholds are a prefix of the update's tree: weight and bias of a layer share one.
+    # The thresholds are a prefix of the update's tree. Weight and bias of a layer share one threshold.
     thresholds = {"encoder": 0.8, "head": 0.5}
     by_layer, norms = gradclip.clip_by_layer_norm(update, thresholds)
     print("layer by layer, weight and bias together:")

@@ -1,4 +1,4 @@
-"""The transformer of fsdp2.py in two stages: each process has other layers, and all are clipped by one norm.
+"""Train the transformer of fsdp2.py in two pipeline stages with different layers, clipped by their global norm.
 
 Start it with: torchrun --nproc-per-node 2 examples/pipeline.py
 """
@@ -31,7 +31,7 @@ class First(torch.nn.Module):
 
 
 class Second(torch.nn.Module):
-    """The second block and the head, which know the loss."""
+    """The second block and the head, which computes the loss."""
 
     def __init__(self, model):
         super().__init__()
@@ -59,7 +59,7 @@ def main():
         optimizer.zero_grad()
         loss = stage.train_on(*random_batch(text, generator))
         own = gradclip.grad_norm(stage.parameters())
-        # The stages hold different layers. Nothing in the tensors says so: the process group does.
+        # The stages hold different layers. The tensors do not show this, so pass the process group.
         norm = gradclip.clip_grad_norm_(stage.parameters(), MAX_NORM, process_group=dist.group.WORLD)
         optimizer.step()
         if step in (1, 20, STEPS) and loss is not None:

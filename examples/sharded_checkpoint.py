@@ -1,4 +1,4 @@
-"""Clip gradients that lie in several safetensors files, one file in memory at a time."""
+"""Clip gradients stored in several safetensors files, with one file in memory at a time."""
 
 import tempfile
 from pathlib import Path
@@ -13,7 +13,7 @@ FILES = 4
 
 
 def write_gradients(folder):
-    """Write what a large model would leave: files of several arrays, in two dtypes."""
+    """Write gradients like those of a large model: files with several arrays, in two dtypes."""
     for index in range(FILES):
         rng = np.random.default_rng(index)
         dtype = np.float16 if index % 2 else np.float32

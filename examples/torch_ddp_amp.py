@@ -1,8 +1,8 @@
-"""Train with DistributedDataParallel, mixed precision and gradient accumulation: where clipping goes.
+"""Train with DistributedDataParallel, mixed precision and gradient accumulation, and clip at the right place.
 
 Start it with: torchrun --nproc-per-node 2 examples/torch_ddp_amp.py
 
-On GPUs: the backend "nccl" and the device of the local rank. The order of the calls stays the same.
+On GPUs, use the backend "nccl" and the device of the local rank. The order of the calls does not change.
 """
 
 from contextlib import nullcontext
@@ -15,12 +15,12 @@ import gradclip
 
 MAX_NORM = 1.0
 STEPS = 60
-ACCUMULATE = 4  # micro-batches to a step
-BROKEN = 30  # the step in which one of the processes meets a NaN
+ACCUMULATE = 4  # micro-batches per step
+BROKEN = 30  # the step in which one process gets a NaN
 
 
 def micro_batch(generator, broken):
-    """Return what a data loader would: 32 examples, on each process others."""
+    """Return what a data loader would: 32 examples, different on each process."""
     inputs = torch.randn(32, 8, generator=generator)
     targets = inputs[:, :2].sum(dim=1, keepdim=True) + 0.5
     if broken:
@@ -29,7 +29,7 @@ def micro_batch(generator, broken):
 
 
 def log(step, numbers):
-    """Take what a logger would: the number of the step, and a dict of floats."""
+    """Log like a real logger: takes the step number and a dict of floats."""
     if step in (1, 2, BROKEN, STEPS):
         print(f"step {step:2d}: norm {numbers['norm']:.2f}, clipped {numbers['clipped']:.0f}")
 
@@ -42,9 +42,9 @@ def main():
     network = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
     model = DistributedDataParallel(network.to(device))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    # A scaler is for float16. With bfloat16 leave it out, and take the step by hand: see below.
+    # Only float16 needs a scaler. With bfloat16, leave it out and step as shown in 4.
     scaler = torch.amp.GradScaler(device, init_scale=2.0**16)
-    # The first process logs. The monitor waits for a GPU once in `fetch_every` steps, not at every step.
+    # The first process logs. The monitor waits for a GPU only once every `fetch_every` steps.
     monitor = gradclip.Monitor(callback=log if rank == 0 else None, fetch_every=20)
     generator = torch.Generator().manual_seed(rank)
 
@@ -53,20 +53,20 @@ def main():
         total = 0.0
         for number in range(ACCUMULATE):
             inputs, targets = micro_batch(generator, broken=(step, number, rank) == (BROKEN, 0, 1))
-            # 1. Processes exchange gradients once in a step: with the last micro-batch.
+            # 1. Processes exchange gradients once per step, with the last micro-batch.
             with nullcontext() if number == ACCUMULATE - 1 else model.no_sync():
                 with torch.amp.autocast(device, dtype=torch.float16):
                     loss = torch.nn.functional.mse_loss(model(inputs), targets)
-                # 2. The gradient is that of the mean, so that the threshold does not depend on ACCUMULATE.
+                # 2. Divide, so that the threshold does not depend on ACCUMULATE.
                 scaler.scale(loss / ACCUMULATE).backward()
             total += loss.detach() / ACCUMULATE
-        # 3. Clip once in a step, after the last backward(), in the units of the true gradients: after unscale_().
-        #    Each process now holds the same gradients, so that none has to ask the others: nothing more to pass.
+        # 3. Clip once per step, after the last backward() and after unscale_(), which undoes the scale.
+        #    All processes now hold the same gradients, so pass no process_group.
         scaler.unscale_(optimizer)
         norm = gradclip.clip_grad_norm_(model.parameters(), MAX_NORM, monitor=monitor)
-        # 4. step() leaves the optimizer out where unscale_() found NaN or infinities, and update() halves the scale.
-        #    Without a scaler: `if norm.isfinite(): optimizer.step()`. Gradients of zero would not do: AdamW's momentum
-        #    and weight decay still move the parameters.
+        # 4. scaler.step() skips the optimizer if unscale_() found NaN or infinities, and update() halves the scale.
+        #    Without a scaler, write `if norm.isfinite(): optimizer.step()`. Zero gradients are not enough: AdamW's
+        #    momentum and weight decay still move the parameters.
         scaler.step(optimizer)
         scaler.update()
         if rank == 0 and step in (1, STEPS):

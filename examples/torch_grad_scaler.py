@@ -1,7 +1,7 @@
-"""Train in mixed precision with PyTorch: where clipping goes when a GradScaler is at work.
+"""Train in mixed precision with PyTorch, and clip at the right place with a GradScaler.
 
-A scaler multiplies the loss, so that small float16 gradients do not vanish, and divides the gradients again. The
-threshold is in the units of the true gradients, so clip after unscale_().
+A scaler multiplies the loss so that small float16 gradients do not vanish. unscale_() divides the gradients again. The
+threshold is for unscaled gradients, so clip after unscale_().
 """
 
 import torch
@@ -25,13 +25,13 @@ def main():
         with torch.amp.autocast(device, dtype=torch.float16):
             loss = torch.nn.functional.mse_loss(model(inputs), targets)
         scale = scaler.get_scale()
-        # At first some true gradients exceed 1: times 65,536 they overflow, as float16 ends at 65,504.
+        # At first some gradients exceed 1. Multiplied by 65,536 they overflow: float16 ends at 65,504.
         scaler.scale(loss).backward()
         scaler.unscale_(optimizer)
-        # unscale_() has just looked for infinities and NaN: if there were any, step() skips the optimizer, whatever
-        # clipping does to them. The default, nonfinite="propagate", is what a scaler needs: it hides nothing, and the
-        # norm it returns shows the overflow. Without unscale_() the scaler would look only in step(), after clipping:
-        # "zero" or "skip" would then hide the overflow from it, and the scale would never come down.
+        # unscale_() has already looked for infinities and NaN. If it found any, step() skips the optimizer, whatever
+        # clipping does. Keep the default nonfinite="propagate": the returned norm then shows the overflow. Without
+        # unscale_(), the scaler would look only in step(), after clipping. "zero" or "skip" would then hide the
+        # overflow, and the scale would never decrease.
         norm = gradclip.clip_grad_norm_(model.parameters(), MAX_NORM)
         scaler.step(optimizer)
         scaler.update()

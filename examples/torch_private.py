@@ -1,7 +1,7 @@
-"""Make an ordinary training loop private and know its epsilon; beside it the same loop made private by Opacus.
+"""Make an ordinary training loop private, compute its epsilon, and compare with Opacus.
 
-Privacy is that of one example more or less (Abadi et al. 2016). `torch.randn` is no cryptographic source of noise: good
-for learning how this is done, not for releasing a model.
+Privacy is with respect to adding or removing one example (Abadi et al. 2016). `torch.randn` is not cryptographically
+secure: learn from this script, but do not release models trained with it.
 """
 
 import dp_accounting
@@ -24,7 +24,7 @@ DELTA = 1e-4
 
 
 def ordinary(model, data):
-    """Train as ever."""
+    """Train without privacy."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     for _ in range(EPOCHS):
         for features, labels in DataLoader(data, BATCH, shuffle=True):
@@ -35,25 +35,25 @@ def ordinary(model, data):
 
 
 def with_gradclip(model, data):
-    """Train privately: the loop above with three lines changed; return epsilon."""
+    """Train privately: the loop above with three lines changed. Return epsilon."""
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     rate, steps = BATCH / len(data), EPOCHS * len(data) // BATCH
-    largest = BATCH + int(6 * BATCH**0.5)  # six standard deviations above: exceeded once in a billion
+    largest = BATCH + int(6 * BATCH**0.5)  # six standard deviations above: one batch in a billion is larger
 
     def loss_of(parameters, features, labels):
         return cross_entropy(functional_call(model, parameters, (features,)), labels)
 
-    # The same memory as the model's, so that what the optimizer writes is seen.
+    # These share memory with the model's parameters, so they follow the optimizer's updates.
     parameters = {name: parameter.detach() for name, parameter in model.named_parameters()}
     clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), pad_to=largest)
-    # The sensitivity is that of the sum as it is computed, rounding included.
+    # The sensitivity includes the rounding of the sum.
     noise_std = clipped_grad.sensitivity("add_or_remove_one").noise_std(NOISE_MULTIPLIER)
     for _ in range(steps):
-        # 1. A batch takes each example with the same probability: that is what the accountant assumes.
+        # 1. Sample each example with the same probability, as the accountant assumes.
         features, labels, mask = poisson_batch(data, rate, largest)
-        # 2. Instead of backward(): the gradient of each example is clipped, then they are summed.
+        # 2. Instead of backward(), clip the gradient of each example and add them.
         summed = clipped_grad(parameters, features, labels, mask=mask)
-        # 3. Noise for the sum, and then a mean over the expected size: the true one is a secret.
+        # 3. Add noise, then divide by the expected batch size. The true size is secret.
         for name, parameter in model.named_parameters():
             parameter.grad = (summed[name] + noise_std * torch.randn_like(parameter)) / BATCH
         optimizer.step()
@@ -63,7 +63,7 @@ def with_gradclip(model, data):
 
 
 def poisson_batch(data, rate, largest):
-    """Return a random batch of one size, each example at a random place, and at which places there are examples."""
+    """Return a random batch of fixed size with the examples in random rows, and a mask of those rows."""
     chosen = torch.nonzero(torch.rand(len(data)) < rate).flatten()
     if len(chosen) > largest:
         raise RuntimeError(f"a batch of {len(chosen)} examples does not fit into {largest}: start again.")
@@ -73,7 +73,7 @@ def poisson_batch(data, rate, largest):
 
 
 def with_opacus(model, data):
-    """Train privately with Opacus, which wraps model, optimizer and loader; return epsilon."""
+    """Train privately with Opacus, which wraps the model, the optimizer and the loader. Return epsilon."""
     engine = opacus.PrivacyEngine(accountant="prv")
     model, optimizer, loader = engine.make_private(
         module=model,
@@ -91,7 +91,7 @@ def with_opacus(model, data):
 
 
 def main():
-    # So small a network is faster on one thread than on several that wait for each other.
+    # A network this small is faster on one thread than on several.
     torch.set_num_threads(1)
     digits = load_digits()
     features, labels = torch.tensor(digits.data / 16, dtype=torch.float32), torch.tensor(digits.target)

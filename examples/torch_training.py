@@ -1,4 +1,4 @@
-"""Train a small recurrent network with PyTorch, clipping between backward() and step()."""
+"""Train a small recurrent network with PyTorch, and clip between backward() and step()."""
 
 import torch
 
@@ -10,14 +10,14 @@ MAX_NORM = 1.0
 
 
 def random_batch(device):
-    """Return sequences of random numbers, and what the network should say at their end: the sum of each, scaled."""
+    """Return sequences of random numbers, and the scaled sum of each, which the network should predict."""
     sequences = torch.randn(64, LENGTH, 1, device=device)
     return sequences, sequences.sum(dim=1) / LENGTH**0.5
 
 
 def main():
     torch.manual_seed(0)
-    # So small a network is faster on one thread than on several that wait for each other.
+    # A network this small is faster on one thread than on several.
     torch.set_num_threads(1)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     reader = torch.nn.RNN(input_size=1, hidden_size=32, batch_first=True).to(device)
@@ -32,7 +32,7 @@ def main():
         states, _ = reader(sequences)
         loss = torch.nn.functional.mse_loss(head(states[:, -1]), sums)
         loss.backward()
-        # The norm returned is the one before clipping. It stays on the device: neither line waits for its value.
+        # The returned norm is the one before clipping. It stays on the device, so neither line waits.
         norm = gradclip.clip_grad_norm_(parameters, MAX_NORM)
         clipped += norm > MAX_NORM
         optimizer.step()

@@ -1,4 +1,4 @@
-"""Build the kernels with each of the compilers named and run tests/native with them: `compilers.py g++ clang++-14`."""
+"""Build the kernels with each named compiler and run tests/native: `compilers.py g++ clang++-14`."""
 
 import shutil
 import sys
@@ -18,8 +18,8 @@ if __name__ == "__main__":
     compilers = sys.argv[1:]
     if missing := [name for name in compilers if shutil.which(name) is None]:
         sys.exit(
-            f"`make compilers` needs {' and '.join(missing)}, not found. Install them (on Debian: apt install "
-            "clang-14), or name others: make compilers COMPILERS='g++ clang++'."
+            f"`make compilers` did not find {' and '.join(missing)}. Install what is missing (on Debian: apt install "
+            "clang-14), or name other compilers: make compilers COMPILERS='g++ clang++'."
         )
     for compiler in compilers:
         check(compiler)

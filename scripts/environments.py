@@ -1,4 +1,4 @@
-"""Environments for scripts that build or install gradclip, and the tests that need no framework."""
+"""Make environments for scripts that build or install gradclip, and run the tests that need no framework."""
 
 import os
 import subprocess
@@ -19,7 +19,7 @@ def pip_install(python, *arguments, **environment):
 
 
 def new_environment(folder, *packages):
-    """Make a virtual environment anew, and return its Python."""
+    """Create a fresh virtual environment and return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(ROOT / folder)], check=True)
     python = ROOT / folder / "bin" / "python"
     if packages:
@@ -28,6 +28,6 @@ def new_environment(folder, *packages):
 
 
 def run_native_tests(python, *options, **environment):
-    """Run tests/native, which needs NumPy and no framework."""
+    """Run tests/native, which needs NumPy but no framework."""
     settings = os.environ | {"PYTHONPATH": "tests/support"} | environment
     subprocess.run([str(python), *PYTEST, *options], cwd=ROOT, env=settings, check=True)

@@ -1,4 +1,4 @@
-"""Print the path of a Python of the version asked for that really starts, or nothing."""
+"""Print the path of a Python of the given version that starts, or an empty line."""
 
 import glob
 import os

@@ -1,4 +1,4 @@
-"""Run every function of the integrated libraries beside ours; `--write` puts what is found into docs/parity.md."""
+"""Compare every function of the integrated libraries with ours; `--write` writes the results to docs/parity.md."""
 
 import argparse
 

@@ -1,21 +1,21 @@
-"""For the site: docstrings are plain text, and here become the Markdown that shows the same."""
+"""Convert plain-text docstrings to Markdown for the documentation site."""
 
 import re
 import textwrap
 
 import griffe
 
-# Doctests, which Markdown would take for quotations, with what they print: up to an empty line or to the end.
+# A doctest with its output, up to an empty line or the end. Markdown would render it as a quotation.
 EXAMPLE = re.compile(r"^( *)>>> .*(?:\n.+)*", re.M)
-# They are sentences, often of several errors at once, and no list of names.
+# A "Raises" section consists of sentences, often about several errors, not of a list of names.
 RAISES = re.compile(r"^Raises:\n((?: +.*\n?|\n(?= ))+)", re.M)
 CODE = re.compile(r"(```.*?```|`[^`]+`)", re.S)
-# Powers, norms and "greater than", where Markdown would see bold text, columns and a quotation.
+# Powers, norms and "greater than". Markdown would render them as bold text, columns and a quotation.
 FORMULA = re.compile(r"\*\*|\|\||(?<=: )>")
 
 
 def as_markdown(docstring):
-    """Return the Markdown that shows a docstring as it is meant."""
+    """Return a docstring as Markdown."""
     fenced = EXAMPLE.sub(lambda found: f"{found[1]}```pycon\n{found[0]}\n{found[1]}```", docstring)
     listed = RAISES.sub(lambda found: f"**Raises:** {textwrap.dedent(found[1])}", fenced)
     heading, raises, errors = listed.partition("**Raises:**")
@@ -28,7 +28,7 @@ def _escaped(text):
 
 
 class PlainDocstrings(griffe.Extension):
-    """Give every docstring to griffe as Markdown."""
+    """Pass every docstring to griffe as Markdown."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.docstring:

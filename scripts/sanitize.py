@@ -1,4 +1,4 @@
-"""Build the kernels so that they watch themselves, and run tests/native with them, in this Python's environment."""
+"""Build the kernels with GCC's sanitizers and run tests/native with them, in this Python's environment."""
 
 import os
 import shutil
@@ -19,38 +19,38 @@ def install(watch):
 
 
 def check_watched(symbol):
-    """Kernels that lost their flags would pass every test below."""
+    """Check that the kernels were built with the sanitizer; without it they would pass every test below."""
     built = list(Path(sysconfig.get_path("platlib")).glob("gradclip/native/_kernels*.so"))
     if len(built) != 1 or symbol.encode() not in built[0].read_bytes():
         sys.exit(f"expected one _kernels module that uses {symbol}, found {list(map(str, built))}")
 
 
 def library(name):
-    """The path of a library of the compiler."""
+    """Return the path of one of the compiler's libraries."""
     done = subprocess.run([CXX, f"-print-file-name={name}"], capture_output=True, text=True, check=True)
     path = Path(done.stdout.strip())
     if not path.is_absolute():
-        sys.exit(f"{CXX} has no {name}, which `make sanitize` needs. Install GCC, or set CXX to one that has it.")
+        sys.exit(f"{CXX} has no {name}, which `make sanitize` needs. Install GCC, or set CXX to a GCC that has it.")
     return str(path)
 
 
 def run_tests(runtime):
     environment = {
-        # Python does not bring the runtime along, and without the C++ library beside it a C++ exception ends it.
+        # Python does not load the sanitizer's runtime. Without the C++ library as well, a C++ exception ends Python.
         "LD_PRELOAD": f"{runtime} {library('libstdc++.so')}",
-        "ASAN_OPTIONS": "detect_leaks=0",  # Python leaves much to the end of the process
+        "ASAN_OPTIONS": "detect_leaks=0",  # Python frees much memory only when the process ends
         "UBSAN_OPTIONS": "print_stacktrace=1",
         "TSAN_OPTIONS": "halt_on_error=1",
-        # Python's own allocator hands out pieces of memory that nobody watches the ends of.
+        # The sanitizer cannot watch the bounds of blocks from Python's own allocator.
         "PYTHONMALLOC": "malloc",
     }
-    # Without -s pytest would hold back what is reported as the process dies.
+    # Without -s, pytest would swallow the report when the process dies.
     run_native_tests(sys.executable, "-s", **environment)
 
 
 if __name__ == "__main__":
     if shutil.which(CXX) is None:
-        sys.exit(f"`make sanitize` needs {CXX}, which was not found. It runs on Linux with GCC.")
+        sys.exit(f"`make sanitize` did not find {CXX}. It needs GCC on Linux.")
     for watch, name in WATCHES.items():
         print(f"== -fsanitize={watch}", flush=True)
         install(watch)

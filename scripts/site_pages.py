@@ -1,7 +1,7 @@
-"""Build the site of the documentation: `make docs`.
+"""Build the documentation site: `make docs`.
 
-The pages link to files outside of `docs`: examples, results, sources. The site has those files as pages, too, so that
-every link stays within it. Everything is put together in build/site/docs, and built from there into build/site/html.
+Pages link to files outside `docs`: examples, results, sources. The site includes those files as pages, so every link
+stays within the site. Sources are collected in build/site/docs and built into build/site/html.
 """
 
 import re
@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = ROOT / "build" / "site" / "docs"
 BUILT = ROOT / "build" / "site" / "html"
-# Pages that lie at the root of the repository, where people look for them.
+# Pages at the root of the repository, where people look for them.
 FROM_ROOT = {
     name: Path("help") / f"{name.lower().removesuffix('.md').replace('_', '-')}.md"
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
@@ -26,7 +26,7 @@ LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".cpp": "cpp", "
 
 
 def place(source):
-    """Return where a file of the repository stands in the site, as a path from the site's root."""
+    """Return the path of a repository file in the site, relative to the site's root."""
     path = source.relative_to(ROOT)
     if path.parts[0] == "docs":
         return Path(*path.parts[1:])
@@ -36,7 +36,7 @@ def place(source):
 
 
 def page_of(source):
-    """Return a page that shows a file, or what a folder holds."""
+    """Return a page that shows a file, or lists the files of a folder."""
     name = source.relative_to(ROOT)
     if source.is_dir():
         rows = [f"- [{found.name}]({found.name})" for found in sorted(source.iterdir()) if found.is_file()]
@@ -47,14 +47,14 @@ def page_of(source):
 
 
 class Stage:
-    """The folder that the site is built from: the pages, and what they link to."""
+    """The folder that the site is built from, with the pages and everything that they link to."""
 
     def __init__(self, folder):
         self.folder = folder
         self.done = set()
 
     def add(self, source):
-        """Put a file of the repository into the folder, once, and all that it links to."""
+        """Copy a repository file, and everything that it links to, into the folder once."""
         if source in self.done:
             return
         self.done.add(source)
@@ -69,7 +69,7 @@ class Stage:
         target.write_text(LINK.sub(lambda found: self._linked(found, base, target), text) if follow else text, "utf-8")
 
     def _linked(self, found, base, target):
-        """Return a link as it has to be from where its page stands now."""
+        """Return a link, adapted to the new place of its page."""
         before, link, anchor, after = found.groups()
         source = (base / link).resolve()
         if not source.is_relative_to(ROOT) or not source.exists():
@@ -79,7 +79,7 @@ class Stage:
 
 
 def stage(folder=STAGED):
-    """Put all pages together in `folder`."""
+    """Collect all pages in `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     pages = Stage(folder)
     for name in FROM_ROOT:
@@ -90,7 +90,7 @@ def stage(folder=STAGED):
 
 
 class _Loads(HTMLParser):
-    """What a page makes a browser load; links that a reader may click are not among it."""
+    """Collect what a page makes a browser load, without the links that a reader may click."""
 
     def __init__(self):
         super().__init__()
@@ -112,7 +112,7 @@ def _loaded_by_style(css):
 
 
 def loaded_elsewhere(name, text):
-    """Return what the file of a site would load from another host: of HTML the resources, of CSS what it imports."""
+    """Return what a file of the site would load from a different host: resources of HTML, imports of CSS."""
     if name.endswith(".html"):
         parser = _Loads()
         parser.feed(text)
@@ -127,7 +127,7 @@ def loaded_elsewhere(name, text):
 
 
 def main():
-    """Build the site with warnings as errors, and look for what it would load from elsewhere."""
+    """Build the site with warnings as errors, and fail if it would load anything from other hosts."""
     stage()
     program = Path(sys.executable).parent / "zensical"
     subprocess.run([program, "build", "--clean", "--strict", "-f", "zensical.toml"], cwd=ROOT, check=True)

@@ -1,7 +1,7 @@
-"""Print who imports whom: the rooms of gradclip, each with those it imports, and the longest chain of imports.
+"""Print which part of gradclip imports which, and the longest chain of imports: `python scripts/structure.py [folder]`.
 
-`python scripts/structure.py [folder]`. A room is a folder or a file of `src/gradclip`. Imports count that run when a
-module is imported: not those in functions, which load a framework when it is met, nor those for types alone.
+A room is a folder or a file of `src/gradclip`. Only imports that run when a module is imported count. Imports inside
+functions, which load a framework when needed, and imports for types do not.
 """
 
 import ast
@@ -10,7 +10,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
-# What everybody may import: it stands on nothing but the kernels. Some of it lies in the folder of the backends.
+# Modules that every room may import. They import only the kernels. Some are in the `backends` folder.
 FLOOR = {
     *("tree", "arithmetic", "typing", "wording", "guesses"),
     *("backends", "backends.formats", "backends.arrays", "backends.protocols", "backends.values"),
@@ -19,7 +19,7 @@ FLOOR = {
 
 
 def modules(root=ROOT):
-    """Return the path of each module by its name; a package has the name of its folder."""
+    """Return a dict from module names to paths; a package has the name of its folder."""
     found = {}
     for path in sorted(root.rglob("*.py")):
         parts = path.relative_to(root.parent).with_suffix("").parts
@@ -28,7 +28,7 @@ def modules(root=ROOT):
 
 
 def imports(name, known):
-    """Return the modules that one imports when it is imported itself."""
+    """Return the modules that a module imports when it is imported."""
     found = set()
     for node in run_at_import(ast.parse(known[name].read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradclip":
@@ -73,7 +73,7 @@ def rooms():
 
 
 def imports_of_rooms(root=ROOT):
-    """Return pairs of rooms, of which the first imports the second."""
+    """Return pairs of rooms: the first imports the second."""
     pairs = {(room_of(module), room_of(other)) for module, others in graph(root).items() for other in others}
     return {(room, other) for room, other in pairs if room != other and "gradclip" not in (room, other)}
 

@@ -1,4 +1,4 @@
-"""What works where, found out by trying. `python scripts/support_table.py` writes the table into docs/support.md."""
+"""Try which function works where, and write the table into docs/support.md: `python scripts/support_table.py`."""
 
 import re
 from pathlib import Path
@@ -67,7 +67,7 @@ def _tape(function):
 
 
 def calls(function):
-    """Return, for each column, a call on the batch whose result is known, and its expected result."""
+    """Return, for each column, a call on the batch and its expected result."""
     plain = np.asarray(function(BATCH))
     tensor, tensors = tf.constant(BATCH), tf.constant(_stacked(BATCH))
     stacked = np.stack([np.asarray(function(x)) for x in _stacked(BATCH)])
@@ -92,7 +92,7 @@ def calls(function):
 
 
 def numerical(function):
-    """Return the gradient of the sum of the results, by central differences in float64."""
+    """Return the gradient of the summed results, by central differences in float64."""
     x = BATCH.astype(np.float64)
     gradient = np.zeros_like(x)
     for index in np.ndindex(x.shape):

@@ -1,7 +1,7 @@
-"""Run the tests with the oldest and the newest releases that gradclip takes: `python versions.py oldest newest`.
+"""Run the tests with the oldest and the newest supported releases: `python versions.py oldest newest`.
 
-The oldest are read from pyproject.toml. JAX needs NumPy 2, so that the oldest NumPy and the oldest JAX are tried apart.
-PyTorch is 2.13.0, or what TORCH names: other releases for this platform may take several GB.
+pyproject.toml states the oldest releases. JAX needs NumPy 2, so the oldest NumPy and the oldest JAX are tested in
+separate environments. PyTorch is 2.13.0 unless TORCH names a different release, which may take several GB.
 """
 
 import os
@@ -21,7 +21,7 @@ TESTS = [
 
 
 def lowest(*names):
-    """Return requirements for the oldest release of each library that gradclip takes."""
+    """Return requirements for the oldest supported release of each library."""
     lines = [*PROJECT["dependencies"], *(line for extra in PROJECT["optional-dependencies"].values() for line in extra)]
     bounds = dict(re.match(r"([a-z-]+)(?:>=([\d.]+))?", line).groups() for line in reversed(lines))
     return [f"{name}=={bounds[name]}" for name in names]
@@ -54,7 +54,7 @@ def install(python):
 
 
 def run_tests(python):
-    """Run the tests that need PyTorch and JAX and no other library; what warns is the older library's matter."""
+    """Run the tests that need only PyTorch and JAX. Warnings of older libraries are not errors."""
     files = [str(path) for name in TESTS for path in sorted((ROOT / "tests").glob(name))]
     options = ["-q", "-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib", "-W", "default"]
     subprocess.run([str(python), "-m", "pytest", *options, *files], cwd=ROOT, check=True)

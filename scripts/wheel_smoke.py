@@ -1,12 +1,12 @@
-"""Run in an environment that holds the built wheel and its required dependencies, nothing else.
+"""Test a wheel in an environment that holds only the wheel and its required dependencies.
 
-With --without-kernels the wheel is one that was built where there is no compiler.
+Pass --without-kernels if the wheel was built without a compiler.
 """
 
 import importlib.metadata
 import sys
 
-# Where there are never kernels, nothing that they need is installed.
+# Windows never has kernels, so their dependency is not installed.
 BACKEND = set() if sys.platform == "win32" else {"nanobind-backend"}
 EXPECTED = {"gradclip", "numpy", "optree", "array-api-compat", "typing-extensions", *BACKEND}
 

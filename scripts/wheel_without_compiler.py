@@ -1,4 +1,4 @@
-"""Install an sdist where no compiler works, in the environment of this Python: it must work, or fail where asked to."""
+"""Install an sdist without a working compiler. It must install, or fail with GRADCLIP_REQUIRE_NATIVE=1."""
 
 import os
 import shutil
@@ -29,7 +29,7 @@ def check_contents(sdist):
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     left_out = tuple(settings["tool"]["scikit-build"]["sdist"]["exclude"])
     if lacking := {name for name in listed if not name.startswith(left_out)} - files:
-        sys.exit(f"the sdist lacks what is in the repository: {sorted(lacking)}")
+        sys.exit(f"the sdist lacks files of the repository: {sorted(lacking)}")
 
 
 if __name__ == "__main__":
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     required = install(sdist, "1")
     if required.returncode == 0 or BROKEN not in required.stdout + required.stderr:
         sys.exit(f"expected a failure that names the compiler {BROKEN}, got {required.stdout}{required.stderr}")
-    print("without a compiler and with GRADCLIP_REQUIRE_NATIVE=1 the sdist does not install and says why")
+    print("without a compiler and with GRADCLIP_REQUIRE_NATIVE=1, the sdist does not install and says why")
     optional = install(sdist, "")
     if optional.returncode != 0:
         sys.exit(f"expected to install without the kernels, got {optional.stdout}{optional.stderr}")

@@ -46,13 +46,13 @@ def test_what_it_claims_was_found():
     layouts = json.loads((ROOT / "benchmarks" / "results" / "sharded.json").read_text())["layouts"]
     right = {of: sum(layout[of] == "right" for layout in layouts) for of in ("gradclip", "torch")}
     ours, theirs = f"{right['gradclip']} of {len(layouts)}", right["torch"]
-    assert f"Right on {ours} layouts over processes; PyTorch's own function on {theirs} " in text
+    assert f"gradclip is right on {ours} layouts across processes. PyTorch's own function is right on {theirs} " in text
     (large,) = (layout for layout in layouts if layout["layout"] == "float32 numbers of 1e25")
     assert large["torch"] == "wrong: inf, not 5.692e+25"
-    assert "1e25 in float32 have a norm of inf in PyTorch and of 5.692e+25 here" in text
+    assert "For float32 gradients of 1e25, PyTorch's norm is inf; gradclip's is 5.692e+25" in text
     row = next(line.split("|") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| GPT-2"))
     ours, theirs = (times.split("/")[0].strip() for times in row[2:4])
-    assert f"GPT-2 small takes {ours} ms where PyTorch takes {theirs} ms" in text
+    assert f"For GPT-2 small, with nothing to clip, gradclip takes {ours} ms and PyTorch {theirs} ms" in text
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")

@@ -1,5 +1,5 @@
-"""Every function of the integrated libraries beside ours, on the same inputs, judged in exact arithmetic.
+"""Compare every function of the integrated libraries with ours, on the same inputs, in exact arithmetic.
 
-`cases.py` has the inputs, `exact.py` what is right, `verdict.py` what is said of two answers, `bounds.py` the random
-inputs, `libraries/` one module for each library, `run.py` brings them together, `page.py` writes the page.
+`cases.py` has the inputs, `exact.py` computes the right results, `verdict.py` judges two answers, `libraries/` has one
+module per library, `run.py` calls the functions, `page.py` writes the page.
 """

@@ -1,4 +1,4 @@
-"""The inputs: ordinary ones, and those at the edges."""
+"""The inputs: ordinary ones and extreme ones."""
 
 import math
 from dataclasses import dataclass
@@ -14,24 +14,24 @@ THREE_FOUR = np.array([3.0, 0, 0, 0, 0, 0, 4.0, 0, 0, 0, 0, 0])
 
 @dataclass(frozen=True)
 class Case:
-    """Gradients and a threshold, which every format holds exactly."""
+    """Gradients, and a threshold that every format represents exactly."""
 
     leaves: list[np.ndarray]
     threshold: float
 
     @property
     def answerable(self) -> bool:
-        """Say whether there is a norm at most as large as the threshold."""
+        """Return whether any norm can be at most the threshold."""
         return self.threshold >= 0.0
 
     @property
     def repeats(self) -> bool:
-        """Say whether a leaf is listed twice."""
+        """Return whether a leaf is listed twice."""
         return len({id(x) for x in self.leaves}) < len(self.leaves)
 
 
 def shaped(values: np.ndarray, *dtypes: str) -> list[np.ndarray]:
-    """Return twelve numbers as two leaves, of one dtype or of two."""
+    """Return twelve numbers as two leaves, with one or two dtypes."""
     halves = zip((values[:6], values[6:]), SHAPES, dtypes * 2, strict=False)
     return [half.reshape(shape).astype(numpy_dtype(dtype)) for half, shape, dtype in halves]
 
@@ -107,7 +107,7 @@ def _others() -> dict[str, Case]:
 
 
 CASES = {**_formats(), **_thresholds(), **_ranges(), **_others()}
-# Those of the orders of norms other than 2, and of other ways to call what has had them all.
+# The cases for orders other than 2, and for variants of functions that are tested on all cases elsewhere.
 FEW = (
     "clipped, float32",
     "not clipped, float32",
@@ -124,21 +124,21 @@ FEW = (
     "scalars 3 and 4",
     "a leaf without elements",
 )
-# Those of sums over examples, for which JAX would compile many leaves for long.
+# The cases for sums over examples. JAX would take long to compile many leaves.
 SUMS = tuple(name for name in CASES if not name.startswith("400 leaves"))
-# Those of formats and shapes that no other case has, for which JAX compiles once more.
+# The cases with a format or shape of their own: JAX must compile once more for each.
 SLOW = tuple(n for n in CASES if "float16" in n or "float64" in n or "complex" in n or n.startswith("only leaves"))
-# Those of what only takes norms.
+# The cases for functions that only measure norms.
 NORMS = tuple(name for name in CASES if not name.startswith(("threshold", "not clipped")))
 
 
 def batch_of(leaves: list[np.ndarray]) -> list[np.ndarray]:
-    """Return two examples of the same signs: the leaves, and half of them."""
+    """Return two examples with the same signs: the leaves, and the leaves divided by 2."""
     return [np.stack([x, x / x.dtype.type(2)]) for x in leaves]
 
 
 def random_case(seed: int, dtype: str) -> Case:
-    """Return random gradients whose norm is above the threshold, and neither is near the ends of the format."""
+    """Return random gradients with a norm above the threshold. Neither is near the limits of the format."""
     rng = np.random.default_rng([23, seed])
     values = rng.standard_normal(12) * 2.0 ** rng.integers(3, 6)
     return Case(shaped(values, dtype), float(rng.choice([0.25, 0.5, 1.0, 1.5])))

@@ -1,4 +1,4 @@
-"""What is right: sums and comparisons of fractions, and roots of 100 digits."""
+"""Compute the right results: sums and comparisons with fractions, and roots to 100 digits."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,9 +18,9 @@ Numbers = list[Decimal | None]
 
 @dataclass(frozen=True)
 class Group:
-    """Elements that share a norm, and the limit of that norm to the power of its order; None for no limit.
+    """Elements that share a norm, and the limit of norm**order; None means no limit.
 
-    `members` has, for each leaf that it has elements of, which ones, as places among its real numbers.
+    `members` maps the index of each leaf to the positions of the group's elements among the leaf's real numbers.
     """
 
     members: dict[int, np.ndarray]
@@ -32,19 +32,19 @@ class Group:
 
 
 class Exact(NamedTuple):
-    """The exact result, leaf by leaf, and the exact norms; None where there is no answer."""
+    """The exact result of each leaf, and the exact norms; None for a number that has no right answer."""
 
     leaves: list[Numbers]
     norms: Numbers
 
 
 def whole(leaves: Leaves, index: int) -> np.ndarray:
-    """Return all places of a leaf."""
+    """Return the positions of all elements of a leaf."""
     return np.arange(parts(leaves[index]).size)
 
 
 def power(threshold: float, order: float, times: Fraction = Fraction(1)) -> Fraction | None:
-    """Return the limit of a group: the threshold to the power of the order, times a factor."""
+    """Return the limit of a group: threshold**order, times a factor."""
     if math.isinf(threshold):
         return None
     return Fraction(threshold) ** (1 if math.isinf(order) else int(order)) * times
@@ -61,23 +61,23 @@ def each_leaf(leaves: Leaves, threshold: float, order: float) -> list[Group]:
 
 
 def root_mean_square(leaves: Leaves, threshold: float, order: float) -> list[Group]:
-    """As `each_leaf`, to the threshold times the root of the leaf's size."""
+    """Clip like `each_leaf`, to the threshold times the square root of the leaf's size."""
     return [Group({i: whole(leaves, i)}, power(threshold, order, Fraction(x.size))) for i, x in enumerate(leaves)]
 
 
 def mean_norm(leaves: Leaves, threshold: float, order: float) -> list[Group]:
-    """As `each_leaf`, to the threshold times the leaf's size."""
+    """Clip like `each_leaf`, to the threshold times the leaf's size."""
     return [Group({i: whole(leaves, i)}, power(threshold, order, Fraction(x.size) ** 2)) for i, x in enumerate(leaves)]
 
 
 def equal_shares(leaves: Leaves, threshold: float, order: float) -> list[Group]:
-    """As `each_leaf`, each to its share of a threshold of all: C / sqrt(K)."""
+    """Clip like `each_leaf`, each of the K leaves to C / sqrt(K)."""
     share = Fraction(1, max(1, len(leaves)))
     return [Group({i: whole(leaves, i)}, power(threshold, order, share)) for i in range(len(leaves))]
 
 
 def shares_by_size(leaves: Leaves, threshold: float, order: float) -> list[Group]:
-    """As `each_leaf`, each to its share of a threshold of all: C * sqrt(D_i / D)."""
+    """Clip like `each_leaf`, a leaf with D_i of all D elements to C * sqrt(D_i / D)."""
     total = max(1, sum(x.size for x in leaves))
     return [
         Group({i: whole(leaves, i)}, power(threshold, order, Fraction(x.size, total))) for i, x in enumerate(leaves)
@@ -91,11 +91,11 @@ def rows(leaves: Leaves, threshold: float, order: float) -> list[Group]:
 
 
 def columns(leaves: Leaves, threshold: float, order: float) -> list[Group]:
-    """The columns of a matrix share a norm each, other leaves as in `each_leaf`; parameters of 1 give the limits."""
+    """Each column of a matrix shares a norm, and so does each other leaf. Limits are for parameters that are all 1."""
     groups = []
     for index, leaf in enumerate(leaves):
         places = whole(leaves, index)
-        # A complex number has two places, one beside the other.
+        # A complex number takes two adjacent positions.
         units = places.reshape(*leaf.shape, -1).swapaxes(0, 1) if leaf.ndim == 2 else [places]
         size = len(leaf) if leaf.ndim == 2 else leaf.size
         groups += [Group({index: np.ravel(unit)}, power(threshold, order, Fraction(size))) for unit in units]
@@ -104,10 +104,10 @@ def columns(leaves: Leaves, threshold: float, order: float) -> list[Group]:
 
 @dataclass(frozen=True)
 class Rule:
-    """Which elements share a norm, of which order, and what else makes the coefficient.
+    """Which elements share a norm, its order, and what else determines the clip coefficient.
 
-    `added`: to the norm before dividing. `to_unit`: the result is divided by the threshold. `blanks`: NaN and
-    infinities count as 0.
+    `added` is added to the norm before the division. `to_unit` divides the result by the threshold. `blanks` counts NaN
+    and infinities as 0.
     """
 
     groups: Callable[[Leaves, float, float], list[Group]]
@@ -132,7 +132,7 @@ class Rule:
         return Exact(found, norms)
 
     def _factor(self, numbers: np.ndarray, limit: Fraction | None, threshold: float) -> tuple[Decimal | None, ...]:
-        """Return the norm, and what its elements are multiplied by; None and None where some are not finite."""
+        """Return the norm and the clip coefficient; None and None if some elements are not finite."""
         if not np.isfinite(numbers).all():
             return None, None
         total = power_sum(numbers, self.order)
@@ -144,7 +144,7 @@ class Rule:
         return norm, factor
 
     def excess(self, result: Leaves, given: Leaves, threshold: float) -> float:
-        """Return how far, relatively, the norm of a result is above its limit in the worst group; 0 if none is."""
+        """Return the largest relative excess of a group's norm over its limit; 0 if no group exceeds it."""
         if self.to_unit:
             threshold = 1.0
         groups = [g for g in self.groups(given, threshold, self.order) if self._has_answer(g.numbers(given))]
@@ -161,7 +161,7 @@ def _to_unit(factor: Decimal, norm: Decimal, threshold: float) -> Decimal:
 
 
 def power_sum(numbers: np.ndarray, order: float) -> Fraction:
-    """Return the sum of the magnitudes to the power of the order, or the extreme one."""
+    """Return the sum of magnitude**order, or the extreme magnitude for infinite orders."""
     values, counts = np.unique(np.abs(numbers), return_counts=True)
     magnitudes = list(map(Fraction, values.tolist()))
     if math.isinf(order):
@@ -190,7 +190,7 @@ def _excess(numbers: np.ndarray, limit: Fraction | None, order: float) -> float:
 
 @dataclass(frozen=True)
 class Summed:
-    """Examples on axis 0 of every leaf, each clipped by a rule, and added up."""
+    """Clip each example on axis 0 of every leaf by a rule, then add them."""
 
     rule: Rule
 
@@ -200,7 +200,7 @@ class Summed:
             return Exact([[_sum(terms) for terms in zip(*leaf, strict=True)] for leaf in zip(*each, strict=True)], [])
 
     def excess(self, result: Leaves, given: Leaves, threshold: float) -> float:
-        """Return how far a sum of one example is above its limit, and one rounding to nearest; 0 for other sums."""
+        """Return by how much a sum of one example exceeds its limit plus one rounding to nearest; 0 for other sums."""
         if _batch(given) != 1:
             return 0.0
         rounding = max((ULP[format_of(x)] for x in result), default=0.0) / 2
@@ -217,7 +217,7 @@ def _sum(terms: Sequence[Decimal | None]) -> Decimal | None:
 
 @dataclass(frozen=True)
 class Clamp:
-    """Each element is clamped to the threshold; NaN stays."""
+    """Clamp each element to the threshold; NaN stays NaN."""
 
     def exact(self, leaves: Leaves, threshold: float) -> Exact:
         return Exact([[_clamped(x, threshold) for x in parts(leaf).tolist()] for leaf in leaves], [])
@@ -235,7 +235,7 @@ def _clamped(value: float, threshold: float) -> Decimal | None:
 
 @dataclass(frozen=True)
 class Norm:
-    """The norm of all elements, and no clipping."""
+    """Measure the norm of all elements without clipping."""
 
     order: float = 2
 

@@ -1,4 +1,4 @@
-"""What a library's module says of its functions."""
+"""How a library's module describes its functions."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ FORMATS = ("float32", "bfloat16", "float16", "float64")
 
 @dataclass(frozen=True)
 class Function:
-    """A function of a library: how the peer's is called and ours, and what is right.
+    """A function of a library: how to call the library's version and ours, and the rule for the right result.
 
-    `cases`: which of them. `in_place`: whether gradients are written where they lie, so that what is listed twice has
-    no right answer. `formats`: those of the random inputs, none for what does not clip.
+    `cases` are the cases to run. `in_place` says that the function writes into the gradients, so a leaf that is listed
+    twice has no right answer. `formats` are the formats of the random inputs; empty if the function does not clip.
     """
 
     name: str
@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Library:
-    """`compiles`: whether each new shape and format costs a compilation."""
+    """A library's functions. `compiles` says that each new shape and format costs a compilation."""
 
     name: str
     version: str
@@ -41,5 +41,5 @@ class Library:
 
 
 def function(name: str, call: Callable[[Any], Call], peer: Any, ours: Any, rule: RightRule, **more: Any) -> Function:
-    """Return a function of two modules that is called in one way."""
+    """Return a function that both modules call in the same way."""
     return Function(name, call(peer), call(ours), rule, **more)

@@ -1,4 +1,4 @@
-"""The page: a summary of all functions, then the rows in which ours is better or different."""
+"""Write the page: a summary of all functions, then the rows in which gradclip is better or different."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
@@ -10,25 +10,26 @@ from side_by_side.record import Record
 from side_by_side.run import MODULES
 
 FILE = Path(__file__).parents[2] / "docs" / "parity.md"
-HEAD = """# Every function beside the library's own
+HEAD = """# Every function compared with the library's own
 
-Each function of an integrated library and ours get the same inputs: {cases} cases, ordinary ones and the edges, and
-{inputs:,} random inputs. What is right is worked out in exact arithmetic, and the verdicts follow from it; nobody types
-them in. `make parity` writes this page and [parity.json](parity.json), which has all rows.
+`make parity` runs each function of an integrated library and gradclip's on the same inputs: {cases} cases, ordinary
+and extreme, and {inputs:,} random inputs. It computes the right result in exact arithmetic and derives each verdict
+from it. It writes this page and [parity.json](parity.json), which has all rows.
 
-- **same**: within 4 units in the last place of each other, or both refuse.
-- **better**: ours is nearer the exact result; or keeps the bound where the library does not, at most 128 units below
-  what is exact; or refuses with an error a threshold that nothing can be clipped to where the library returns numbers;
-  or answers where the library raises.
-- **different**: neither. Each such row has its reason, a sentence of [differences.md](differences.md).
+- **same**: the results differ by at most 4 units in the last place (ulps), or both functions raise an error.
+- **better**: gradclip's result is nearer to the exact result. Or only gradclip keeps the bound, within 128 ulps of
+  the exact result. Or gradclip returns a result and the library raises an error. Or gradclip raises an error for a
+  threshold that no norm can satisfy, and the library returns numbers.
+- **different**: neither. Each such row quotes its reason from [differences.md](differences.md).
 
-**Bound kept**: on how many of the random inputs the norm of the result, in exact arithmetic, is at most the threshold;
-**excess**: by how much, relatively, it is above it at worst. The inputs are ordinary: twelve normal numbers above the
-threshold, in each of the formats that the function takes in turn. Sums over examples get one example, and one rounding
-to nearest is allowed to both. A "–" stands where nothing is clipped, or where another row has the same function.
+**Bound kept** counts the random inputs for which the norm of the result, in exact arithmetic, is at most the
+threshold. **Excess** is the largest relative amount by which the library's norm exceeds the threshold. The random
+inputs are ordinary: twelve normally distributed numbers with a norm above the threshold. They use each dtype of the
+function in turn. For sums over examples the input is one example, and both functions may exceed the bound by one
+rounding to nearest. "–" means that the function does not clip, or that another row covers it.
 
-Under each library are the rows that are not the same, with an example: of the first function and the first case named,
-the element in which the two are furthest apart.
+Below, each library has a table of the rows that are not the same. The numbers are from the first function and first
+case of a row, for the element in which the two results differ most.
 
 | library | function | same | better | different | bound kept, library | gradclip | excess, float32 | any format |
 |---|---|---|---|---|---|---|---|---|
@@ -49,7 +50,7 @@ def page(record: Record) -> str:
     for name in libraries:
         lines += _summary(name, libraries[name])
     missing = [name for name in MODULES if name not in libraries]
-    lines += [f"\nNot run where this was written: {', '.join(missing)}.\n"] if missing else []
+    lines += [f"\nNot run when this page was written: {', '.join(missing)}.\n"] if missing else []
     for name in libraries:
         lines += _details(name, libraries[name])
     return "".join(lines)
@@ -85,9 +86,9 @@ def _details(library: str, found: Record) -> Iterator[str]:
 
 
 def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[str, str, list[str]]]]:
-    """Return the rows that are not the same: those together whose cases differ in formats alone, or have one threshold.
+    """Return the rows that are not the same, grouped: cases that differ only in format, or that share a threshold.
 
-    Errors and reasons are one row each.
+    Each kind of error and each reason is one row.
     """
     groups: dict[tuple[str, str], list[tuple[str, str, list[str]]]] = {}
     for case, function, cells in _rows(found):
@@ -99,7 +100,7 @@ def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[st
 
 
 def _titles(cases: Iterable[str]) -> str:
-    """Return the names of cases, those of one family with what they add in brackets."""
+    """Return the names of cases; for a family of cases, its name with the variants in brackets."""
     families: dict[str, list[str]] = {}
     for case in cases:
         family = _family(case)
@@ -111,7 +112,7 @@ def _titles(cases: Iterable[str]) -> str:
 
 
 def _rows(found: Record) -> Iterator[tuple[str, str, list[str]]]:
-    """Yield case, function and cells, by case."""
+    """Yield case, function and cells, sorted by case."""
     order = dict.fromkeys(case for of in found["functions"].values() for case in of["cases"])
     for case in order:
         for function, of in found["functions"].items():

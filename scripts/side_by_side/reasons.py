@@ -1,4 +1,4 @@
-"""Why a row may differ: sentences of docs/differences.md, and the rows that they are about."""
+"""The reasons why rows differ: quotes from docs/differences.md, and the rows that each explains."""
 
 import re
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ FLOAT64 = tuple(name for name in CASES if "float64" in name)
 
 @dataclass(frozen=True)
 class Reason:
-    """`text` is on the page; `why` is that of the verdict; `functions` a pattern of names, of all libraries if none."""
+    """`text` is on the page; `why` is from the verdict; `functions` is a pattern; `library` is "" for all."""
 
     text: str
     why: str

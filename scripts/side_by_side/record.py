@@ -1,4 +1,4 @@
-"""What has been found, as a file."""
+"""Store the results in a file."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ Record = dict[str, Any]
 
 
 def of_library(library: Library) -> Record:
-    """Return the version, and for each function the verdict on each case and how the bound is kept."""
+    """Return the version, and for each function the verdict on each case and how often it keeps its bound."""
     functions: Record = {function.name: {"bound": None, "cases": {}} for function in library.functions}
     for row in rows(library):
         cells = [row[key] for key in ("kind", "why", "theirs", "ours", "exact")]
@@ -23,12 +23,12 @@ def of_library(library: Library) -> Record:
 
 
 def read(path: Path = FILE) -> Record:
-    """Return the record, an empty one where there is none yet."""
+    """Return the record, or an empty one if there is no file yet."""
     return json.loads(path.read_text()) if path.exists() else {"inputs": RANDOM_INPUTS, "libraries": {}}
 
 
 def write(record: Record, path: Path = FILE) -> None:
-    """Write the record, a line for each row."""
+    """Write the record, one line per row."""
     parts = [f' "{name}": {_library(found)}' for name, found in record["libraries"].items()]
     path.write_text(f'{{"inputs": {record["inputs"]}, "libraries": {{\n' + ",\n".join(parts) + "\n}}\n")
 

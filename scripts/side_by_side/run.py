@@ -1,4 +1,4 @@
-"""Calls the functions, and has their answers judged."""
+"""Call the functions and judge their answers."""
 
 import importlib
 import warnings
@@ -30,7 +30,7 @@ def library(name: str) -> Library:
 
 
 def answered(call: Call, case: Case) -> Answer | Refusal:
-    """Return what a call answers, or what it raises; its warnings are not looked at."""
+    """Return the answer of a call, or the error that it raises. Ignore warnings."""
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
@@ -40,7 +40,7 @@ def answered(call: Call, case: Case) -> Answer | Refusal:
 
 
 def rows(of: Library, quick: bool = False) -> Iterator[dict[str, Any]]:
-    """Yield, for each function and case, the verdict and what it is about; quick ones compile for few formats."""
+    """Yield the verdict for each function and case. `quick` skips the cases that cost a compilation."""
     for function in of.functions:
         for name in function.cases:
             if quick and of.compiles and name in SLOW:
@@ -55,7 +55,7 @@ def rows(of: Library, quick: bool = False) -> Iterator[dict[str, Any]]:
 
 
 class Bound(NamedTuple):
-    """On how many inputs a result's norm is at most the threshold, and by how much it is above it at worst."""
+    """The number of inputs for which the norm is at most the threshold, and the largest relative excess over it."""
 
     kept: int
     worst: float
@@ -63,7 +63,7 @@ class Bound(NamedTuple):
 
 
 def bounds(of: Library, count: int = RANDOM_INPUTS) -> Iterator[dict[str, Any]]:
-    """Yield, for each function that clips, how its bound is kept on random inputs, by the peer and by ours."""
+    """Yield, for each function that clips, how often the library and gradclip keep the bound on random inputs."""
     for function in of.functions:
         if function.formats:
             theirs, ours = (bound_of(function, call, count)._asdict() for call in (function.theirs, function.ours))
@@ -71,7 +71,7 @@ def bounds(of: Library, count: int = RANDOM_INPUTS) -> Iterator[dict[str, Any]]:
 
 
 def bound_of(function: Function, call: Call, count: int) -> Bound:
-    """Return how one of a function's calls keeps its bound on the first random inputs."""
+    """Return how often a call keeps its bound on the first `count` random inputs."""
     excesses: dict[str, list[float]] = {dtype: [] for dtype in function.formats}
     for seed in range(count):
         dtype = function.formats[seed % len(function.formats)]

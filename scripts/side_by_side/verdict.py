@@ -1,4 +1,4 @@
-"""What is said of two answers: the same, ours better, or different."""
+"""Judge two answers: the same, ours better, or different."""
 
 import math
 from dataclasses import dataclass, field
@@ -14,17 +14,17 @@ from side_by_side.formats import MOST, ULP, coarser, format_of, parts, spacing, 
 
 KINDS = ("same", "better", "different")
 SAME = 4.0  # units in the last place
-# How far ours may be from what is right and still be better, in such units: 1e-6 of it at least.
+# The largest error, in ulps, with which ours can still be better: a relative error of at least 1e-6.
 NEAR = {name: max(SAME, 1e-6 / ulp) for name, ulp in ULP.items()}
-# How far a result may be that is as right as ours are meant to be: some dozens of units in float64.
+# The largest error, in ulps, that our results are meant to have: some dozens in float64.
 CLOSE = 128.0
-ERRORS = ("ValueError", "TypeError")  # what ours refuses with; others are faults
+ERRORS = ("ValueError", "TypeError")  # deliberate refusals of ours; other errors are faults
 RightRule = Rule | Summed | Clamp | Norm
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a call returned: the clipped leaves, and the norms where it returns them."""
+    """What a call returned: the clipped leaves, and the norms if it returns them."""
 
     leaves: list[np.ndarray]
     norms: list[np.ndarray] = field(default_factory=list)
@@ -39,7 +39,7 @@ class Refusal:
 
 
 class Verdict(NamedTuple):
-    """`kind` is "same", "better" or "different"; `why` one word; then an element of the answers, written."""
+    """`kind` is "same", "better" or "different"; `why` is one word; the rest shows one element of the answers."""
 
     kind: str
     why: str
@@ -50,15 +50,15 @@ class Verdict(NamedTuple):
 
 @dataclass
 class Part:
-    """The leaves of two answers, or their norms, beside what is right; distances in units in the last place."""
+    """The leaves or the norms of two answers, compared with the right ones. Distances are in ulps."""
 
     apart: float = 0.0
     theirs_off: float = 0.0
     ours_off: float = 0.0
     near: bool = True
     close: bool = True
-    alike: bool = True  # where there is no right answer
-    dtypes: tuple[str, str] = ("", "")  # of the first arrays that differ in them
+    alike: bool = True  # for numbers without a right answer
+    dtypes: tuple[str, str] = ("", "")  # of the first two arrays with different dtypes
     cells: tuple[str, str, str] = ("", "", "")
     _worst: float = -1.0
 
@@ -91,9 +91,9 @@ class Part:
 
 
 def distance(number: float, right: Decimal, name: str) -> float:
-    """Return how far a number is from the right one, in units in the last place of a format.
+    """Return how far a number is from the right one, in ulps of a format.
 
-    An infinity is no distance from what is beyond the format's largest number.
+    The distance of an infinity from a number above the format's largest one is 0.
     """
     if not math.isfinite(number) or not right.is_finite():
         beyond = (
@@ -108,7 +108,7 @@ def distance(number: float, right: Decimal, name: str) -> float:
 
 
 def judge(theirs: Answer | Refusal, ours: Answer | Refusal, rule: RightRule, case: Case, defined: bool) -> Verdict:
-    """Return the verdict on two answers to one call; `defined` says whether there is a right one."""
+    """Return the verdict on two answers to one call; `defined` says whether a right answer exists."""
     if isinstance(ours, Refusal) and ours.error not in ERRORS:
         return Verdict("different", "fault", getattr(theirs, "error", "numbers"), ours.error, "none")
     if isinstance(theirs, Refusal) and isinstance(ours, Refusal):
@@ -129,7 +129,7 @@ def judge(theirs: Answer | Refusal, ours: Answer | Refusal, rule: RightRule, cas
 
 
 def _right(answer: Answer, rule: RightRule, case: Case, defined: bool) -> Right:
-    """Return what is right, the norms in the shapes of the answer's; None for each number that has no right value."""
+    """Return the right leaves, and the norms in the answer's shapes; None for each number without a right value."""
     exact = rule.exact(case.leaves, case.threshold) if defined else None
     leaves = exact.leaves if exact else [[None] * parts(x).size for x in answer.leaves]
     numbers = iter(exact.norms if exact else ())
@@ -162,7 +162,7 @@ def _judged(part: Part, theirs_excess: float, ours_excess: float) -> Verdict:
 
 
 def _refused_by_ours(theirs: Answer, ours: Refusal, right: Right, case: Case) -> Verdict:
-    """Ours is better where there is no answer and the peer gives one all the same: numbers that are not all zero."""
+    """Ours is better if no right answer exists but the library returns numbers that are not all zero."""
     numbers = np.concatenate([parts(x) for x in theirs.leaves]) if theirs.leaves else np.zeros(0)
     nonsense = not case.answerable and (np.isfinite(numbers) & (numbers != 0)).any()
     part = _compared(theirs.leaves, theirs.leaves, right.leaves)

@@ -85,7 +85,7 @@ def test_a_row_without_its_reason_is_shown():
     functions = {"clip": {"bound": None, "cases": {"NaN": cells}}}
     made = page.page({"inputs": 1, "libraries": {"PyTorch": {"version": "0", "functions": functions}}})
     assert "| NaN | `clip` | 1 | 2 | 3 | DIFFERENT, without a reason: values |" in made
-    assert "Not run where this was written: optax" in made
+    assert "Not run when this page was written: optax" in made
 
 
 def test_what_is_written_is_read_back(tmp_path):

@@ -1,1 +1,1 @@
-"""One module for each library: how each of its functions is called, the peer's and ours."""
+"""One module per library: how to call each of its functions, the library's version and ours."""

@@ -22,7 +22,7 @@ from side_by_side.libraries.jax_arrays import mode
 from side_by_side.libraries.tensorflow_arrays import tf
 from side_by_side.verdict import Answer
 
-# Importing the vectors of JAX switches 64-bit mode on; a user of JAX has it off.
+# Importing declearn's JAX vectors switches 64-bit mode on. JAX users have it off by default.
 jax.config.update("jax_enable_x64", False)
 
 

@@ -1,4 +1,4 @@
-"""What the libraries on JAX share."""
+"""What the JAX libraries share."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +14,13 @@ from side_by_side.verdict import Answer
 
 @contextlib.contextmanager
 def mode(leaves: Sequence[np.ndarray]) -> Iterator[None]:
-    """Switch 64-bit numbers on where a leaf has them."""
+    """Switch 64-bit mode on if a leaf is 64-bit."""
     with jax.enable_x64(any(x.dtype == np.float64 for x in leaves)):
         yield
 
 
 def on_arrays(clip: Callable[[list[jax.Array], float], tuple[Any, Sequence[Any]]]) -> Call:
-    """Return a call of NumPy arrays; `clip` takes JAX's, and returns clipped ones and norms."""
+    """Return a call that takes NumPy arrays; `clip` takes JAX arrays and returns clipped arrays and norms."""
 
     def call(leaves: list[np.ndarray], threshold: float) -> Answer:
         with mode(leaves):

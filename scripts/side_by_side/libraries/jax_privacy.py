@@ -26,7 +26,7 @@ def clip_pytree(**options: Any) -> Any:
 
 
 def clipped_fun(module: Any) -> Call:
-    """The function returns the example itself."""
+    """Clip a function that returns the example itself."""
 
     def clip(leaves: list[jax.Array], threshold: float) -> tuple[Any, list[Any]]:
         made = module.clipped_fun(lambda x: x, keep_batch_dim=False, l2_clip_norm=threshold)
@@ -36,7 +36,7 @@ def clipped_fun(module: Any) -> Call:
 
 
 def clipped_grad(module: Any) -> Call:
-    """The loss is the product with the example, so that its gradient is the example."""
+    """Clip the gradients of a loss that is the product with the example, so its gradient is the example."""
 
     def clip(leaves: list[jax.Array], threshold: float) -> tuple[Any, list[Any]]:
         made = module.clipped_grad(_product, keep_batch_dim=False, l2_clip_norm=threshold)

@@ -1,4 +1,4 @@
-"""Keras' optimizers: a step of SGD from zero, whose length is the clipped gradient."""
+"""Keras optimizers. A step of SGD from zero shows the clipped gradient."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,13 +13,13 @@ from side_by_side.exact import Clamp, Rule, each_leaf, together
 from side_by_side.functions import Call, Function, Library
 from side_by_side.verdict import Answer
 
-# The step itself reads subnormal numbers as zero, whatever the clipping has left.
+# The step itself reads subnormal numbers as zero, whatever clipping returns.
 WITHOUT_SUBNORMALS = tuple(name for name in CASES if not name.startswith("subnormal"))
 SGD, CLIPPED = keras.optimizers.SGD, integration.clipped(keras.optimizers.SGD)
 
 
 def step(optimizer: Callable[[float], Any]) -> Call:
-    """Return a call of an optimizer that is made for a threshold."""
+    """Return a call that makes an optimizer for the threshold and takes one step."""
 
     def call(leaves: list[np.ndarray], threshold: float) -> Answer:
         variables = [keras.Variable(np.zeros(x.shape), dtype=x.dtype.name) for x in leaves]

@@ -1,4 +1,4 @@
-"""`lucid.nn.util`, on real parameters, whose gradients are NumPy arrays."""
+"""`lucid.nn.util`, on real parameters. Their gradients are NumPy arrays."""
 
 import math
 from collections.abc import Callable
@@ -20,12 +20,12 @@ FORMATS = ("float32", "float16", "float64")
 
 
 def _kept(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out what Lucid has no numbers for."""
+    """Leave out the formats that Lucid does not have."""
     return tuple(name for name in names if "bfloat16" not in name)
 
 
 def parameters(leaves: list[np.ndarray]) -> list[Any]:
-    """Return parameters with copies of the leaves for gradients; a leaf listed twice is one parameter."""
+    """Return parameters with copies of the leaves as gradients. A leaf listed twice becomes one parameter."""
     made: dict[int, Any] = {}
     for leaf in leaves:
         if id(leaf) not in made:
@@ -60,7 +60,7 @@ def grad_norm(module: Any) -> Call:
 
 
 def _norm(norm: Any, leaves: list[np.ndarray]) -> np.ndarray:
-    """Return a norm in the precision of the gradients, float32 at least; Lucid's tensors of one number have float64."""
+    """Return a norm in the gradients' precision, at least float32, because Lucid's scalar tensors are float64."""
     return np.asarray(norm.data, np.result_type(np.float32, *(x.real.dtype for x in leaves)))
 
 

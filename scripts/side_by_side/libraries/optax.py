@@ -23,7 +23,7 @@ from side_by_side.libraries.jax_arrays import on_arrays
 
 
 def transformation(name: str, jit: bool = False) -> Any:
-    """Return how a transformation is called that takes a threshold."""
+    """Return a call of a transformation that takes a threshold."""
 
     def of(module: Any) -> Call:
         def clip(leaves: list[jax.Array], threshold: float) -> tuple[Any, list[Any]]:
@@ -37,7 +37,7 @@ def transformation(name: str, jit: bool = False) -> Any:
 
 
 def adaptive_grad_clip(module: Any) -> Call:
-    """Parameters are 1."""
+    """Return a call with parameters that are all 1."""
 
     def clip(leaves: list[jax.Array], threshold: float) -> tuple[Any, list[Any]]:
         made, parameters = module.adaptive_grad_clip(threshold), jax.tree.map(jnp.ones_like, leaves)

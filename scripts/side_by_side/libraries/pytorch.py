@@ -31,7 +31,7 @@ def array(tensor: torch.Tensor) -> np.ndarray:
 
 
 def parameters(leaves: Sequence[np.ndarray]) -> list[torch.nn.Parameter]:
-    """Return parameters with copies of the leaves for gradients; a leaf listed twice is one parameter."""
+    """Return parameters with copies of the leaves as gradients. A leaf listed twice becomes one parameter."""
     made: dict[int, torch.nn.Parameter] = {}
     for leaf in leaves:
         if id(leaf) not in made:
@@ -74,7 +74,7 @@ def get_total_norm(norm_type: float = 2.0) -> Callable[[Any], Call]:
 
 
 def clip_grads_with_norm(module: Any) -> Call:
-    """The norm is the module's own."""
+    """Return a call with the norm that the module itself computes."""
 
     def call(leaves: list[np.ndarray], threshold: float) -> Answer:
         listed = parameters(leaves)

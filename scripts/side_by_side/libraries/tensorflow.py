@@ -1,4 +1,4 @@
-"""TensorFlow's clipping functions, eager, compiled by XLA, and on slices of which some rows are listed twice."""
+"""TensorFlow's clipping functions: eager, compiled by XLA, and on slices with rows listed twice."""
 
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -40,12 +40,12 @@ def clip_by_global_norm(compiled: bool = False) -> Callable[[Any], Call]:
 
 
 def _array(norm: Any) -> np.ndarray:
-    """Return a norm as an array: one that is a number, of no tensors, in TensorFlow's usual format."""
+    """Return a norm as an array. A Python number, the norm of no tensors, becomes float32."""
     return tf.convert_to_tensor(norm).numpy()
 
 
 def with_norm(module: Any) -> Call:
-    """The norm is the module's own."""
+    """Return a call with the norm that the module itself computes."""
 
     def call(leaves: list[np.ndarray], threshold: float) -> Answer:
         given = tensors(leaves)
@@ -56,7 +56,7 @@ def with_norm(module: Any) -> Call:
 
 
 def of_slices(module: Any) -> Call:
-    """Each row is listed twice, half of it each time."""
+    """List each row twice, with half of its values each time."""
 
     def call(leaves: list[np.ndarray], threshold: float) -> Answer:
         clipped, norm = module.clip_by_global_norm(list(map(_halves, leaves)), threshold)
@@ -71,7 +71,7 @@ def _halves(leaf: np.ndarray) -> tf.IndexedSlices:
 
 
 def each(name: str, **options: Any) -> Callable[[Any], Call]:
-    """Return how a function of one tensor and a threshold is called."""
+    """Return a call of a function that takes one tensor and a threshold."""
 
     def of(module: Any) -> Call:
         clip = getattr(module, name)

@@ -1,4 +1,4 @@
-"""What the modules of TensorFlow and Keras share: its import without its messages, and how tensors are made."""
+"""What the TensorFlow and Keras modules share: an import without messages, and making tensors."""
 
 import os
 
