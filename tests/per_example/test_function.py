@@ -28,7 +28,7 @@ def test_sums_on_a_grid_do_not_depend_on_microbatches(microbatch_size):
         assert whole.dtype == jnp.int64
         assert jnp.array_equal(jax.jit(parts)(weights, batch), whole)
         assert parts.sensitivity().rounding == 0.0
-    with pytest.raises(ValueError, match="leave out normalize_by"):
+    with pytest.raises(ValueError, match="Leave out normalize_by"):
         gradclip.clipped_grad(loss, 1.0, grid=10, normalize_by=2.0)
 
 

@@ -104,11 +104,11 @@ def test_what_is_no_number(value):
 
 
 def test_noise_and_sensitivities_beyond_the_range():
-    with pytest.raises(ValueError, match="beyond float64's range; lower max_norm or noise_multiplier"):
+    with pytest.raises(ValueError, match="beyond float64's range. Lower max_norm or noise_multiplier"):
         promise(1e300).noise_std(1e300)
-    with pytest.raises(ValueError, match="a sensitivity beyond float64's range: lower max_norm, got"):
+    with pytest.raises(ValueError, match="the sensitivity is beyond float64's range. Lower max_norm, got"):
         clipped_sum_sensitivity(1.7e308, "replace_one", sum_dtype="float64")
-    with pytest.raises(ValueError, match="a sensitivity beyond float64's range: lower max_norm, got"):
+    with pytest.raises(ValueError, match="the sensitivity is beyond float64's range. Lower max_norm, got"):
         clipped_sum_sensitivity([1.7e308] * 3)
 
 
@@ -138,7 +138,7 @@ def test_names_that_are_no_text(name, value):
     [
         ({"grid": 2**52 + 1}, r"grid must be the number of steps in max_norm, an integer from 1 to 2\*\*52"),
         ({"grid": 2**53}, r"an integer from 1 to 2\*\*52"),
-        ({"grid": 16, "to_unit": True}, "to_unit=True goes without a grid"),
+        ({"grid": 16, "to_unit": True}, "to_unit=True does not work with a grid"),
         ({"grid": 16, "max_norm": 0.0}, "with a grid max_norm must be positive and finite"),
         ({"grid": 16, "max_norm": math.inf}, "with a grid max_norm must be positive and finite"),
         ({"grid": 16, "max_norm": {"a": 1.0, "b": 0.0}}, "with a grid max_norm must be positive and finite"),
