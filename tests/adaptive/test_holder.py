@@ -124,7 +124,7 @@ def test_spikes_are_skipped_and_observed(make):
 
 @pytest.mark.parametrize("value", [0.5, math.nan, -1.0])
 def test_skip_above_is_at_least_one(value):
-    with pytest.raises(ValueError, match=r"skip_above must lie from 1.0 to inf"):
+    with pytest.raises(ValueError, match=r"skip_above must be from 1.0 to inf"):
         AdaptiveNorm(skip_above=value)
 
 

@@ -93,9 +93,9 @@ def test_a_function_that_is_none():
         ),
         (lambda g: g, r"an array float32\[4, 3\] for 4 examples, and an array float32\[3, 3\] for 3"),
         (lambda g: {len(g): ours(g)}, r"\[4\] float32\[3\] for 4 examples, and \[3\] float32\[3\] for 3"),
-        (lambda g: [ours(g)] * len(g), "of the same structure"),
+        (lambda g: [ours(g)] * len(g), "with the same structure"),
         (lambda g: ours(g) if len(g) == 4 else np.ones(3, int), r"float32\[3\] for 4 .* int64\[3\] for 3"),
-        (lambda g: ours(g) if len(g) == 4 else [ours(g)], "of the same structure"),
+        (lambda g: ours(g) if len(g) == 4 else [ours(g)], "with the same structure"),
         (lambda g: torch.ones(len(g)), r"float32\[4\] for 4"),
         (lambda g: None, "function returned no arrays"),
     ],
@@ -117,7 +117,7 @@ def test_results_of_another_structure(function, message):
     ],
 )
 def test_results_that_are_no_sums(function):
-    with pytest.raises(TypeError, match=r"function returned .* of dtype .*; return sums in one of float16"):
+    with pytest.raises(TypeError, match=r"function returned .* of dtype .*. Return sums in one of float16"):
         check_sensitivity(function, EXAMPLES, 1.01, trials=1)
 
 

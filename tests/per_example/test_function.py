@@ -125,7 +125,7 @@ def test_bad_calls():
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), [True]):
         with pytest.raises(ValueError, match="mask"):
             clipped(jnp.ones(2), jnp.ones((2, 2)), jnp.ones(2), mask=mask)
-    with pytest.raises(TypeError, match="argument 2 is needed by position"):
+    with pytest.raises(TypeError, match="argument 2 must be passed by position"):
         clipped(jnp.ones(2), jnp.ones(2))
     with pytest.raises(TypeError, match="argument 0 holds NumPy arrays, which have no derivatives"):
         clipped({"w": np.ones(2)}, jnp.ones(2), jnp.ones(2))

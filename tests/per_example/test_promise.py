@@ -51,7 +51,7 @@ def test_where_batches_change_their_shape_nothing_is_promised():
     clipped = gradclip.clipped_grad(loss, 1.0)
     promise = clipped.sensitivity(batch_size=8)
     assert promise.bound == math.inf
-    with pytest.raises(ValueError, match=r"the shape of a batch.* Pass clipped_grad pad_to=.* or microbatch_size="):
+    with pytest.raises(ValueError, match=r"the shape of the batch.* Pass clipped_grad pad_to=.* or microbatch_size="):
         promise.noise_std(1.0)
     with pytest.raises(ValueError, match="Pass clipped_fun pad_to="):
         gradclip.clipped_fun(lambda x: x, 1.0, unit="group").sensitivity().noise_std(1.0)

@@ -2,7 +2,7 @@
 
 A threshold is divided into `grid` steps. An example of D elements is scaled, in units of a step, to a norm of at most
 grid - sqrt(D) / 2. Rounding each element to the nearest integer adds at most sqrt(D) / 2 to the norm, so it is at most
-`grid`, exactly. The scaled elements are at most `grid` <= 2**52, so float64 rounds them correctly. The sum of n
+`grid`, exactly. The scaled elements are below 2**52, so float64 rounds them correctly. The sum of n
 examples needs n * grid < 2**63.
 
 A layer that is clipped to a share s of the threshold has the same steps. By the same argument, its norm is at most

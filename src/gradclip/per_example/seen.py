@@ -42,7 +42,7 @@ class Seen:
             )
 
     def note(self, leaves: Iterable[Any]) -> None:
-        """Record the leaves of a call, batch on axis 0; warn if a sensitivity assumed fewer elements or wider dtypes."""
+        """Record the leaves of a call, batch on axis 0; warn if a sensitivity assumed less."""
         leaves = list(leaves)
         names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
         self._elements = max(self._elements, _elements(leaves, EXAMPLE))

@@ -47,7 +47,7 @@ class Batch:
         return batch._in_two_readings(mask) if summed is None else summed
 
     def _zeroed(self) -> "Batch":
-        """Return the batch with zeros for non-finite elements, if its values are not known yet; else the batch itself."""
+        """Put zeros for the non-finite elements of a batch, unless its values are known."""
         backend, clipping = self.backend, self.clipping
         if backend.concrete or clipping.target.integers:
             return self
