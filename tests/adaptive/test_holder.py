@@ -202,7 +202,7 @@ def test_a_state_of_another_order_is_refused():
     run(one, [1.0], ord=1)
     run(two, [1.0], ord="inf")
     with pytest.raises(
-        ValueError, match=r"state is of norms of ord=1.0, but this AdaptiveNorm has observed .* ord=inf"
+        ValueError, match=r"state holds norms of ord=1.0, but this AdaptiveNorm has observed .* ord=inf"
     ):
         two.load_state_dict(one.state_dict())
     fresh = AdaptiveNorm()

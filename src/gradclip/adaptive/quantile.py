@@ -224,7 +224,8 @@ class QuantileThreshold:
 def _fraction(quantile: float, window: int) -> tuple[int, int]:
     """Return the smallest fraction n / d >= quantile with d <= window. It gives the same k for every c <= window.
 
-    That is, ceil(quantile * c) = ceil(n * c / d). If ceil(quantile * c) = m, then m / c >= quantile is one of these fractions, so n / d <= m / c.
+    That is, ceil(quantile * c) = ceil(n * c / d). Proof: if ceil(quantile * c) = m, then m / c >= quantile is one of
+    these fractions, so n / d <= m / c.
     """
     exact = Fraction(repr(quantile))
     found = min(Fraction(math.ceil(exact * c), c) for c in range(1, window + 1))
