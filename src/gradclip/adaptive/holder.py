@@ -58,7 +58,7 @@ class AdaptiveNorm:
     """
 
     elsewhere = (
-        "Elsewhere use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(norm). "
+        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(norm). "
         "At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"

@@ -39,5 +39,5 @@ class DemoSettings:
             )
         if self.out.exists() and not self.out.is_dir():
             raise ValueError(
-                f"out must be a folder or a new path, got the file {str(self.out)!r}. Pass a different folder with --out."
+                f"out must be a folder or a new path, got the file {str(self.out)!r}. Pass a folder with --out."
             )

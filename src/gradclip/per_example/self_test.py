@@ -109,16 +109,16 @@ def check_sensitivity(
 
     Args:
         function: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
-            is "add_or_remove_one", it must also accept a batch with one example less. Or pass what `clipped_grad`
+            is "add_or_remove_one", it must also accept a batch with one example fewer. Or pass what `clipped_grad`
             returned. Its settings are then tested with two losses: one whose gradients are the examples, and one with
             a kink at its predictions. There the last bits of a prediction decide the gradient, and these bits depend
             on the example alone only if all programs have one shape.
         examples: a tree of arrays of any framework. It sets the shapes (batch, ...) and dtypes to try. Pass as many
             examples as a batch will have: sums in low precision fail only for many.
         sensitivity: the promised `Sensitivity`, or a number: the largest distance when one example is added or removed.
-        dtypes: dtypes to try instead of those of the arrays: names such as "float16", or a framework's dtypes.
+        dtypes: the dtypes to try instead of those of the arrays: names such as "float16", or a framework's dtypes.
         trials: how often each case is tried, 1 or more, each time with new random numbers.
-        seed: seed of the random numbers. The same seed gives the same report.
+        seed: the seed of the random numbers. The same seed gives the same report.
 
     Returns:
         A `SensitivityReport` with `holds`, `worst` and `cases`; it prints as a table. A non-finite result counts as an

@@ -13,20 +13,21 @@ each 1 + d with |d| <= u, differs from 1 by at most g(k, u) (Higham, Accuracy an
 2nd ed., lemma 3.1).
 
 1. The sum itself. Let p_i be what unit i adds, ||p_i|| <= B. In each coordinate, in any order, a term takes part in at
-   most n - 1 additions. So the computed sum is the sum of the terms p_ij, each times such a product. (A fused multiply
-   and add rounds no more often.) These steps add r more factors, with v in place of u: rounding the result, adding k
-   microbatches (k - 1 additions), and dividing by a constant. (The division may be a multiplication by the rounded
-   inverse, and the constant itself may be rounded.) Adding m such sums afterwards, in any order, adds m - 1 more
-   factors with v. If the sums are first rounded to a format of roundoff w, it adds m factors with w. So each
-   coordinate is off by at most e * sum_i |p_ij|, with
+   most n - 1 additions. So the computed sum is the sum of the terms p_ij, each times a product of n - 1 such factors.
+   (A fused multiply and add rounds no more often.) These steps add r more factors, with v in place of u: rounding the
+   result, adding k microbatches (k - 1 additions), and dividing by a constant. (The division may be a multiplication by
+   the rounded inverse, and the constant itself may be rounded.) Adding m such sums afterwards, in any order, adds m - 1
+   more factors with v. If the sums are first rounded to a format of roundoff w, it adds m factors with w instead. So
+   each coordinate is off by at most e * sum_i |p_ij|, with
    e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1. By the triangle inequality, the vector is off by at most
-   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. Two sums are compared, so count it twice.
+   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. The distance between
+   two such sums is off by at most twice that.
 2. The other units. One example can make a reduction choose a different order or scale. The computed norms of all other
    examples can then change in their last bits. A computed norm of K elements differs from the exact norm by a factor
    with at most (K + 9) / 2 + 3 rounding errors. The coefficient adds 8 more, and the 16 by which it is lowered if it
    is not 1. So two coefficients of one example differ relatively by at most s = 2 * (K + 16) * u, and all p_i together
-   by s * n * B. Devices that add in float32 add in pairs: for them, K is twice the number of its binary digits. (The
-   kernels' sums of half types have larger errors, but a row of a batch gets the same bits whatever the others hold.)
+   by s * n * B. Devices that add in float32 add in pairs: for them, replace K by twice its number of binary digits.
+   (The kernels' sums of half types have larger errors, but give each row the same bits whatever the others hold.)
 3. Underflow. Numbers below the normal range may be flushed to zero. This costs at most the smallest normal number for
    each operation of step 1 in each of K coordinates, doubled for the operations that follow.
 
