@@ -104,7 +104,7 @@ class AdaptiveNorm:
         """The number of steps skipped, by `skip_above` or by `nonfinite="skip"`."""
         return int(self._counts["skipped"])
 
-    # What calls ask
+    # Called by the clipping functions
 
     def clip(self, clip_to: Callable[[Threshold], Scalar], order: Order, nonfinite: Nonfinite) -> Scalar:
         """Clip with a function from a threshold to the norm before clipping; observe that norm and return it."""

@@ -282,7 +282,7 @@ class Monitor:
             ]
             counts, calls = Counts(*map(int, state["counts"])), int(state["calls"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ValueError("the state is not one of a Monitor. Pass the result of its state_dict().") from error
+            raise ValueError("this is not the state of a Monitor. Pass the result of its state_dict().") from error
         with self._lock:
             self._pending, self._calls = [], calls
             self._take(steps, counts)

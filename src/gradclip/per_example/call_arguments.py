@@ -122,7 +122,7 @@ def check_assumption(
         if count > 1 and (count,) in lengths:
             raise TypeError(
                 f"every example would get all of {keyword}, which has {count} rows like the batch. If it carries the "
-                f"batch, pass it by position, and batch_argnums= to {name} with all such positions. If every example "
+                f"batch, pass it by position and list all such positions in batch_argnums= of {name}. If every example "
                 f"should get all of it, pass batch_argnums={batch_argnums[0]}."
             )
 

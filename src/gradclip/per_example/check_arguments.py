@@ -28,7 +28,7 @@ def as_dtypes(dtypes: object) -> tuple[str | None, ...]:
     names = [None if dtype is None else bare_name(str(getattr(dtype, "__name__", dtype))) for dtype in asked]
     for name, dtype in zip(names, asked, strict=True):
         if name is not None and name not in SUPPORTED:
-            raise ValueError(f"dtypes must be some of {', '.join(SUPPORTED)}, got {shown(dtype)}.")
+            raise ValueError(f"dtypes must be among {', '.join(SUPPORTED)}, got {shown(dtype)}.")
     return tuple(names) or (None,)
 
 
@@ -38,7 +38,7 @@ def check_settings(function: Callable[[Any], Any], trials: object, seed: object)
     Raises TypeError if the function is not callable, ValueError for a bad number of trials or a bad seed.
     """
     if not callable(function):
-        raise TypeError(f"function must be a function of a tree of gradients, got {shown(function)}.")
+        raise TypeError(f"function must be callable with a tree of gradients, got {shown(function)}.")
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral) or seed < 0:
         raise ValueError(f"seed must be a whole number, 0 or more, got {shown(seed)}.")
     return as_count("trials", trials), int(seed)

@@ -89,7 +89,9 @@ class PerExampleSettings:
         if is_single_threshold(self.max_norm):
             return [check_threshold(self.max_norm)]
         if self.per_layer:
-            raise ValueError("per_layer=True needs one number as max_norm. With a tree of thresholds, leave it out.")
+            raise ValueError(
+                "per_layer=True needs one number as max_norm. To use a tree of thresholds, leave out per_layer."
+            )
         thresholds = list(map(check_threshold, flatten(self.max_norm).leaves))
         if not thresholds:
             raise ValueError(
