@@ -62,8 +62,8 @@ class QuantileThreshold:
     the k_c-th smallest, k_c = max(1, ceil(quantile * c)). One norm more raises ceil(quantile * c) by at most 1, so
     k_c >= k - (W - c) >= c - K + 1. Even if the c - K other norms are all smaller, the k_c-th smallest is not among
     them, so it is at least a. Also k_c <= k <= K, so at least k_c norms are at most b. K - 1 are not always enough. If
-    K = k, then next to W - K + 1 larger norms the k-th smallest is one of the larger norms. If K = W - k + 1, then k
-    smaller norms hold it.
+    K = k: among K - 1 norms in [a, b] and W - K + 1 larger norms, the k-th smallest is one of the larger norms. If
+    K = W - k + 1: among K - 1 norms in [a, b] and k smaller norms, the k-th smallest is one of the smaller norms.
 
     This does not protect against a wrong level: every level that lasts is accepted. Set `upper` to limit it. A well
     chosen fixed threshold trains as well; the gain is that you need not choose one.
