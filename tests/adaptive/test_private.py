@@ -104,17 +104,17 @@ def test_too_little_noise_on_the_fraction_is_an_error(sigma_b):
 
 @pytest.mark.parametrize("noises", [(0.0, 1.0), (1.0, 0.0), (math.inf, 1.0), (1.0, math.nan), (-1.0, 1.0)])
 def test_noises_are_positive(noises):
-    with pytest.raises(ValueError, match=r"must lie above 0\.0"):
+    with pytest.raises(ValueError, match=r"must be above 0\.0"):
         PrivateQuantile.gradient_noise(*noises)
 
 
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"target": 1.1}, ValueError, "target must lie"),
-        ({"learning_rate": 0}, ValueError, "learning_rate must lie above"),
+        ({"target": 1.1}, ValueError, "target must be"),
+        ({"learning_rate": 0}, ValueError, "learning_rate must be above"),
         ({"initial": "1"}, TypeError, "initial must be a number"),
-        ({"upper": math.inf}, ValueError, "upper must lie"),
+        ({"upper": math.inf}, ValueError, "upper must be"),
         ({"lower": 2.0}, ValueError, "lower <= initial <= upper must hold, got 2.0, 1.0 and 1000000.0"),
     ],
 )

@@ -295,16 +295,16 @@ def test_layers_are_clipped_by_their_thresholds_under_jit():
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"factor": 0.0}, ValueError, "factor must lie from"),
-        ({"factor": math.nan}, ValueError, "factor must lie from"),
+        ({"factor": 0.0}, ValueError, "factor must be from"),
+        ({"factor": math.nan}, ValueError, "factor must be from"),
         ({"factor": "2"}, TypeError, "factor must be a number, got '2' of type str"),
-        ({"quantile": 1.5}, ValueError, "quantile must lie from 0.0 to 1.0, got 1.5"),
+        ({"quantile": 1.5}, ValueError, "quantile must be from 0.0 to 1.0, got 1.5"),
         ({"quantile": True}, TypeError, "quantile must be a number"),
-        ({"window": 0}, ValueError, "window must lie from 1 to 32768, got 0"),
-        ({"window": 2**15 + 1}, ValueError, "window must lie from 1 to 32768"),
+        ({"window": 0}, ValueError, "window must be from 1 to 32768, got 0"),
+        ({"window": 2**15 + 1}, ValueError, "window must be from 1 to 32768"),
         ({"window": 2.0}, TypeError, "window must be a whole number"),
-        ({"initial": -1.0}, ValueError, "initial must lie from 0.0 to inf"),
-        ({"lower": math.nan}, ValueError, "lower must lie from"),
+        ({"initial": -1.0}, ValueError, "initial must be from 0.0 to inf"),
+        ({"lower": math.nan}, ValueError, "lower must be from"),
         ({"lower": 2.0, "upper": 1.0}, ValueError, r"lower must not be above upper, got lower=2.0 and upper=1.0"),
     ],
 )
@@ -330,12 +330,12 @@ def test_a_history_is_the_rules_own():
     for shape in ((), (2,)):
         history = QuantileThreshold(window=8).init(shape=shape)
         for call in (QuantileThreshold(window=4).max_norm, lambda h: QuantileThreshold(window=4).observe(h, 1.0)):
-            with pytest.raises(ValueError, match=r"history holds 8 norms, and this rule's window is 4"):
+            with pytest.raises(ValueError, match=r"history holds 8 norms, but this rule's window is 4"):
                 call(history)
 
 
 def test_norms_of_a_tree_come_as_its_leaves():
     rule, norms = QuantileThreshold(), {"w": np.float32(1.0), "b": np.float32(2.0)}
-    with pytest.raises(TypeError, match=r"norms of layers come as an array or a list, got a dict. Pass its leaves"):
+    with pytest.raises(TypeError, match=r"norms of layers must be an array or a list, got a dict. Pass its leaves"):
         rule.observe(rule.init(shape=(2,)), norms)
     assert rule.observe(rule.init(shape=(2,)), list(norms.values())).norms[:, 0].tolist() == [1.0, 2.0]

@@ -43,7 +43,7 @@ def test_a_missing_command_line_says_what_to_install(monkeypatch, arguments, mis
     monkeypatch.setattr(sys, "argv", ["gradclip", *arguments])
     with pytest.raises(SystemExit, match=message) as stopped:
         entry.main()
-    assert "pip install '.[demo]' in a clone of gradclip. Without, there are gradclip info" in str(stopped.value)
+    assert "pip install '.[demo]' in a clone of gradclip. These work without: gradclip info" in str(stopped.value)
 
 
 BARE = """
@@ -69,7 +69,7 @@ def test_a_bare_installation_tells_its_versions():
     assert {"gradclip", "numpy", "tensorflow"} <= {line.split()[0] for line in done.stdout.splitlines()}
     demo = subprocess.run([*command, "demo"], capture_output=True, text=True, check=False)
     assert demo.returncode == 1
-    assert demo.stderr.startswith("This command needs typer and rich, not installed here. To install what it needs:")
+    assert demo.stderr.startswith("This command needs typer and rich, not installed here. To install:")
 
 
 def test_the_version_is_told():

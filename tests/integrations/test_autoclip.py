@@ -176,8 +176,8 @@ def test_gradients_of_a_closure_are_clipped():
         (lambda: QuantileClip(parameters(1) * 2), ValueError, "occurs twice"),
         (lambda: QuantileClip([parameters(1)[0] * 2]), ValueError, "computed from others"),
         (lambda: QuantileClip([{"params": set(parameters())}]), TypeError, "got a set"),
-        (lambda: QuantileClip(parameters(), quantile=1.1), ValueError, "quantile must lie"),
-        (lambda: QuantileClip(parameters(), history_length=0), ValueError, "window must lie"),
+        (lambda: QuantileClip(parameters(), quantile=1.1), ValueError, "quantile must be"),
+        (lambda: QuantileClip(parameters(), history_length=0), ValueError, "window must be"),
     ],
 )
 def test_what_is_refused(make, kind, words):

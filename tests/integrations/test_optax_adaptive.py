@@ -139,7 +139,7 @@ def test_the_optimizer_gets_what_else_is_passed():
 
 @pytest.mark.parametrize("make", [adaptive_clip_by_global_norm, lambda **s: skip_spikes(optax.sgd(1.0), **s)])
 def test_settings_are_checked(make):
-    with pytest.raises(ValueError, match=r"skip_above must lie from 1\.0 to inf"):
+    with pytest.raises(ValueError, match=r"skip_above must be from 1\.0 to inf"):
         make(skip_above=0.5)
     with pytest.raises(ValueError, match="ord must be a number"):
         make(ord=0)

@@ -54,7 +54,7 @@ def test_a_level_that_moves():
 def test_norms_of_zero_propose_no_threshold_of_zero():
     advice = advise(columns([5.0] * 30 + [0.0] * 90))
     assert (advice.max_norm, advice.steps) == (10.0, 30)
-    assert said(advice, "90 steps whose norm was 0 are left out")
+    assert said(advice, "90 steps with a norm of 0 are left out")
 
 
 def test_norms_at_the_ends_of_the_range():

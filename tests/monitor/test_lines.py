@@ -53,5 +53,5 @@ LAYERS_ONLY = '{"step": 1, "norm": 1, "max_norm": 1, "skipped": false, "layers":
     "line", [LAYERS_ONLY, "{", "[]", '{"step": 1}', '{"step": 1, "norm": "x", "max_norm": 1, "skipped": 0}']
 )
 def test_a_line_that_is_none_is_named(line):
-    with pytest.raises(ValueError, match="line 2 is no step that a monitor has saved, got "):
+    with pytest.raises(ValueError, match="line 2 is not a step saved by a Monitor, got "):
         list(from_lines([to_line(STEPS[0]), line]))

@@ -220,7 +220,7 @@ def test_a_state_goes_through_a_checkpoint(tmp_path):
 def test_a_state_that_is_none_changes_nothing(broken):
     monitor = some()
     before = repr(monitor.records)
-    with pytest.raises(ValueError, match="no state of a Monitor"):
+    with pytest.raises(ValueError, match="not the state of a Monitor"):
         monitor.load_state_dict({**some().state_dict(), **broken} if broken else {})
     assert repr(monitor.records) == before
 

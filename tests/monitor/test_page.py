@@ -111,7 +111,7 @@ def test_nothing_clipped_is_not_said_of_what_was_skipped_or_nan():
     monitor.record(np.nan, 1.0)
     assert len(notes(monitor)) == 1
     monitor.record(np.array([0.5, 90.0]), 1.0, skip_above=4.0)
-    assert notes(monitor)[0].endswith("above the threshold, but for the steps that were skipped.")
+    assert notes(monitor)[0].endswith("above the threshold, except at skipped steps.")
 
 
 @pytest.mark.filterwarnings("error")

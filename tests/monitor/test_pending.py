@@ -74,7 +74,7 @@ def test_what_cannot_be_recorded():
 
 
 def test_a_holder_that_has_clipped_nothing_is_told_so():
-    with pytest.raises(TypeError, match="max_norm is a holder that has clipped nothing yet"):
+    with pytest.raises(TypeError, match="max_norm has clipped nothing yet"):
         steps((5.0, gradclip.AdaptiveNorm()))
 
 
@@ -88,9 +88,9 @@ def test_norms_of_layers_are_no_norm_and_the_way_out_works():
 
 def test_a_vector_of_layers_is_checked_when_it_is_recorded():
     for norm, layers in ((5.0, np.ones(3)), (5.0, np.ones((2, 1))), (np.ones(3), np.ones(6)), (np.ones(3), np.ones(2))):
-        with pytest.raises(ValueError, match=r"layer_norms must be a vector of one step, of shape \(2,\)"):
+        with pytest.raises(ValueError, match=r"layer_norms must be a vector for one step, of shape \(2,\)"):
             Pending.of(norm, 1.0, layers, "propagate", ("a", "b"))
-    with pytest.raises(ValueError, match="A vector of the layers of one step takes names="):
+    with pytest.raises(ValueError, match="For a vector of the layers at one step, pass names="):
         Pending.of(5.0, 1.0, np.ones(3), "propagate", None)
     with pytest.raises(TypeError, match="norm must be a number or an array"):
         Pending.of(np.array(["5"]), 1.0, None, "propagate", None)

@@ -51,12 +51,12 @@ def with_default(w, x, y=None):
     ],
 )
 def test_several_arguments_and_no_word_which_carry_the_batch(fun, settings, said):
-    with pytest.raises(TypeError, match=rf"positions {said}\. Say to clipped_grad which do: batch_argnums={said}"):
+    with pytest.raises(TypeError, match=rf"positions {said}\. Tell clipped_grad which ones do: batch_argnums={said}"):
         gradclip.clipped_grad(fun, 1.0, **settings)
 
 
 def test_of_any_function_likewise():
-    with pytest.raises(TypeError, match=r"Say to clipped_fun which do: batch_argnums=\(0, 1\)"):
+    with pytest.raises(TypeError, match=r"Tell clipped_fun which ones do: batch_argnums=\(0, 1\)"):
         gradclip.clipped_fun(lambda x, y: x + y, 1.0)
     summed = gradclip.clipped_fun(lambda x, y: x * y, 9.0, batch_argnums=(0, 1))
     assert summed(jnp.ones((3, 2)), jnp.asarray([1.0, 2.0, 3.0])).tolist() == [[6.0, 6.0]]
@@ -66,14 +66,14 @@ def test_of_any_function_likewise():
 @pytest.mark.parametrize("fun", [lambda *args: loss(*args), with_default], ids=["*args", "default"])
 def test_what_the_function_does_not_tell_is_seen_when_it_is_called(fun, make):
     clipped = gradclip.clipped_grad(fun, 1.0)
-    with pytest.raises(TypeError, match=r"batch_argnums=\(1, 2\) if all of them"):
+    with pytest.raises(TypeError, match=r"batch_argnums=\(1, 2\) if all do"):
         clipped(make(np.zeros(2, np.float32)), make(X), make(Y))
 
 
 @pytest.mark.parametrize("fun", [with_default, lambda w, x, *, y: loss(w, x, y)], ids=["default", "keyword-only"])
 def test_labels_by_keyword_would_all_go_to_every_example(fun, make):
     clipped = gradclip.clipped_grad(fun, 1.0)
-    with pytest.raises(TypeError, match="every example would get all of y, which has 3 rows as the batch does"):
+    with pytest.raises(TypeError, match="every example would get all of y, which has 3 rows like the batch"):
         clipped(make(np.zeros(2, np.float32)), make(X), y=make(Y))
     whole = gradclip.clipped_grad(fun, 1e9, batch_argnums=1)(make(np.zeros(2, np.float32)), make(X), y=make(Y))
     assert whole.tolist() == [-2 * 4.0 * 4.25, -2 * 4.0 * 4.5]

@@ -43,7 +43,7 @@ def test_bfloat16_in_every_spelling():
 
 @pytest.mark.parametrize("dtypes", ["int8", ["int8"], ["float8_e4m3"], ["f"], 5, ["float16", "x"], [np.int32]], ids=str)
 def test_dtypes_of_no_gradients(dtypes):
-    with pytest.raises(ValueError, match=r"dtypes must be some of float16, bfloat16, .*, got"):
+    with pytest.raises(ValueError, match=r"dtypes must be among float16, bfloat16, .*, got"):
         check_sensitivity(ours, EXAMPLES, 1.01, dtypes=dtypes)
 
 
@@ -80,7 +80,7 @@ def test_promises_that_are_no_numbers(promised):
 
 
 def test_a_function_that_is_none():
-    with pytest.raises(TypeError, match="function must be a function of a tree of gradients, got 3"):
+    with pytest.raises(TypeError, match="function must be callable with a tree of gradients, got 3"):
         check_sensitivity(3, EXAMPLES, 1.01)
 
 
@@ -93,9 +93,9 @@ def test_a_function_that_is_none():
         ),
         (lambda g: g, r"an array float32\[4, 3\] for 4 examples, and an array float32\[3, 3\] for 3"),
         (lambda g: {len(g): ours(g)}, r"\[4\] float32\[3\] for 4 examples, and \[3\] float32\[3\] for 3"),
-        (lambda g: [ours(g)] * len(g), "of the same structure"),
+        (lambda g: [ours(g)] * len(g), "with the same structure"),
         (lambda g: ours(g) if len(g) == 4 else np.ones(3, int), r"float32\[3\] for 4 .* int64\[3\] for 3"),
-        (lambda g: ours(g) if len(g) == 4 else [ours(g)], "of the same structure"),
+        (lambda g: ours(g) if len(g) == 4 else [ours(g)], "with the same structure"),
         (lambda g: torch.ones(len(g)), r"float32\[4\] for 4"),
         (lambda g: None, "function returned no arrays"),
     ],
@@ -117,7 +117,7 @@ def test_results_of_another_structure(function, message):
     ],
 )
 def test_results_that_are_no_sums(function):
-    with pytest.raises(TypeError, match=r"function returned .* of dtype .*; return sums in one of float16"):
+    with pytest.raises(TypeError, match=r"function returned .* of dtype .*. Return sums in one of float16"):
         check_sensitivity(function, EXAMPLES, 1.01, trials=1)
 
 

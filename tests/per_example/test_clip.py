@@ -150,7 +150,7 @@ def test_a_tree_of_thresholds_clips_groups(framework):
     np.testing.assert_allclose(summed["b"], [3.6, 4.8], rtol=1e-6)
     assert framework.numbers(info.num_clipped) == {"a": 1, "b": 1}
     assert framework.numbers(info.norms)["b"].tolist() == [10.0, 1.0]
-    with pytest.raises(ValueError, match="per_layer=True takes one number"):
+    with pytest.raises(ValueError, match="per_layer=True needs one number"):
         gradclip.per_example_clip(tree, {"a": 1.0, "b": 5.0}, per_layer=True)
     with pytest.raises(ValueError, match="prefix"):
         gradclip.per_example_clip(tree, {"a": 1.0})

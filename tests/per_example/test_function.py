@@ -28,7 +28,7 @@ def test_sums_on_a_grid_do_not_depend_on_microbatches(microbatch_size):
         assert whole.dtype == jnp.int64
         assert jnp.array_equal(jax.jit(parts)(weights, batch), whole)
         assert parts.sensitivity().rounding == 0.0
-    with pytest.raises(ValueError, match="leave out normalize_by"):
+    with pytest.raises(ValueError, match="Leave out normalize_by"):
         gradclip.clipped_grad(loss, 1.0, grid=10, normalize_by=2.0)
 
 
@@ -125,7 +125,7 @@ def test_bad_calls():
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), [True]):
         with pytest.raises(ValueError, match="mask"):
             clipped(jnp.ones(2), jnp.ones((2, 2)), jnp.ones(2), mask=mask)
-    with pytest.raises(TypeError, match="argument 2 is needed by position"):
+    with pytest.raises(TypeError, match="argument 2 must be passed by position"):
         clipped(jnp.ones(2), jnp.ones(2))
     with pytest.raises(TypeError, match="argument 0 holds NumPy arrays, which have no derivatives"):
         clipped({"w": np.ones(2)}, jnp.ones(2), jnp.ones(2))

@@ -103,7 +103,7 @@ def test_the_smallest_grid_works_and_leaves_room_for_rounding(elements):
         ({"grid": 2.5}, "grid must be the number of steps"),
         ({"grid": 2**53}, "grid must be the number of steps"),
         ({"grid": 1}, "smallest grid that works is 3"),
-        ({"grid": 100, "sum_dtype": "float32"}, "leave out sum_dtype"),
+        ({"grid": 100, "sum_dtype": "float32"}, "Leave out sum_dtype"),
         ({"grid": 100, "max_norm": 0.0}, "positive and finite"),
         ({"grid": 100, "max_norm": math.inf}, "positive and finite"),
     ],
@@ -116,7 +116,7 @@ def test_what_does_not_go_together_is_refused(options, match):
 def test_integers_need_room():
     with jax.enable_x64(False), pytest.raises(ValueError, match="64-bit mode"):
         gradclip.per_example_clip(jnp.ones((2, 3)), 1.0, grid=100)
-    with pytest.raises(ValueError, match="may leave int64's range"):
+    with pytest.raises(ValueError, match="may overflow int64"):
         grid_for(2**52, 3, 2**12)
     with pytest.raises(TypeError, match="complex"):
         gradclip.per_example_clip(np.ones((2, 3), np.complex64), 1.0, grid=100)

@@ -51,7 +51,7 @@ def test_where_batches_change_their_shape_nothing_is_promised():
     clipped = gradclip.clipped_grad(loss, 1.0)
     promise = clipped.sensitivity(batch_size=8)
     assert promise.bound == math.inf
-    with pytest.raises(ValueError, match=r"the shape of a batch.* Pass clipped_grad pad_to=.* or microbatch_size="):
+    with pytest.raises(ValueError, match=r"the shape of the batch.* Pass clipped_grad pad_to=.* or microbatch_size="):
         promise.noise_std(1.0)
     with pytest.raises(ValueError, match="Pass clipped_fun pad_to="):
         gradclip.clipped_fun(lambda x: x, 1.0, unit="group").sensitivity().noise_std(1.0)
@@ -121,7 +121,7 @@ def test_padding_adds_nothing_and_comes_back_nowhere(make, settings):
 
 @pytest.mark.parametrize("make", [jnp.asarray, torch.as_tensor], ids=["jax", "torch"])
 def test_more_examples_than_it_pads_to(make):
-    with pytest.raises(ValueError, match="pad_to=2 is the most that a batch may have, got 3 examples"):
+    with pytest.raises(ValueError, match="the batch has 3 examples, more than pad_to=2"):
         gradclip.clipped_grad(loss, 1.0, pad_to=2)(make([1.0]), make([[1.0], [2.0], [3.0]]))
     for wrong, error in ((0, ValueError), (2.5, ValueError), (True, TypeError)):
         with pytest.raises(error, match="pad_to"):

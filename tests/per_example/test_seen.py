@@ -56,7 +56,7 @@ def test_a_promise_for_fewer_elements_than_a_call_has_is_named(monkeypatch):
     clipped(torch.ones(3), torch.ones(1, 3))
     clipped = gradclip.clipped_grad(dot, 1.0)
     promised_by(clipped, batch_size=4)
-    with pytest.warns(RuntimeWarning, match="this call has 4 elements.*Ask again after a call, or pass elements="):
+    with pytest.warns(RuntimeWarning, match="This batch has 4 elements per example.*or pass elements="):
         clipped(torch.ones(4), torch.ones(1, 4))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -90,5 +90,5 @@ def loss(w, x):
 
 
 def test_elements_are_counted_of_arrays():
-    with pytest.raises(TypeError, match=r"elements must be a number of elements, or a tree of arrays .* got 'many'"):
+    with pytest.raises(TypeError, match=r"elements must be a number of elements or a tree of arrays, .* got 'many'"):
         gradclip.clipped_grad(loss, 1.0, pad_to=8).sensitivity(elements="many")

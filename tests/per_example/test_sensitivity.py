@@ -92,7 +92,7 @@ def test_unknown_rounding_asks_for_the_batch_size():
     unknown = clipped_sum_sensitivity(1.0)
     assert unknown.bound == 1.0
     assert math.isnan(unknown.rounding)
-    with pytest.raises(ValueError, match=r"Pass batch_size=.* or leave the rounding out"):
+    with pytest.raises(ValueError, match=r"Pass batch_size=.* To leave the rounding out, use"):
         unknown.noise_std(1.0)
     assert replace(unknown, rounding=0.0).noise_std(1.5) == 1.5
     assert clipped_sum_sensitivity(1.0, batch_size=2).noise_std(1.5) > 1.5
@@ -137,9 +137,9 @@ def test_in_words(sensitivity, text):
         (lambda: clipped_sum_sensitivity(1.0, batch_size=2.5), "batch_size must be a whole number"),
         (lambda: clipped_sum_sensitivity(1.0, grid=0), "grid must be a whole number"),
         (lambda: clipped_sum_sensitivity(1.0, sum_dtype="float16"), "sum_dtype must be float32 or float64"),
-        (lambda: clipped_sum_sensitivity(1.0, to_unit=True, per_layer=True), "depends on the number of layers"),
+        (lambda: clipped_sum_sensitivity(1.0, to_unit=True, per_layer=True), "per_layer depends on the layers"),
         (lambda: clipped_sum_sensitivity(3e38, batch_size=8), "can overflow float32"),
-        (lambda: clipped_sum_sensitivity(1.0, batch_size=2**24, summed_in="float32"), "sum fewer, or in float64"),
+        (lambda: clipped_sum_sensitivity(1.0, batch_size=2**24, summed_in="float32"), "Sum fewer terms, or in float64"),
         (lambda: Sensitivity(-1.0, "example", "zero_out"), "bound must be a distance"),
         (lambda: Sensitivity(math.nan, "example", "zero_out"), "bound must be a distance"),
         (lambda: Sensitivity(1.0, "example", "zero_out", denominator=0.0), "denominator must be None or a positive"),

@@ -28,7 +28,7 @@ def test_changed_settings_are_checked_again():
     made = PerExampleSettings(1.0, grid=16)
     for change, message in (
         ({"max_norm": 0.0}, "max_norm must be positive and finite"),
-        ({"to_unit": True}, "to_unit=True goes with one norm"),
+        ({"to_unit": True}, "to_unit=True needs one norm per example"),
         ({"rule": "auto"}, "rule must be one of"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -100,11 +100,11 @@ WRONG = [
     ({"sum_dtype": "float16"}, ValueError, "sum_dtype must be float32, float64 or None"),
     ({"grid": 1.5}, ValueError, "grid must be the number of steps"),
     ({"grid": 2**60}, ValueError, "grid must be the number of steps"),
-    ({"grid": 16, "sum_dtype": "float32"}, ValueError, "leave out sum_dtype"),
+    ({"grid": 16, "sum_dtype": "float32"}, ValueError, "Leave out sum_dtype"),
     ({"grid": 16, "max_norm": 0.0}, ValueError, "max_norm must be positive and finite"),
     ({"max_norm": None}, TypeError, "max_norm must be a real number"),
     ({"max_norm": {}}, ValueError, "max_norm holds no thresholds"),
-    ({"max_norm": {"w": 1.0}, "per_layer": True}, ValueError, "per_layer=True takes one number"),
+    ({"max_norm": {"w": 1.0}, "per_layer": True}, ValueError, "per_layer=True needs one number"),
 ]
 
 

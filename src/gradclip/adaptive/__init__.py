@@ -1,1 +1,1 @@
-"""Thresholds that follow the norms."""
+"""Thresholds that follow the norms of the gradients."""

@@ -1,4 +1,4 @@
-"""A threshold that follows, for loops that clip in place: a rule and what it has observed, in one object."""
+"""`AdaptiveNorm`: an adaptive threshold for loops that clip in place. It holds a rule and its history."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "thresh
 
 
 class AdaptiveNorm:
-    """A threshold that follows the norms, to be passed as `max_norm` of `gradclip.clip_grad_norm_` at every step.
+    """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
 
-    Each call clips to the threshold that follows from the earlier steps, and then observes its own norm, the one before
-    clipping; a call that raises observes nothing. `gradclip.QuantileThreshold` has the formula, and the proof that
-    no history can kill it.
+    Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
+    that raises observes nothing. `gradclip.QuantileThreshold` has the formula, and the proof that the threshold
+    recovers after any history.
 
     Args:
-        rule: how the threshold follows.
-        skip_above: a step is skipped if its norm is more than `skip_above` times the threshold: the gradients become
-            zeros. At least 1; `inf` skips none. The norm counts as observed all the same, so that a level that lasts is
-            accepted. Optimizers with `fused=True` really skip the step, with moments and count as they are, under
-            `gradclip.integrations.torch.fold_into`.
+        rule: a `gradclip.QuantileThreshold`; None for the defaults.
+        skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
+            At least 1; `inf` skips none. The norm of a skipped step is still observed, so a level that lasts is
+            accepted. With `gradclip.integrations.torch.fold_into`, optimizers with `fused=True` really skip the step:
+            their moments and step count do not change.
 
     Attributes:
-        rule: as given.
-        norm: the norm before clipping at the last step, as the call returned it; None before the first.
-        threshold: the threshold of that step, a number, or on an accelerator a scalar array; None before the first.
+        rule: the rule.
+        norm: the norm before clipping at the last step, as the call returned it; None before the first step.
+        threshold: the threshold of the last step, a number, or on an accelerator a scalar array; None before the first.
 
-    Where several processes hold parts of the gradients, each has a holder of its own: they see equal norms, so that
-    their thresholds are equal to the last bit. On an accelerator nothing waits, but for what you read.
+    If several processes hold parts of the gradients, make one `AdaptiveNorm` in each. They see equal norms, so their
+    thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
-        TypeError: `rule` that is none, `skip_above` that is no number. ValueError: one below 1.
+        TypeError: a `rule` of a different type, or a `skip_above` that is not a number. ValueError: it is below 1.
 
     >>> import gradclip
     >>> import numpy as np
@@ -58,12 +58,12 @@ class AdaptiveNorm:
     """
 
     elsewhere = (
-        "Elsewhere write two lines, with a rule, as gradclip.QuantileThreshold(), and history = rule.init(norm) before "
-        "the first step:\n"
+        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(norm). "
+        "At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )
-    instead_of_threshold = f"It is for gradclip.clip_grad_norm_ and gradclip.integrations.torch.fold_into. {elsewhere}"
+    instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {elsewhere}"
 
     def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
         self.rule = QuantileThreshold.given(rule)
@@ -86,28 +86,28 @@ class AdaptiveNorm:
 
     @property
     def history(self) -> NormHistory:
-        """The norms observed last, the newest first."""
+        """The last norms observed, newest first."""
         return self._history
 
     @property
     def steps(self) -> int:
-        """How many steps were observed."""
+        """The number of steps observed."""
         return int(self._counts["steps"])
 
     @property
     def clipped(self) -> int:
-        """How many steps were clipped: their norm was above the threshold, and they were not skipped."""
+        """The number of steps clipped: the norm was above the threshold, and the step was not skipped."""
         return int(self._counts["clipped"])
 
     @property
     def skipped(self) -> int:
-        """How many steps were skipped: by `skip_above`, or by `nonfinite="skip"`."""
+        """The number of steps skipped, by `skip_above` or by `nonfinite="skip"`."""
         return int(self._counts["skipped"])
 
-    # What calls ask
+    # Called by the clipping functions
 
     def clip(self, clip_to: Callable[[Threshold], Scalar], order: Order, nonfinite: Nonfinite) -> Scalar:
-        """Clip by a function that takes a threshold and returns the norm before; observe that norm, and return it."""
+        """Clip with a function from a threshold to the norm before clipping; observe that norm and return it."""
         threshold = self.for_order(order)
         norm = clip_to(threshold)
         if self.skip_above < math.inf:
@@ -121,12 +121,12 @@ class AdaptiveNorm:
         return norm
 
     def for_order(self, order: Order) -> Scalar:
-        """Return the threshold of the next step. Raises as `check_order` does."""
+        """Return the threshold of the next step. Raises like `check_order`."""
         self.check_order(order)
         return self.max_norm
 
     def check_order(self, order: Order) -> None:
-        """Raise ValueError where other steps had norms of another order."""
+        """Raise ValueError if earlier steps had norms of a different order."""
         if self._order not in (None, order):
             raise ValueError(
                 f"this AdaptiveNorm has observed norms of ord={self._order.p}, got ord={order.p}. Make one for each "
@@ -134,15 +134,15 @@ class AdaptiveNorm:
             )
 
     def is_spike(self, norm: Scalar, threshold: Scalar) -> Any:
-        """Say whether `skip_above` skips a step: a bool, or for an accelerator a scalar array."""
+        """Say whether `skip_above` skips a step: a bool, or on an accelerator a scalar array."""
         if _on_device(norm):
             return (norm > threshold * self.skip_above) & _finite(norm)
         return float(threshold) * self.skip_above < float(norm) < math.inf
 
     def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite) -> None:
-        """Take note of a step that has succeeded: its norm before clipping, and the threshold it was clipped to.
+        """Record a step that has succeeded: its norm before clipping and its threshold.
 
-        Raises TypeError where JAX traces the norm, which has no value yet.
+        Raises TypeError if the norm is traced by JAX: it has no value yet.
         """
         seen: Any = norm
         if _on_device(norm):
@@ -161,7 +161,7 @@ class AdaptiveNorm:
         self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
 
     def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
-        """Return the history where the norm is, on the host if that is seen, and at least as wide."""
+        """Move the history to the device of the norm (the host if its value is `seen`), in a dtype at least as wide."""
         wide = "float64" in (dtype_name(self._history.norms), dtype_name(norm))
         like = np.zeros((), np.float64 if wide else np.float32) if isinstance(seen, float) else norm
         return _as_of(self._history, like, wide)
@@ -169,9 +169,9 @@ class AdaptiveNorm:
     # Saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs, in numbers of Python, so that any format can hold it.
+        """Return the state as Python numbers, which any checkpoint format can save. The rule is not included.
 
-        `torch.load(..., weights_only=True)` loads it, too. The rule is not in it. From an accelerator it is fetched.
+        `torch.load(..., weights_only=True)` can load it. On an accelerator, this call waits for the device.
         """
         norms = np.asarray(_host(self._history.norms))
         return {
@@ -184,20 +184,20 @@ class AdaptiveNorm:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state. The thresholds are those of a run that was not interrupted, to the last bit.
+        """Continue from a state. The thresholds equal those of an uninterrupted run, to the last bit.
 
-        A state of a longer window leaves its newest norms. Raises ValueError for a state of norms of another order than
-        those observed here, and for what is no state of an `AdaptiveNorm`.
+        If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
+        different order than those observed here, or if it is not a state of an `AdaptiveNorm`.
         """
         if set(state) != set(_KEYS):
             raise ValueError(
-                f"an AdaptiveNorm's state has {', '.join(_KEYS)}, got {', '.join(map(str, state)) or 'nothing'}. Pass "
-                "what its state_dict() returned."
+                f"an AdaptiveNorm's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. Pass "
+                "the result of its state_dict()."
             )
-        order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch has orders below 1, too
+        order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch also has orders below 1
         if None not in (order, self._order) and order != self._order:
             raise ValueError(
-                f"the state is of norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
+                f"the state holds norms of ord={state['ord']}, but this AdaptiveNorm has observed norms of "
                 f"ord={self._order.p}. Load it into a new one, and clip with that ord."  # type: ignore[union-attr]
             )
         history = self.rule.init(np.zeros((), state["dtype"]))
@@ -209,14 +209,14 @@ class AdaptiveNorm:
 
 
 def _on_device(norm: Scalar) -> bool:
-    """Say whether to look at a norm would wait, or cannot be done."""
+    """Say whether reading a norm would wait for the device, or is impossible."""
     return not isinstance(norm, float) and not find([norm], lambda: ["norm"]).concrete
 
 
 def _check_untraced(norm: Scalar) -> None:
     if framework_of(norm).is_traced(norm):  # type: ignore[union-attr]
         raise TypeError(
-            "the norm is traced: it has no value yet that an AdaptiveNorm could keep. Call it outside of jit. "
+            "the norm is traced: it has no value yet for an AdaptiveNorm to keep. Call it outside jit. "
             + AdaptiveNorm.elsewhere
         )
 
@@ -226,7 +226,7 @@ def _finite(norm: Scalar) -> Any:
 
 
 def _as_of(history: NormHistory, like: Scalar, wide: bool) -> NormHistory:
-    """Return a history in the framework and on the device of an array, in float64 if it is to be `wide`."""
+    """Move a history to the framework and device of an array, in float64 if `wide`, else float32."""
     norms, count = history
     name = "float64" if wide else "float32"
     if entry_of(norms) is entry_of(like):

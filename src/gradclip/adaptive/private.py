@@ -1,8 +1,8 @@
-"""A threshold for private training, that follows a quantile of the examples' norms by a noised count.
+"""`PrivateQuantile`: a threshold for private training that follows a quantile of the examples' norms.
 
-It is the method of Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping" (NeurIPS). A norm of a
-private batch must not be looked at: what is looked at is the fraction of examples whose norm is at most the threshold,
-to which noise has been added.
+The method is from Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping" (NeurIPS). The norms of
+a private batch must stay private. So the threshold uses only the fraction of examples with a norm of at most the
+threshold, and noise is added to that fraction.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from gradclip.typing import HasDtype, Scalar
 
 
 class PrivateQuantileState(NamedTuple):
-    """The logarithm of the threshold, a float32 scalar. It is a tree of one array, to be carried, saved and loaded."""
+    """The logarithm of the threshold, a float32 scalar. It is a tree of one array that you can carry, save and load."""
 
     log_norm: Any
 
 
 @dataclass(frozen=True)
 class PrivateQuantile:
-    """A threshold C that follows the quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
+    """A threshold C that follows a quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
 
-    Here b, within [0, 1], is the noised fraction of the examples whose norm is at most C. C is kept between `lower` and
-    `upper`. It is pure: the state goes in and comes out, in every framework.
+    b is the fraction of examples with a norm of at most C, with noise, clamped to [0, 1]. C stays between `lower` and
+    `upper`. The rule is functional: you pass the state in and get a new one back, in every framework.
 
     Attributes:
-        target: the fraction of examples that are not to be clipped, from 0 to 1.
-        learning_rate: how far a step goes: C changes by a factor of exp(learning_rate) at most. Above 0, at most 10.
+        target: the fraction of examples to leave unclipped, from 0 to 1.
+        learning_rate: the size of a step, above 0 and at most 10. C changes by at most a factor of exp(learning_rate).
         initial: the first threshold, in the units of an example's gradient.
-        lower: the threshold is at least that, > 0.
-        upper: the threshold is at most that, finite. In float32 both bounds are rounded down.
+        lower: the smallest threshold, > 0.
+        upper: the largest threshold, finite. In float32 both bounds are rounded down.
 
-    The fraction costs privacy, too. Noise of `sigma_b` on the count of examples, and of z_delta * C on the sum of
-    gradients, cost together what noise of z * C on the gradients alone costs: `gradient_noise` has z_delta.
+    The fraction costs privacy. Noise of `sigma_b` on the count of examples and of z_delta * C on the sum of gradients
+    together cost as much as noise of z * C on the gradients alone. `gradient_noise` computes z_delta.
 
     Raises:
-        TypeError: a field that is no number. ValueError: one out of its range, or bounds that are not in order.
+        TypeError: a field that is not a number. ValueError: a field out of range, or bounds in the wrong order.
 
-    The method is that of Andrew et al. 2021, algorithm 1; its learning rate there is 0.2.
+    The method is algorithm 1 of Andrew et al. 2021; its learning rate there is 0.2.
 
     >>> rule = PrivateQuantile(initial=1.0)
     >>> state = rule.init()
@@ -78,7 +78,7 @@ class PrivateQuantile:
             )
 
     def init(self, like: HasDtype | None = None) -> PrivateQuantileState:
-        """Return the first state, in the framework and on the device of an array; None means NumPy."""
+        """Return the first state, in the framework and on the device of the array `like`; None means NumPy."""
         like = np.zeros(()) if like is None else like
         framework = framework_of(like)
         if framework is None:
@@ -91,24 +91,25 @@ class PrivateQuantile:
         """Return the threshold of the next step: a float32 scalar of the state's framework."""
         xp = framework_of(state.log_norm).namespace  # type: ignore[union-attr]
         lower, upper = map(FLOAT32.toward_zero, (self.lower, self.upper))
-        # The logarithm is rounded: its exponential may lie beyond the bounds, and above 88.72 beyond float32.
+        # The logarithm is rounded: its exponential may exceed the bounds, and above 88.72 it overflows float32.
         norm = xp.exp(xp.where(state.log_norm > 88.72, 88.72, state.log_norm))
         norm = xp.where(norm < lower, lower, norm)
         return xp.astype(xp.where(norm > upper, upper, norm), state.log_norm.dtype)
 
     def observe_fraction(self, state: PrivateQuantileState, noised: Scalar) -> PrivateQuantileState:
-        """Return the state after a step, of which the noised fraction of the examples that were not clipped is known.
+        """Return the state after a step, given the noised fraction of examples that were not clipped.
 
         Args:
-            state: what `init` or an earlier call has returned.
-            noised: the fraction, with noise, so that it may lie outside of [0, 1]; it is clamped. NaN changes nothing.
-                Of m examples with the count `info.num_clipped` of `gradclip.per_example_clip` it is
-                1/2 + (m / 2 - num_clipped + noise) / n, the noise normal with the standard deviation sigma_b.
+            state: the state from `init` or an earlier call.
+            noised: the fraction with noise. It may be outside [0, 1] and is clamped. NaN changes nothing. Compute it
+                as 1/2 + (m / 2 - num_clipped + noise) / n. m is the number of examples in the batch, without padding.
+                num_clipped is `info.num_clipped` of `gradclip.per_example_clip`. The noise is normal, with standard
+                deviation sigma_b. n is a public constant, such as the expected batch size.
 
-        The n is a public number, as the expected size of a batch; m counts the examples that are there, without
-        padding. So one example more or less changes what the noise is added to by 1/2, on which `gradient_noise`
-        relies. (n - num_clipped + noise) / n is the same where each batch has n examples; where m varies, as with
-        Poisson sampling, one example changes it by 1, and that costs more privacy than `gradient_noise` counts.
+        With this formula, adding or removing one example changes the count by 1/2 before the noise is added.
+        `gradient_noise` relies on that. If every batch has exactly n examples, (n - num_clipped + noise) / n is the
+        same number. If m varies, as with Poisson sampling, one example changes that shorter formula by 1, which costs
+        more privacy than `gradient_noise` accounts for.
 
         """
         log_norm = state.log_norm
@@ -123,19 +124,20 @@ class PrivateQuantile:
 
     @staticmethod
     def gradient_noise(noise_multiplier: float, sigma_b: float) -> float:
-        """Return z_delta = (z**-2 - (2 * sigma_b)**-2)**-0.5, the noise multiplier that is left for the gradients.
+        """Return the noise multiplier for the gradients, z_delta = (z**-2 - (2 * sigma_b)**-2)**-0.5.
 
         Args:
-            noise_multiplier: z, of both together: what the accountant is told.
-            sigma_b: the standard deviation of the noise on the count of examples that were not clipped, less half of
-                all, as `observe_fraction` has it. Andrew et al. take a twentieth of the number of examples in a batch.
+            noise_multiplier: z, the noise multiplier of gradients and count together. Report it to the accountant.
+            sigma_b: the standard deviation of the noise on the count m / 2 - num_clipped of `observe_fraction`. Andrew
+                et al. use a twentieth of the number of examples in a batch.
 
         Returns:
-            z_delta, a little above z. Noise with the standard deviation z_delta * max_norm goes to the sum of the
-            clipped gradients.
+            z_delta, a little above z. Add noise with standard deviation z_delta * max_norm to the sum of the clipped
+            gradients.
 
         Raises:
-            TypeError: what is no number. ValueError: numbers that are not positive and finite, sigma_b <= z / 2.
+            TypeError: a value that is not a number. ValueError: a value that is not positive and finite, or
+            sigma_b <= z / 2.
 
         >>> round(PrivateQuantile.gradient_noise(1.0, sigma_b=5.0), 4)  # (1 - 0.01)**-0.5
         1.005
@@ -146,8 +148,8 @@ class PrivateQuantile:
         if 2.0 * sigma <= z:
             raise ValueError(
                 f"sigma_b must be above half of the noise multiplier, got sigma_b={sigma_b!r} and "
-                f"noise_multiplier={noise_multiplier!r}: the fraction alone would cost all of the privacy, so that no "
-                "noise on the gradients would do. Pass a larger sigma_b, such as a twentieth of the number of examples."
+                f"noise_multiplier={noise_multiplier!r}: the fraction alone would use up the whole privacy budget. "
+                "Pass a larger sigma_b, such as a twentieth of the number of examples."
             )
         ratio = z / (2.0 * sigma)
         return z / math.sqrt((1.0 - ratio) * (1.0 + ratio))

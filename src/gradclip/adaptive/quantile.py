@@ -1,7 +1,7 @@
-"""A threshold that follows the norms: a multiple of a quantile of those observed last.
+"""`QuantileThreshold`: a threshold that is a multiple of a quantile of the last norms.
 
-It is pure: a rule, a frozen value, and a history, a tuple of two arrays. `AdaptiveNorm` holds both for loops that
-change what they have.
+It is functional: the rule is a frozen value, and the history is a tuple of two arrays. `AdaptiveNorm` holds both, for
+loops that clip in place.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from gradclip.backends.values import Array
 from gradclip.typing import HasDtype, Scalar
 
 _WIDE = (FLOAT32.name, FLOAT64.name)
-_LARGEST_WINDOW = 2**15  # its square is an integer of 32 bits, the only ones that JAX has by default
+_LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
 
 
 class NormHistory(NamedTuple):
-    """The norms observed last, the newest first, `inf` where there is none yet, and how many there are.
+    """The last norms observed, newest first, and their number. Empty places hold `inf`.
 
-    `norms` has the shape (..., window) and `count` the shape (...), where (...) is () or that of the layers. A history
-    is a tree of two arrays: it can be passed through `jax.jit`, carried by `jax.lax.scan`, saved and loaded.
+    `norms` has shape (..., window) and `count` has shape (...). (...) is () for one norm, or the shape of the layers. A
+    history is a tree of two arrays: pass it through `jax.jit`, carry it in `jax.lax.scan`, save and load it.
     """
 
     norms: Any
@@ -39,40 +39,41 @@ class NormHistory(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantileThreshold:
-    """A threshold that is a multiple of a quantile of the last norms: factor * q-quantile, within [lower, upper].
+    """A threshold that follows the norms: factor * (quantile of the last `window` norms), within [lower, upper].
 
-    Of the c norms in the history it takes the k-th smallest, k = max(1, ceil(quantile * c)). A norm is kept if it is
-    finite and positive, so that NaN and zeros change nothing.
+    With c norms in the history, the quantile is the k-th smallest norm, k = max(1, ceil(quantile * c)). Only finite
+    positive norms are kept, so NaN, infinities and zeros change nothing.
 
     Attributes:
-        factor: by which the quantile is multiplied, from 2**-64 to 2**64. With 2 and the median, gradients are clipped
-            whose norm is more than twice the usual one.
-        quantile: from 0, the smallest, to 1, the largest. It is read as the decimal that it is printed as.
-        window: W, how many norms are kept: 1 to 32,768.
-        initial: the threshold until a norm has been observed. `inf` clips nothing then.
-        lower: the threshold is at least that, in the units of the gradients.
-        upper: the threshold is at most that, also before the first norm. In float32 both bounds are rounded down.
+        factor: what the quantile is multiplied by, from 2**-64 to 2**64. With 2 and the median, a gradient is clipped
+            if its norm is more than twice the usual norm.
+        quantile: from 0 (the smallest norm) to 1 (the largest), as the decimal that Python prints.
+        window: W, the number of norms kept, 1 to 32,768.
+        initial: the threshold before the first norm is observed. `inf` clips nothing.
+        lower: the smallest threshold, in the units of the gradients.
+        upper: the largest threshold, which also limits `initial`. In float32 both bounds are rounded down.
 
-    **It cannot be killed.** Let k = max(1, ceil(quantile * W)) and K = max(k, W - k + 1); `recovery_steps` is K, which
-    is 65 for the defaults. After any history whatever, once K finite positive norms in [a, b] have been observed, and
-    whatever lies between them that is not finite or not positive, the threshold is in [factor * a, factor * b], within
-    [lower, upper]. With K - 1 it need not be.
+    **It always recovers.** Let k = max(1, ceil(quantile * W)) and K = max(k, W - k + 1). `recovery_steps` is K, which
+    is 65 for the defaults. After any history, once K finite positive norms in [a, b] have been observed, the threshold
+    is in [factor * a, factor * b], within [lower, upper]. Norms in between that are not finite or not positive do not
+    matter. K - 1 norms are not always enough.
 
-    Proof. Of the c <= W norms in the window, K are in [a, b], and at most c - K are not. The threshold follows from
-    the k_c-th smallest, k_c = max(1, ceil(quantile * c)). A norm more moves ceil(quantile * c) by 1 at most, so k_c >=
-    k - (W - c) >= c - K + 1: even if the c - K are all smaller, the k_c-th smallest is not among them, and is at least
-    a. Also k_c <= k <= K, so that k_c norms are at most b. K - 1 do not suffice: where K is k, beside W - K + 1 larger
-    norms the k-th smallest is one of these; where K is W - k + 1, k smaller ones hold it.
+    Proof. Of the c <= W norms in the window, K are in [a, b] and at most c - K are not. The threshold is computed from
+    the k_c-th smallest, k_c = max(1, ceil(quantile * c)). One norm more raises ceil(quantile * c) by at most 1, so
+    k_c >= k - (W - c) >= c - K + 1. Even if the c - K other norms are all smaller, the k_c-th smallest is not among
+    them, so it is at least a. Also k_c <= k <= K, so at least k_c norms are at most b. K - 1 are not always enough. If
+    K = k: among K - 1 norms in [a, b] and W - K + 1 larger norms, the k-th smallest is one of the larger norms. If
+    K = W - k + 1: among K - 1 norms in [a, b] and k smaller norms, the k-th smallest is one of the smaller norms.
 
-    What this does not promise: every level that lasts is accepted, a wrong one too. `upper` says where to stop. A fixed
-    threshold that was chosen well trains as well: what is gained is that nobody has to choose it.
+    This does not protect against a wrong level: every level that lasts is accepted. Set `upper` to limit it. A well
+    chosen fixed threshold trains as well; the gain is that you need not choose one.
 
-    Equal norms give the same threshold, to the last bit, in every framework, and on every process: the history
-    is float32, or float64 where `init` is told so, and the product is rounded once. A norm counts as zero if it is no
-    normal number of that dtype, or if the threshold that follows from it would be none.
+    Equal norms give the same threshold, to the last bit, in every framework and every process. The history is float32,
+    or float64 if `init` gets a float64 array, and the product is rounded once. A norm counts as zero if it, or the
+    threshold computed from it, is not a normal number of that dtype.
 
     Raises:
-        TypeError: a field that is no number. ValueError: one out of its range, or `lower` above `upper`.
+        TypeError: a field that is not a number. ValueError: a field out of range, or `lower` above `upper`.
 
     >>> rule = QuantileThreshold(factor=2.0, window=4)
     >>> history = rule.init()
@@ -116,17 +117,17 @@ class QuantileThreshold:
 
     @classmethod
     def given(cls, rule: object) -> QuantileThreshold:
-        """Return a rule that was passed, None for the defaults. Raises TypeError for anything else."""
+        """Return the given rule, or the defaults for None. Raises TypeError for anything else."""
         if rule is None or isinstance(rule, cls):
             return rule or cls()
         raise TypeError(
             f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {rule!r:.80} of type "
-            f"{type(rule).__name__}. A threshold that stays is passed as max_norm itself."
+            f"{type(rule).__name__}. Pass a fixed threshold as max_norm itself."
         )
 
     @property
     def recovery_steps(self) -> int:
-        """K: after so many finite positive norms on a level the threshold is that level's, whatever was before.
+        """K: after this many finite positive norms at one level, the threshold has reached it, whatever came before.
 
         >>> QuantileThreshold().recovery_steps
         65
@@ -135,13 +136,12 @@ class QuantileThreshold:
         return max(k, self.window - k + 1)
 
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> NormHistory:
-        """Return a history without norms.
+        """Return an empty history.
 
         Args:
-            like: an array of the framework and on the device of the norms to come. The history is float64 where this
-                is, else float32. None means NumPy and float32.
-            shape: () for one norm at each step, (layers,) for one of each layer, which all have thresholds of their
-                own.
+            like: an array with the framework and device of the norms. The history is float64 if this array is, else
+                float32. None means NumPy and float32.
+            shape: () for one norm at each step, (layers,) for one norm and one threshold per layer.
 
         """
         like = np.zeros((), np.float32) if like is None else like
@@ -152,17 +152,16 @@ class QuantileThreshold:
         return NormHistory(xp.full_like(norms, math.inf), xp.astype(zeros, int))
 
     def max_norm(self, history: NormHistory) -> Scalar:
-        """Return the threshold for the next step: a scalar of the history's framework and dtype, or one for each layer.
+        """Return the threshold for the next step, a scalar of the history's framework and dtype, or one per layer.
 
-        It follows from what was observed before that step. Nothing waits for an accelerator. Raises ValueError for a
-        history of another window, as `observe` does.
+        It does not wait for the device. Raises ValueError for a history with a different window, as `observe` does.
         """
         norms, count = self._own(history)
         if _of_one_norm(norms):
             return self._number(norms, int(count))
         xp, (numerator, denominator) = _namespace(norms), self._fraction
         initial, lower, upper = self._bounds[dtype_name(norms)]
-        # One axis is kept until the end: NumPy 1 would make float64 of the product of a scalar.
+        # Keep one axis until the end: NumPy 1 would convert the product of a scalar to float64.
         k = (count[..., None] * numerator + (denominator - 1)) // denominator
         found = xp.take_along_axis(xp.sort(norms, axis=-1), xp.where(k > 0, k - 1, 0), axis=-1) * self.factor
         threshold = xp.where(count[..., None] > 0, found, initial)
@@ -170,21 +169,21 @@ class QuantileThreshold:
         return xp.where(threshold > upper, upper, threshold)[..., 0]
 
     def _number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
-        """Return the same for one norm at each step and NumPy's arrays, in fewer operations."""
+        """Compute `max_norm` for one norm at each step in NumPy arrays, with fewer operations."""
         as_held = norms.dtype.type
-        # Known by its size: NumPy takes long to say a dtype's name.
+        # Compare sizes: looking up the name of a NumPy dtype is slow.
         initial, lower, upper = map(as_held, self._bounds[FLOAT64.name if norms.itemsize == 8 else FLOAT32.name])
         place = self._smallest(count) - 1
         threshold = np.partition(norms, place)[place] * as_held(self.factor) if count else initial
         return min(max(threshold, lower), upper)
 
     def observe(self, history: NormHistory, norm: Scalar | Sequence[Scalar]) -> NormHistory:
-        """Return the history with the norm before clipping, which is kept if it is finite and positive.
+        """Add the norm before clipping to the history and return the new history. Only a finite positive norm is kept.
 
         Args:
-            history: what `init` or an earlier call has returned.
-            norm: a scalar, as `gradclip.clip_by_global_norm` returns it; for layers an array of the shape of `count`,
-                or a list of scalars, as `gradclip.clip_by_layer_norm` returns it for a list.
+            history: the history from `init` or an earlier call.
+            norm: a scalar, as `gradclip.clip_by_global_norm` returns it. For layers, an array with the shape of
+                `count`, or a list of scalars, as `gradclip.clip_by_layer_norm` returns it for a list.
 
         """
         norms, count = self._own(history)
@@ -197,7 +196,7 @@ class QuantileThreshold:
             )
         norm = _of_framework(norms, norm)
         kept = (norm >= least) & (norm <= most)
-        # Chosen before it is converted: NumPy warns where float32 cannot hold a number.
+        # Select before converting: NumPy warns about numbers that float32 cannot hold.
         last = xp.astype(xp.where(kept, norm, least), norms.dtype)
         if last.shape != count.shape:  # one norm for all layers
             last = xp.broadcast_to(last, count.shape)
@@ -210,22 +209,23 @@ class QuantileThreshold:
         norms, count = history
         if norms.shape[-1] != self.window:
             raise ValueError(
-                f"the history holds {norms.shape[-1]} norms, and this rule's window is {self.window}. Pass what its "
-                "own init returned."
+                f"the history holds {norms.shape[-1]} norms, but this rule's window is {self.window}. Pass a history "
+                "from its own init."
             )
         return norms, count
 
     def _smallest(self, count: int) -> int:
-        """Return which of so many norms, counted from the smallest, the threshold follows from."""
+        """Return k: with `count` norms, the threshold is computed from the k-th smallest."""
         numerator, denominator = self._fraction
         return max(1, -(-count * numerator // denominator))
 
 
 @lru_cache(maxsize=64)
 def _fraction(quantile: float, window: int) -> tuple[int, int]:
-    """Return the least fraction n / d >= quantile with d <= window: ceil(quantile * c) = ceil(n * c / d) for c <= d.
+    """Return the smallest fraction n / d >= quantile with d <= window. It gives the same k for every c <= window.
 
-    If ceil(quantile * c) = m then m / c >= quantile is one of these fractions, so that n / d <= m / c.
+    That is, ceil(quantile * c) = ceil(n * c / d). Proof: if ceil(quantile * c) = m, then m / c >= quantile is one of
+    these fractions, so n / d <= m / c.
     """
     exact = Fraction(repr(quantile))
     found = min(Fraction(math.ceil(exact * c), c) for c in range(1, window + 1))
@@ -233,9 +233,9 @@ def _fraction(quantile: float, window: int) -> tuple[int, int]:
 
 
 def _kept(factor: float, form: Format) -> tuple[float, float]:
-    """Return the smallest and the largest norm that is kept: both, and thresholds, are normal numbers of a format.
+    """Return the smallest and largest norm to keep. They and their thresholds are normal numbers of the format.
 
-    Frameworks do not agree on what lies below these. Both are powers of two, the same in float32 and float64.
+    Frameworks disagree on numbers below that range. Both limits are powers of two, so they are exact in it.
     """
     up, down = (2.0 ** max(0, math.ceil(math.log2(by))) for by in (factor, 1 / factor))
     return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
@@ -257,16 +257,16 @@ def _namespace(array: object) -> ModuleType:
 
 
 def _of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
-    """Return a norm, or norms of layers, as an array of the framework of `norms`, on their device, float32 at least."""
+    """Convert a norm, or norms of layers, to the framework and device of `norms`, in float32 or wider."""
     entry = entry_of(norms)
     if isinstance(norm, Mapping):
         raise TypeError(
-            "norms of layers come as an array or a list, got a dict. Pass its leaves, in the order of the thresholds."
+            "norms of layers must be an array or a list, got a dict. Pass its leaves, in the order of the thresholds."
         )
     if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
         norm = _namespace(norms).stack(list(norm))
     if entry_of(norm) is entry:
-        # In a half type the bounds of what is kept would be zero and infinity.
+        # In a half type the limits of what is kept would be zero and infinity.
         narrow = dtype_name(norm) not in _WIDE
         return _namespace(norms).astype(norm, _namespace(norms).float32) if narrow else norm
     form, values = format_of(norms), np.asarray(norm, np.float64)

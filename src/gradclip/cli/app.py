@@ -1,4 +1,4 @@
-"""The entry point, which works far enough without typer and rich to say that they are missing."""
+"""The entry point. Without typer and rich, it runs far enough to say that they are missing."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text
 
 
 def main() -> None:
-    """Run the command line. Output that cannot be written ends it with one line."""
+    """Run the command line. If the output cannot be written, exit with a one-line error."""
     if sys.stdout is None:
         sys.exit("error: the output could not be written: standard output is closed.")
     try:
@@ -21,7 +21,7 @@ def main() -> None:
         finally:
             sys.stdout.flush()
     except OSError as error:
-        # What is left in the buffer would fail again when Python ends.
+        # Otherwise the rest of the buffer would fail again when Python exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1 if isinstance(error, BrokenPipeError) else f"error: the output could not be written: {error}.")
 
@@ -36,6 +36,6 @@ def _run(arguments: Sequence[str]) -> None:
         print(_WITHOUT_TYPER[tuple(arguments)]())
     else:
         sys.exit(
-            f"This command needs {' and '.join(missing)}, not installed here. To install what it needs: {INSTALL}. "
-            f"Without, there are {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
+            f"This command needs {' and '.join(missing)}, not installed here. To install: {INSTALL}. "
+            f"These work without: {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."
         )

@@ -1,4 +1,4 @@
-"""The commands and their options; the work is done elsewhere, imported only when it is asked for."""
+"""The commands and their options. The code that does the work is imported only when a command runs."""
 
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -36,20 +36,18 @@ def _options(
 
 @app.command()
 def demo(
-    steps: Annotated[int, typer.Option(help="Training steps of each run.")] = DemoSettings.steps,
-    seeds: Annotated[
-        int, typer.Option(help="Seeds trained in each run: 0, 1, ... All of them are reported.")
-    ] = DemoSettings.seeds,
+    steps: Annotated[int, typer.Option(help="Training steps in each run.")] = DemoSettings.steps,
+    seeds: Annotated[int, typer.Option(help="Seeds per run: 0, 1, ... All are reported.")] = DemoSettings.seeds,
     learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of all runs, decayed to 0 along a cosine.")
+        float, typer.Option(help="Learning rate of all runs, with cosine decay to 0.")
     ] = DemoSettings.learning_rate,
     max_norm: Annotated[float, typer.Option(help="The fixed threshold.")] = DemoSettings.max_norm,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = DemoSettings.out,
 ) -> None:
-    """Train a recurrent network on handwritten digits: without clipping, to a fixed threshold, to one that follows.
+    """Train a recurrent network on handwritten digits: without clipping, with a fixed and an adaptive threshold.
 
-    All runs share the seeds, the data, the network and the optimizer; only the clipping differs.
-    Lower the learning rate to see where training no longer needs clipping.
+    All runs share the seeds, the data, the network and the optimizer. Only the clipping differs.
+    Lower the learning rate to see when training no longer needs clipping.
     """
     try:
         settings = DemoSettings(steps, seeds, learning_rate, max_norm, out)
@@ -60,9 +58,9 @@ def demo(
 
         run_demo(settings)
     except OSError as error:
-        _fail(f"could not write to {str(out)!r}: {error}. Pass another folder with --out.", 2)
+        _fail(f"could not write to {str(out)!r}: {error}. Pass a different folder with --out.", 2)
     except ModuleNotFoundError as error:
-        # A missing module of our own is a bug to be seen, not something to install.
+        # A missing module of gradclip is a bug: show it instead of asking to install it.
         missing = (error.name or "gradclip").partition(".")[0]
         if missing == "gradclip":
             raise
@@ -71,7 +69,7 @@ def demo(
 
 @app.command()
 def info() -> None:
-    """Show which compiled kernels are in use, and the versions of gradclip, Python and the libraries beside it."""
+    """Show which compiled kernels are in use, and the versions of gradclip, Python and other installed libraries."""
     typer.echo(info_text())
 
 

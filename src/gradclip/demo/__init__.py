@@ -1,1 +1,1 @@
-"""The demo: a recurrent network learns to read digits, with clipping and without."""
+"""The demo: a recurrent network learns to read digits, with and without clipping."""

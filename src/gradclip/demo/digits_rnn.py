@@ -1,9 +1,8 @@
 """A plain recurrent network that reads a handwritten digit one pixel at a time.
 
-The state is h_t = tanh(h_{t-1} W + x_t U + b), and the digit is read off the last state. The
-gradient passes through W once for each of the 64 pixels, so it grows or shrinks like W^64: the
-exploding gradients of Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
-networks" (2013), who proposed clipping the global norm against them.
+The state is h_t = tanh(h_{t-1} W + x_t U + b), and the last state predicts the digit. The gradient passes through W
+once for each of the 64 pixels, so it grows or shrinks like W^64. These are the exploding gradients of Pascanu, Mikolov
+and Bengio, "On the difficulty of training recurrent neural networks" (2013), who proposed to clip the global norm.
 """
 
 from typing import NamedTuple
@@ -40,7 +39,7 @@ class Parameters(NamedTuple):
 
 
 def load() -> Digits:
-    """Load the 8x8 digits that ship with scikit-learn, split once and for all seeds alike."""
+    """Load the 8x8 digits that ship with scikit-learn. The split is the same for all seeds."""
     pixels, digits = load_digits(return_X_y=True)
     order = np.random.default_rng(SPLIT_SEED).permutation(len(digits))
     pixels = (pixels[order] / 16).astype(np.float32)
@@ -55,9 +54,9 @@ def load() -> Digits:
 
 
 def init(seed: int) -> Parameters:
-    """Draw the weights; W is orthogonal, which neither grows nor shrinks what passes through.
+    """Draw the weights. W is orthogonal, so it neither grows nor shrinks what passes through it.
 
-    Drawn with NumPy: compiling this for JAX would take longer than the shortest demo trains.
+    They are drawn with NumPy: compiling this with JAX would take longer than the shortest demo.
     """
     random = np.random.default_rng(seed)
     weights = Parameters(
@@ -83,12 +82,12 @@ def logits(parameters: Parameters, pixels: jax.Array) -> jax.Array:
 
 
 def loss(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> jax.Array:
-    """Mean cross entropy in nats; guessing gives ln 10 = 2.30."""
+    """Return the mean cross entropy in nats; guessing gives ln 10 = 2.30."""
     scores = logits(parameters, pixels)
     return optax.softmax_cross_entropy_with_integer_labels(scores, digits).mean()
 
 
 def accuracy(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> jax.Array:
-    """Share of images read correctly; scores that are not finite count as wrong."""
+    """Return the share of images read correctly; non-finite scores count as wrong."""
     scores = logits(parameters, pixels)
     return (jnp.isfinite(scores).all(-1) & (scores.argmax(-1) == digits)).mean()

@@ -1,4 +1,4 @@
-"""The picture that compares the runs: loss above, gradient norm below."""
+"""The picture that compares the runs: loss at the top, gradient norm at the bottom."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 from gradclip.demo.results import GUESSING_LOSS, RunResult
 
-# Colours that people with any colour vision tell apart.
+# Colours that people with any colour vision can tell apart.
 _COLOURS = ("#D55E00", "#0072B2", "#009E73")
 _BINS = 100
 
@@ -41,7 +41,7 @@ def write_picture(runs: tuple[RunResult, ...], title: str, path: Path) -> Path:
 
 def _draw(axis: Axes, curves: np.ndarray, colour: str) -> None:
     axis.set_yscale("log")
-    # An infinity rather than NaN, so that a median over seeds ends once most of them diverged.
+    # Infinity, not NaN, so the median over seeds stops once most of them have diverged.
     curves = np.where(np.isfinite(curves), curves, np.inf)
     steps = np.arange(1, curves.shape[1] + 1)
     axis.plot(steps, _drawable(curves).T, color=colour, lw=0.5, alpha=0.25)
@@ -54,7 +54,7 @@ def _draw(axis: Axes, curves: np.ndarray, colour: str) -> None:
 
 
 def _draw_thresholds(axis: Axes, max_norms: np.ndarray) -> None:
-    """Draw the median threshold over the seeds, where there is one."""
+    """Draw the median threshold over the seeds, if there is one."""
     usual = np.median(max_norms, axis=0)
     if not np.isfinite(usual).any():
         return
@@ -64,7 +64,7 @@ def _draw_thresholds(axis: Axes, max_norms: np.ndarray) -> None:
 
 
 def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:
-    """Put a cross where a curve was finite for the last time before it broke off."""
+    """Put a cross at the last finite point of a curve before it diverged."""
     broken = ~np.isfinite(curves)
     ends = [(row, int(at.argmax()) - 1) for row, at in enumerate(broken) if at.any()]
     points = [(end + 1, curves[row, end]) for row, end in ends if end >= 0]
@@ -75,7 +75,7 @@ def _mark_divergence(axis: Axes, curves: np.ndarray) -> None:
 
 
 def _make_room_above(axis: Axes) -> None:
-    """Leave the upper fifth of the height to the legend."""
+    """Leave the top fifth of the height for the legend."""
     low, high = axis.get_ylim()
     axis.set_ylim(low, high * (high / low) ** 0.25)
 

@@ -1,4 +1,4 @@
-"""What the measured curves say about each seed and each run."""
+"""Results of each seed and each run, computed from the measured curves."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ Outcome = Literal["learned", "not learned", "diverged"]
 
 
 class Curves(NamedTuple):
-    """What was measured: loss, norm before clipping and threshold as (seeds, steps), accuracy as (seeds,)."""
+    """Measurements: loss, norm before clipping and threshold as (seeds, steps), accuracy as (seeds,)."""
 
     losses: np.ndarray
     norms: np.ndarray
@@ -25,7 +25,7 @@ class Curves(NamedTuple):
 
 @dataclass(frozen=True)
 class SeedResult:
-    """One seed of one run; steps are counted from 1, and None means that it never happened."""
+    """One seed of one run. Steps count from 1; None means it never happened."""
 
     seed: int
     outcome: Outcome
@@ -39,7 +39,7 @@ class SeedResult:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: its curves and what they say, seed by seed."""
+    """One run: its curves and the result of each seed."""
 
     name: str
     curves: Curves
@@ -47,16 +47,16 @@ class RunResult:
 
     @property
     def median_test_accuracy(self) -> float:
-        """Median over the seeds."""
+        """The median test accuracy over the seeds."""
         return float(np.median([seed.test_accuracy for seed in self.seeds]))
 
     def count(self, outcome: Outcome) -> int:
-        """How many seeds ended this way."""
+        """Return how many seeds ended this way."""
         return sum(seed.outcome == outcome for seed in self.seeds)
 
 
 def describe_run(name: str, curves: Curves) -> RunResult:
-    """Turn curves into results."""
+    """Compute the results of a run from its curves."""
     seeds = (
         _describe_seed(seed, losses, norms, max_norms, float(correct))
         for seed, (losses, norms, max_norms, correct) in enumerate(zip(*curves, strict=True))
@@ -90,7 +90,7 @@ def _outcome(final_loss: float | None) -> Outcome:
 
 
 def summarise(plain: RunResult, clipped: RunResult, adaptive: RunResult, settings: DemoSettings) -> str:
-    """Say in one sentence what came of the runs."""
+    """Sum up the runs in one sentence."""
     return (
         f"Without clipping, {_tally(plain)}; with gradclip at max_norm {settings.max_norm:g}, {_tally(clipped)}; with "
         f"a threshold that follows the norms, {_tally(adaptive)}; all after {settings.steps} steps at learning rate "

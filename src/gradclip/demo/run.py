@@ -1,4 +1,4 @@
-"""The demo: train without clipping, to a fixed and to an adaptive threshold, and write pictures and numbers."""
+"""The demo: train without clipping, with a fixed and an adaptive threshold; write pictures and numbers."""
 
 import json
 import math
@@ -20,9 +20,9 @@ from gradclip.versions import installed_versions
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Train without clipping and with it in two ways, print what came of it and write it to the folder."""
+    """Train without clipping and with two kinds of it; print the results and write them to the folder."""
     console = Console()
-    # A folder that cannot be made is better known before the training than after it.
+    # Create the folder before the training, so a failure shows at once.
     settings.out.mkdir(parents=True, exist_ok=True)
     started = time.perf_counter()
     monitor, follower = Monitor(capacity=settings.steps), Monitor(capacity=settings.steps)
@@ -53,7 +53,7 @@ def _train_all(
 ) -> tuple[RunResult, RunResult, RunResult]:
     console.print(
         f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
-        f"{settings.seeds} seeds, {settings.steps} steps, three times.",
+        f"{settings.seeds} seeds, {settings.steps} steps, three runs.",
         highlight=False,
     )
     columns = (
@@ -118,7 +118,7 @@ def _write_curves(runs: tuple[RunResult, ...], path: Path) -> Path:
 
 
 def _plain(value: object) -> object:
-    """JSON has no NaN and no infinity; they become the strings "nan", "inf" and "-inf"."""
+    """Convert for JSON, which has no NaN or infinity: they become the strings "nan", "inf" and "-inf"."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, list):

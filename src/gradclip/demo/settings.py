@@ -1,4 +1,4 @@
-"""What a user may choose about the demo."""
+"""The settings of the demo."""
 
 import math
 from dataclasses import dataclass
@@ -7,10 +7,9 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings of `gradclip demo`; a value that cannot work is a ValueError.
+    """The settings of `gradclip demo`. A value that cannot work raises ValueError.
 
-    The defaults are a learning rate at which training needs clipping, and a threshold that lets
-    it learn, low enough that most steps are clipped.
+    At the default learning rate, training needs clipping. The default threshold lets it learn, and clips most steps.
     """
 
     steps: int = 3000
@@ -32,14 +31,13 @@ class DemoSettings:
                 f"learning_rate must be positive and finite, got {self.learning_rate!r}. "
                 f"Pass --learning-rate {DemoSettings.learning_rate}, for example."
             )
-        # Written so that NaN is refused too.
+        # This form also rejects NaN.
         if not self.max_norm >= 0:
             raise ValueError(
                 f"max_norm must not be negative or NaN, got {self.max_norm!r}. "
-                "To switch clipping off pass --max-norm inf."
+                "To switch clipping off, pass --max-norm inf."
             )
         if self.out.exists() and not self.out.is_dir():
             raise ValueError(
-                f"out must be a folder, or not exist yet, got the file {str(self.out)!r}. "
-                "Pass another folder with --out."
+                f"out must be a folder or a new path, got the file {str(self.out)!r}. Pass a folder with --out."
             )

@@ -14,14 +14,14 @@ _ANSWERS = {
 
 
 def results_table(runs: tuple[RunResult, ...]) -> Table:
-    """One row for each seed of each run, and the median of each run."""
+    """Return a table with one row per seed of each run, and the median of each run."""
     table = Table(
         box=box.SIMPLE_HEAD,
         padding=(0, 1),
         collapse_padding=True,
         pad_edge=False,
         caption=f"Learned: the mean loss of the last tenth of the steps is below {LEARNED_LOSS:.2f},\n"
-        "half that of guessing. Norms are those before clipping.",
+        "half the loss of guessing. Norms are before clipping.",
         caption_justify="left",
     )
     table.add_column("", no_wrap=True)

@@ -1,4 +1,4 @@
-"""One training run, all seeds side by side; whatever it clips to, it is the same code."""
+"""One training run, with all seeds in parallel. All kinds of clipping run the same code."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,9 +38,9 @@ def train(
     on_chunk: Callable[[int, np.ndarray], None],
     monitor: Monitor | None = None,
 ) -> Curves:
-    """Train every seed; after some steps each, `on_chunk(steps, losses)` shows the progress.
+    """Train every seed. After each chunk of steps, call `on_chunk(steps, losses)` to show progress.
 
-    A monitor records the steps of the first seed.
+    The monitor records the steps of the first seed.
     """
     digits = digits_rnn.load()
     optimizer = _optimizer(settings, clipping)
@@ -96,7 +96,7 @@ def _chunk_runner(
 
 
 def _threshold(settings: DemoSettings, clipping: Clipping, optimizer_state: Any) -> jax.Array:
-    """Return what the last step was clipped to."""
+    """Return the threshold of the last step."""
     if clipping != "adaptive":
         return jnp.float32(settings.max_norm if clipping == "fixed" else jnp.inf)
     followed: AdaptiveClipState = optimizer_state[0]

@@ -1,1 +1,1 @@
-"""What clipping did: numbers, pictures and a page."""
+"""`Monitor` records what clipping did, and shows it as numbers, pictures and an HTML page."""

@@ -1,4 +1,4 @@
-"""Which threshold the norms that were seen speak for, and why."""
+"""Propose a threshold from the recorded norms, with reasons."""
 
 import math
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ import numpy as np
 from gradclip.monitor.records import Columns
 
 LEAST = 20  # steps
-SPIKE = 10.0  # times the median of the steps before
+SPIKE = 10.0  # times the median of the earlier steps
 _BEFORE = 128  # steps
 _AT_ONCE = 10_000  # medians
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A threshold, and what it would have done: the share of steps it clips, and how many of the spikes."""
+    """A threshold, and what it would have done: the share of steps and the number of spikes it clips."""
 
     name: str
     max_norm: float
@@ -25,7 +25,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """A threshold that the norms speak for, None where there are too few, with reasons and what else was weighed."""
+    """A proposed threshold (None if there are too few norms), the reasons, and other thresholds to compare."""
 
     max_norm: float | None
     reasons: tuple[str, ...]
@@ -44,15 +44,15 @@ class Advice:
 
 
 def advise(columns: Columns) -> Advice:
-    """Propose twice the median of the newer half of the norms, or their 90th percentile where that is more.
+    """Propose twice the median of the newer half of the norms, or their 90th percentile if that is larger.
 
-    Norms of 0 are left out: no threshold does anything to them.
+    Norms of 0 are left out: no threshold changes them.
     """
     zeros = int((columns.norms == 0).sum())
     columns = columns.of_finite_positive()
     norms = columns.norms.clip(max=1e300)  # a median adds two of them
     if len(norms) < LEAST:
-        return Advice(None, (f"There are {len(norms)} steps with a finite norm above 0; it takes {LEAST}.",))
+        return Advice(None, (f"A proposal needs {LEAST} steps with a finite norm above 0; there are {len(norms)}.",))
     spikes = norms > SPIKE * medians_before(norms)
     recent = norms[len(norms) // 2 :]
     ordinary = recent[~spikes[len(norms) // 2 :]]
@@ -77,7 +77,7 @@ def advise(columns: Columns) -> Advice:
         _what_it_would_do(candidates[0], len(norms), int(spikes.sum())),
         *_about_the_one_in_use(columns),
         *_about_the_level(norms),
-        *([f"{zeros:,} steps whose norm was 0 are left out here."] if zeros else []),
+        *([f"{zeros:,} steps with a norm of 0 are left out here."] if zeros else []),
         "This says what would have been clipped, not what trains best: a threshold that is to limit every step may be "
         "far lower.",
     )
@@ -85,14 +85,14 @@ def advise(columns: Columns) -> Advice:
 
 
 def medians_before(norms: np.ndarray) -> np.ndarray:
-    """Return for each norm the median of the 128 before it; infinity for the first few."""
+    """Return for each norm the median of the 128 norms before it; infinity for the first few."""
     found = np.full(len(norms), np.inf)
     few = min(len(norms), _BEFORE)
     for index in range(5, few):
         found[index] = np.median(norms[:index])
     if len(norms) > _BEFORE:
         windows = np.lib.stride_tricks.sliding_window_view(norms, _BEFORE)[:-1]
-        # Some at a time: the median copies them, a hundred times the norms.
+        # In parts: the median copies its windows, which take a hundred times the memory of the norms.
         for start in range(0, len(windows), _AT_ONCE):
             part = np.median(windows[start : start + _AT_ONCE], axis=1)
             found[_BEFORE + start : _BEFORE + start + len(part)] = part
@@ -102,8 +102,8 @@ def medians_before(norms: np.ndarray) -> np.ndarray:
 def _why(middle: float, high: float) -> str:
     if high > 2 * middle:
         return (
-            f"The norms spread widely: of the newer half 10% lie above {high:.3g}, more than twice the median "
-            f"{middle:.3g}. The proposal leaves nine of ten ordinary steps as they are."
+            f"The norms are spread widely: in the newer half, 10% are above {high:.3g}, more than twice the median "
+            f"{middle:.3g}. The proposal leaves nine of ten ordinary steps unclipped."
         )
     return f"It is twice the median of the newer half, {middle:.3g}, so that ordinary steps stay as they are."
 
@@ -139,13 +139,13 @@ def _about_the_level(norms: np.ndarray) -> list[str]:
     if high <= 3 * low:
         return []
     return [
-        f"The level moved: the median was {first:.3g} in the first quarter and {last:.3g} in the last. A fixed "
-        "threshold fits one of them; one that follows the norms fits both."
+        f"The level moved: the median norm was {first:.3g} in the first quarter and {last:.3g} in the last. A fixed "
+        "threshold fits only one of them. A threshold that follows the norms fits both."
     ]
 
 
 def _rounded_up(number: float) -> float:
-    """Return the number with two digits, not below it."""
+    """Round a number up to two digits."""
     if not 1e-300 < number < 1e300:
         return number
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)

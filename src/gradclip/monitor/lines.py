@@ -1,4 +1,4 @@
-"""Steps as lines of JSON, one for each. JSON has no NaN and no infinity: they are the strings "nan", "inf", "-inf"."""
+"""Steps as lines of JSON, one per step. JSON has no NaN or infinity: they are the strings "nan", "inf", "-inf"."""
 
 import json
 import math
@@ -11,7 +11,7 @@ from gradclip.monitor.records import Layers, Step, narrowed
 
 
 def to_line(step: Step) -> str:
-    """Return one step as a line, without its end."""
+    """Return one step as a line, without the newline."""
     told: dict[str, object] = {
         "step": step.step,
         "norm": step.norm,
@@ -27,7 +27,7 @@ def to_line(step: Step) -> str:
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Step]:
-    """Yield the steps. Raises ValueError that names the first line which is none."""
+    """Yield the steps. Raises a ValueError that names the first line that is not a step."""
     names: dict[tuple[str, ...], tuple[str, ...]] = {}
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -35,7 +35,7 @@ def from_lines(lines: Iterable[str]) -> Iterator[Step]:
         try:
             yield _step(json.loads(line), names)
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"line {number} is no step that a monitor has saved, got {line.strip():.80}") from error
+            raise ValueError(f"line {number} is not a step saved by a Monitor, got {line.strip():.80}") from error
 
 
 def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]) -> Step:

@@ -1,4 +1,4 @@
-"""The monitor of clipping: it is fed at every step, and tells what happened when it is asked."""
+"""`Monitor` records what clipping does at every step, and reports it when you ask."""
 
 from __future__ import annotations
 
@@ -25,26 +25,25 @@ _CAPACITY = 10_000  # steps
 
 
 class Monitor:
-    """What clipping did at each step: the norm before clipping, the threshold, whether it fired.
+    """Record what clipping does at each step: the norm before clipping, the threshold, and whether it clipped.
 
-    Pass it as `monitor=` of `gradclip.clip_grad_norm_`, or call `record` with what a clipping call returned. Nothing
-    waits for an accelerator at a step: values are fetched together when something is read, or every `fetch_every`
-    steps.
+    Pass it as `monitor=` to `gradclip.clip_grad_norm_`, or call `record` with the result of a clipping call. A step
+    does not wait for the device: values are fetched together when you read something, or every `fetch_every` steps.
 
     Args:
-        capacity: how many steps are kept; the oldest go first. The counts are of all steps.
-        fetch_every: after so many steps values are fetched. 1 fetches at once, and waits for an accelerator.
-        layers_every: `clip_grad_norm_` records the norm of each gradient, too, at the first step and then every so
-            many; 0 never. Other calls pass them to `record`.
-        top: how many layers, those with the largest norms, `callback` and `top_layers` name.
-        callback: called as `callback(step, numbers)` for each step once its values are fetched, in order; `numbers`
-            is a dict of plain floats, as loggers take them.
+        capacity: the number of steps to keep; the oldest are dropped first. The counts cover all steps.
+        fetch_every: fetch values after this many steps. 1 fetches at every step, which waits for an accelerator.
+        layers_every: with `clip_grad_norm_`, also record the norm of each gradient, at the first step and then once
+            every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.
+        top: how many of the layers with the largest norms `callback` and `top_layers` name.
+        callback: called as `callback(step, numbers)` for each step in order, once its values are fetched. `numbers` is
+            a dict of plain floats, ready for a logger.
 
     Raises:
         ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every` or `top`.
 
-    A step counts as clipped where the norm that the call returned is finite and above the threshold. Under
-    `nonfinite="zero"` that norm is of the finite elements.
+    A step counts as clipped if the norm that the call returned is finite and above the threshold, and the step was not
+    skipped. With `nonfinite="zero"`, that norm covers the finite elements only.
 
     >>> import gradclip
     >>> import numpy as np
@@ -78,7 +77,7 @@ class Monitor:
         self._counts = Counts()
         self._pending: list[Pending] = []
         self._calls = 0
-        self._lock = RLock()  # a thread may read, to show a page, while another records
+        self._lock = RLock()  # one thread may read, to show a page, while another thread records
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_lock"}
@@ -100,21 +99,21 @@ class Monitor:
         names: Sequence[str] | None = None,
         skip_above: float = math.inf,
     ) -> None:
-        """Record a step, or several, as the values are now: the norm and the threshold may be changed afterwards.
+        """Record one or several steps. Later changes to the norm and threshold arrays do not affect the record.
 
         Args:
             norm: the norm before clipping, as the clipping call returned it: a number or a scalar array of any
-                framework. A vector is so many steps in a row, as `jax.lax.scan` returns them.
-            max_norm: the threshold of that step, or of each; or a `gradclip.AdaptiveNorm` after its call.
+                framework. A vector stands for several steps in a row, such as `jax.lax.scan` returns.
+            max_norm: the threshold of the step, or one for each step. Or a `gradclip.AdaptiveNorm` after its call.
             layer_norms: a tree of the layers' norms, as `gradclip.layer_norms` and `gradclip.clip_by_layer_norm` return
-                it; with `names`, a vector of one step's.
-            nonfinite: the policy of the clipping call. Under "skip" steps that are not finite count as skipped.
-            names: the names of the layers in the vector.
-            skip_above: that of the clipping call, so that the steps it skips count as skipped. A
-                `gradclip.AdaptiveNorm` tells its own.
+                it. With `names`, a vector of the layers' norms at one step.
+            nonfinite: the policy of the clipping call. With "skip", non-finite steps count as skipped.
+            names: the names of the layers in that vector.
+            skip_above: the `skip_above` of the clipping call, so that steps it skipped count as skipped. Not needed
+                with a `gradclip.AdaptiveNorm`.
 
         Raises:
-            TypeError: what is no number or array, a traced array. ValueError: shapes that do not fit.
+            TypeError: a value that is not a number or an array, a traced array. ValueError: shapes that do not match.
 
         """
         known = None if names is None else tuple(names)
@@ -128,13 +127,14 @@ class Monitor:
 
     @property
     def wants_layers(self) -> bool:
-        """Whether norms of layers are asked for at the next step."""
+        """Whether the next step should record layer norms."""
         return self.layers_every > 0 and self._calls % self.layers_every == 0
 
     def fetch(self) -> None:
-        """Fetch the values of all steps recorded so far. Reading anything does so.
+        """Fetch the values of all steps recorded so far. Reading anything does this for you.
 
-        What cannot be fetched is left out, and `callback` is called for every other step; then an error is raised.
+        Steps that cannot be fetched are left out, and `callback` is called for all others. Then the first error is
+        raised.
         """
         with self._lock:
             pending, self._pending = self._pending, []
@@ -152,68 +152,68 @@ class Monitor:
 
     @property
     def records(self) -> list[Step]:
-        """The steps that are kept, the oldest first."""
+        """The kept steps, oldest first."""
         self.fetch()
         with self._lock:
             return list(self._kept)
 
     @property
     def last(self) -> Step | None:
-        """The last step; None before the first."""
+        """The last step; None before the first step."""
         self.fetch()
         return self._kept[-1] if self._kept else None
 
     @property
     def columns(self) -> Columns:
-        """The steps that are kept, as arrays: steps, norms, max_norms, clipped, skipped."""
+        """The kept steps as arrays: steps, norms, max_norms, clipped, skipped."""
         return Columns.of(self.records)
 
     @property
     def layers(self) -> LayerTable | None:
-        """The norms of layers at the steps that recorded them, as an array (steps, layers), with names; or None."""
+        """The layer norms at the steps that recorded them, an array (steps, layers) with names; None without any."""
         return LayerTable.of(self.records)
 
     @property
     def top_layers(self) -> dict[str, float]:
-        """The layers with the largest median norms, the largest first; empty where none were recorded."""
+        """The layers with the largest median norms, largest first; empty if none were recorded."""
         table = self.layers
         found = table and table.top(self.top)
         return dict(zip(found.names, found.medians().tolist(), strict=True)) if found else {}
 
     @property
     def counts(self) -> Counts:
-        """How many steps there were since the first, clipped, skipped and not finite; and the share clipped."""
+        """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
         self.fetch()
         return self._counts
 
     @property
     def steps(self) -> int:
-        """How many steps were recorded, those that are no longer kept among them."""
+        """The number of steps recorded, including those that are no longer kept."""
         return self.counts.steps
 
     @property
     def clipped(self) -> int:
-        """How many of them were clipped."""
+        """The number of steps that were clipped."""
         return self.counts.clipped
 
     @property
     def skipped(self) -> int:
-        """How many of them were skipped."""
+        """The number of steps that were skipped."""
         return self.counts.skipped
 
     @property
     def nonfinite(self) -> int:
-        """How many of them had a norm that is not finite."""
+        """The number of steps with a non-finite norm."""
         return self.counts.nonfinite
 
     def advise(self) -> Advice:
-        """Propose a threshold for gradients like those of the steps that are kept, with reasons."""
+        """Propose a threshold from the kept steps, with reasons."""
         return advise(self.columns)
 
     def plot(self, path: str | Path | None = None) -> Figure:
-        """Draw the steps that are kept with matplotlib, and save the picture where a path is given.
+        """Draw the kept steps with matplotlib and return the figure. With a path, also save it there.
 
-        Raises ModuleNotFoundError that says what to install where matplotlib is missing.
+        Raises ModuleNotFoundError if matplotlib is not installed.
         """
         from gradclip.monitor.picture import draw
 
@@ -223,9 +223,9 @@ class Monitor:
         return figure
 
     def report(self, path: str | Path, title: str = "What gradient clipping did") -> Path:
-        """Write one HTML page with pictures and numbers, which needs neither network nor other files; return its path.
+        """Write a self-contained HTML page with pictures and numbers, and return its path.
 
-        Raises ModuleNotFoundError as `plot` does.
+        Raises ModuleNotFoundError if matplotlib is not installed.
         """
         from gradclip.monitor.page import page
 
@@ -234,16 +234,16 @@ class Monitor:
         return written
 
     def save(self, path: str | Path) -> None:
-        """Write the steps that are kept as lines of JSON, one for each."""
+        """Write the kept steps as lines of JSON, one per step."""
         text = "".join(lines.to_line(step) + "\n" for step in self.records)
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, capacity: int | None = None) -> Monitor:
-        """Return a monitor with the steps that `save` wrote, all of them or the last `capacity`.
+        """Return a monitor with the steps that `save` wrote: all, or the last `capacity`.
 
-        Without `capacity` it keeps as many, but at least 10,000. Its counts are of the steps in the file. Raises
-        ValueError for a line that is no step.
+        Without `capacity`, its capacity is the number of steps in the file, but at least 10,000. Its counts cover the
+        steps in the file. Raises ValueError for a line that is not a step.
         """
         with Path(path).open(encoding="utf-8") as file:
             steps = list(lines.from_lines(file))
@@ -252,7 +252,7 @@ class Monitor:
         return monitor
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the steps that are kept, and the counts, as lists and numbers, which any checkpoint takes."""
+        """Return the kept steps and the counts as lists and numbers, for any checkpoint format."""
         steps = self.records
         names = list(dict.fromkeys(step.layers.names for step in steps if step.layers))
         places = {one: place for place, one in enumerate(names)}
@@ -268,9 +268,9 @@ class Monitor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the place of the monitor whose `state_dict` this is; capacity and settings stay as they are.
+        """Load a state from `state_dict`. It replaces the steps and counts; capacity and settings do not change.
 
-        Raises ValueError for a dict that is no such state. The monitor is then as it was.
+        Raises ValueError if it is not a state of a `Monitor`; the monitor then stays unchanged.
         """
         keys = ("step", "norm", "max_norm", "skipped", "layers")
         try:
@@ -282,7 +282,7 @@ class Monitor:
             ]
             counts, calls = Counts(*map(int, state["counts"])), int(state["calls"])
         except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ValueError("this is no state of a Monitor. Pass what state_dict() returned.") from error
+            raise ValueError("this is not the state of a Monitor. Pass the result of its state_dict().") from error
         with self._lock:
             self._pending, self._calls = [], calls
             self._take(steps, counts)
@@ -294,5 +294,5 @@ class Monitor:
 def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
     found = Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64))) if len(row) else None
     if found and len(found.names) != len(found.norms):
-        raise ValueError("names and norms of layers must be as many")
+        raise ValueError("each layer needs one name and one norm")
     return found

@@ -1,4 +1,4 @@
-"""The report: one HTML page that stands alone, in light and dark, for screens from 400 pixels on."""
+"""The report: one self-contained HTML page, light or dark, for screens of 400 pixels and wider."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -16,25 +16,25 @@ if TYPE_CHECKING:
 _CAPTIONS = {
     "norms": (
         "Norm over steps",
-        "The norm of the gradients before clipping. A norm above the dashed line did not get through: that step was "
-        "made smaller, and what the optimizer got has the norm of the threshold at most.",
+        "The norm of the gradients before clipping. Above the dashed line, the step was clipped or skipped: what the "
+        "optimizer got has at most the norm of the threshold.",
     ),
-    "share": ("Share of steps clipped", "How many of the steps were clipped, part of the run by part."),
+    "share": ("Share of steps clipped", "The share of steps clipped in each part of the run."),
     "histogram": (
-        "How large norms were",
-        "Norms before clipping. Steps that were clipped are orange, those that were skipped violet; the dashed line is "
-        "the last threshold. Percentiles are of all steps shown.",
+        "Distribution of norms",
+        "Norms before clipping. Clipped steps are orange, skipped steps violet. The dashed line is the last threshold. "
+        "Percentiles cover all steps shown.",
     ),
     "layers": (
         "Layers",
-        "Norms before clipping of the layers with the largest medians, the largest first. Of several steps in one "
-        "column the largest is shown.",
+        "Norms before clipping of the layers with the largest medians, largest first. A column that covers several "
+        "steps shows the largest norm.",
     ),
 }
 
 
 def page(monitor: "Monitor", title: str) -> str:
-    """Return the page of what a monitor has recorded."""
+    """Return the HTML page of a monitor."""
     columns, advice = monitor.columns, monitor.advise()
     body = [
         f"<h1>{escape(title)}</h1>",
@@ -58,28 +58,27 @@ def page(monitor: "Monitor", title: str) -> str:
 
 
 def notes(monitor: "Monitor") -> list[str]:
-    """Return what is easily overlooked or misread."""
+    """Return notes on what is easily overlooked or misread."""
     counts, columns = monitor.counts, monitor.columns
     ordinary = columns.clipped[columns.finite & ~columns.skipped]
     found = []
     if ordinary.size and ordinary.all():
         found.append(
-            "100% of the steps that were neither skipped nor NaN were clipped: no gradient kept its length, the "
-            "threshold set it. Where only spikes are meant to be cut, the threshold is too low; see what is "
-            "proposed below."
+            "100% of the steps that were neither skipped nor NaN were clipped: the threshold set the length of every "
+            "gradient. If you only mean to clip spikes, the threshold is too low; see the proposal below."
         )
     if counts.steps > counts.nonfinite and not counts.clipped:
-        above = "" if not counts.skipped else ", but for the steps that were skipped"
-        found.append(f"Nothing was clipped: at no step was the norm above the threshold{above}.")
+        above = "" if not counts.skipped else ", except at skipped steps"
+        found.append(f"Nothing was clipped: the norm was never above the threshold{above}.")
     if counts.nonfinite:
         found.append(
-            f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite. Under "
-            'nonfinite="propagate" such a step fills the gradients with NaN; "skip" and "zero" keep them out.'
+            f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite. With "
+            'nonfinite="propagate" such a step fills the gradients with NaN; "skip" and "zero" prevent that.'
         )
     if len(columns.steps) < counts.steps:
         found.append(
-            f"Pictures and percentiles show the last {len(columns.steps):,} of {counts.steps:,} steps; the counts are "
-            "of all. A Monitor with a larger capacity keeps more."
+            f"Pictures and percentiles show the last {len(columns.steps):,} of {counts.steps:,} steps. The counts "
+            "cover all steps. To keep more, use a Monitor with a larger capacity."
         )
     return found
 

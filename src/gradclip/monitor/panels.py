@@ -1,4 +1,4 @@
-"""The panels of the picture, each drawn into axes of matplotlib, in colours that a palette names."""
+"""The panels of the picture, each drawn into matplotlib axes in the colours of a palette."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}" if 1 <= value < 1e5 else
 
 @dataclass(frozen=True)
 class Palette:
-    """Colours, no two alike, so that a page can put its own in their places."""
+    """Colours, all different, so a page can replace each of them by its own."""
 
     ink: str = "#1b1f24"
     muted: str = "#5c6470"
@@ -31,7 +31,7 @@ class Palette:
 
 @dataclass(frozen=True)
 class Look:
-    """How a panel is drawn: its colours, and how many points and letters it has room for."""
+    """How to draw a panel: its colours, and how many points and letters fit."""
 
     palette: Palette = Palette()
     points: int = 400
@@ -40,11 +40,11 @@ class Look:
 
 
 def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
-    """Draw the norm before clipping over steps, the threshold, and a mark where something happened."""
+    """Draw the norm before clipping over steps, the threshold, and a mark for each clipped, skipped or bad step."""
     colours, above = look.palette, blended_transform_factory(axes.transData, axes.transAxes)
     norms, steps = _positive(columns.norms), columns.steps
     axes.set_yscale("log")
-    dot = "." if len(steps) == 1 else ""  # a line takes two steps
+    dot = "." if len(steps) == 1 else ""  # a line needs two steps
     line = envelope(steps, norms, look.points)
     axes.plot(*line, color=colours.norm, lw=0.9, marker=dot, label="norm before clipping")
     axes.plot(
@@ -73,7 +73,7 @@ def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
 
 
 def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
-    """Draw the share of steps that were clipped, part of the run by part."""
+    """Draw the share of steps clipped in each part of the run."""
     parts = bins_of(len(columns.steps), min(60, look.points))
     shares = [columns.clipped[part].mean() for part in parts]
     edges = [columns.steps[part.start] for part in parts] + [columns.steps[-1] + 1 if len(columns.steps) else 1]
@@ -86,7 +86,7 @@ def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
 
 
 def histogram(axes: Axes, columns: Columns, look: Look) -> None:
-    """Draw how often norms were how large, what came of them, the last threshold, and percentiles."""
+    """Draw a histogram of the norms by outcome, with the last threshold and percentiles."""
     colours, threshold = look.palette, float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
     norms = _positive(columns.norms)
     axes.set_xscale("log")
@@ -117,7 +117,7 @@ def histogram(axes: Axes, columns: Columns, look: Look) -> None:
 
 
 def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16) -> None:
-    """Draw a heat map of the norms of the largest layers over steps, with a bar that tells its colours."""
+    """Draw a heat map of the norms of the largest layers over steps, with a colour bar."""
     top = table.top(most)
     norms = columns_of(_positive(top.norms).T, top.steps, look.points)
     finite = norms[np.isfinite(norms)]
@@ -127,7 +127,7 @@ def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16)
     extent = (start, start + span_of(top.steps)[0], len(top.names) - 0.5, -0.5)
     drawn = axes.imshow(norms, norm=scale, aspect="auto", interpolation="nearest", cmap="viridis", extent=extent)
     names = [shortened(name, look.letters) for name in told_apart(top.names)]
-    axes.set_yticks(range(len(top.names)), names, parse_math=False)  # a dollar is a letter here
+    axes.set_yticks(range(len(top.names)), names, parse_math=False)  # a dollar sign is not math here
     _along_steps(axes, look)
     axes.grid(False)
     bar = axes.figure.colorbar(drawn, ax=axes, pad=0.02, aspect=30)
@@ -139,7 +139,7 @@ def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16)
 
 
 def told_apart(names: Sequence[str]) -> list[str]:
-    """Return names without the parts between dots that all of them begin with, and those they all end with."""
+    """Return names without the dotted parts that all names share at the start or at the end."""
     parts = [name.split(".") for name in names]
     most = min(map(len, parts)) - 1
     first = next((i for i in range(most) if len({one[i] for one in parts}) > 1), most)
@@ -148,7 +148,7 @@ def told_apart(names: Sequence[str]) -> list[str]:
 
 
 def shortened(name: str, letters: int) -> str:
-    """Return a name with the middle left out where it is too long."""
+    """Return a name; if it is too long, leave out the middle."""
     if len(name) <= letters:
         return name
     return f"{name[: (letters - 1) // 2]}…{name[-(letters // 2) :]}"
@@ -162,7 +162,7 @@ def _threshold_label(columns: Columns) -> str:
 
 
 def _positive(values: np.ndarray) -> np.ndarray:
-    """Return values with NaN for those that a log scale cannot show, and others where it has room around them."""
+    """Return values for a log scale: NaN for those it cannot show, the rest limited to a range it can."""
     return np.where(np.isfinite(values) & (values > 0), np.clip(values.astype(np.float64), 1e-200, 1e200), np.nan)
 
 
@@ -197,7 +197,7 @@ def _style(axes: Axes, look: Look) -> None:
 
 
 def _legend(axes: Axes, look: Look) -> None:
-    """Put the legend above the axes, where it hides nothing."""
+    """Put the legend above the axes, so it hides nothing."""
     where: Sequence[float] = (0.0, 1.01)
     shown = axes.legend(
         loc="lower left", bbox_to_anchor=where, ncols=look.legend_columns, frameon=False, fontsize=9, borderaxespad=0.2

@@ -1,4 +1,4 @@
-"""Steps whose values have not been looked at: they may lie on an accelerator, which nobody waits for yet."""
+"""Recorded steps with values not fetched yet. They may be in device memory, and nothing waits for them."""
 
 import math
 import re
@@ -16,20 +16,20 @@ from gradclip.tree import flatten
 from gradclip.typing import Policy
 
 _LARGEST = (
-    "Of norms of layers, each clipped by itself, record the largest beside them: "
+    "If each layer is clipped on its own, record the largest norm and the layers' norms: "
     "monitor.record(gradclip.global_norm(norms, math.inf), max_norm, norms)."
 )
 
 
 class Pending(NamedTuple):
-    """What a call knew of a step, or a vector of what it knew of several, as scalars of any framework."""
+    """The values of one step as scalars of any framework, or of several steps as vectors."""
 
     norm: Any
     max_norm: Any
     names: tuple[str, ...]
-    layers: Sequence[Any]  # the norm of each, or one vector of them all
+    layers: Sequence[Any]  # the norm of each layer, or one vector of all
     skip_above: float
-    skips: bool  # steps whose norm is not finite
+    skips: bool  # whether a non-finite norm skips the step
 
     @classmethod
     def of(
@@ -41,12 +41,12 @@ class Pending(NamedTuple):
         names: tuple[str, ...] | None,
         skip_above: float = math.inf,
     ) -> "Pending":
-        """Check what is to be recorded. Raises TypeError for what is no array of numbers, or a traced one."""
+        """Check and hold the values to record. Raises TypeError for a value that is not numeric or is traced."""
         threshold = max_norm
         if not known(max_norm) and hasattr(max_norm, "threshold"):
             threshold, skip_above = max_norm.threshold, float(getattr(max_norm, "skip_above", math.inf))
             if threshold is None:
-                raise TypeError("max_norm is a holder that has clipped nothing yet. Record a step after its call.")
+                raise TypeError("max_norm has clipped nothing yet, so it has no threshold. Clip first, then record.")
         _check("norm", norm)
         _check("max_norm", threshold, norm)
         layers: Sequence[Any] = ()
@@ -63,12 +63,12 @@ class Pending(NamedTuple):
 
     @property
     def vectors(self) -> list[Any]:
-        """All that has to be fetched."""
+        """All values to fetch."""
         return [self.norm, self.max_norm, *self.layers]
 
 
 def resolved(pending: Sequence[Pending], first: int) -> Iterator[Step]:
-    """Fetch the values of steps, all together, and yield the steps, numbered from `first`."""
+    """Fetch the values of all pending steps together, and yield the steps, numbered from `first`."""
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
@@ -81,7 +81,7 @@ def resolved(pending: Sequence[Pending], first: int) -> Iterator[Step]:
 
 
 def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Step], Exception | None]:
-    """Return the steps of all that can be fetched, and the first error, if any: one bad value costs no other step."""
+    """Return the steps that can be fetched, and the first error, if any. One bad value loses no other step."""
     try:
         return list(resolved(pending, first)), None
     except Exception as error:
@@ -92,22 +92,22 @@ def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Step], E
 
 
 def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.ndarray | None]:
-    """Return the norms of layers for each of some steps."""
+    """Return the layer norms of each step."""
     if not layers:
         return [None] * steps
     return list(narrowed(np.concatenate(layers).reshape(count, steps).T))
 
 
 def _kept(value: Any) -> Any:
-    # Thresholds are lowered where they lie, and JAX deletes what is donated, before anyone looks.
+    # Keep a copy: before the fetch, a threshold may change in place, and JAX may delete a donated array.
     framework = framework_of(value)
     return value if framework is None else framework.kept(value)
 
 
-# Kept, so that steps share the names of their layers, which are the same at each.
+# Cached, so all steps share one tuple of layer names.
 @lru_cache(maxsize=64)
 def _dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Return `['layer'][0]` as layer.0, which leaves a picture more room; what is then alike gets a number."""
+    """Shorten `['layer'][0]` to layer.0, to save room in pictures, and number the names that become equal."""
     shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all" for path in paths]
     found: dict[str, None] = {}
     for name in shorter:
@@ -123,19 +123,19 @@ def _check(name: str, value: object, like: object = None) -> None:
     _check_array(name, value)
     shape, wanted = _shape(value), _shape(like)
     if len(shape) > 1:
-        raise TypeError(f"{name} must be a scalar, or a vector with one entry for each step, got shape {shape}.")
+        raise TypeError(f"{name} must be a scalar, or a vector with one entry per step, got shape {shape}.")
     if like is not None and shape != wanted and (name != "max_norm" or shape):
-        hint = " A vector of the layers of one step takes names=." if name == "layer_norms" and not wanted else ""
-        raise ValueError(f"{name} must have the shape of norm, {wanted}, got {shape}: an entry for each step.{hint}")
+        hint = " For a vector of the layers at one step, pass names=." if name == "layer_norms" and not wanted else ""
+        raise ValueError(f"{name} must have the shape of norm, {wanted}, got {shape}: one entry per step.{hint}")
 
 
 def _check_vector(layer_norms: object, names: tuple[str, ...], norm: object) -> None:
-    """Check the norms of layers of one step that are one vector."""
+    """Check the layer norms of one step, given as one vector."""
     _check_array("layer_norms", layer_norms)
     shape, wanted = _shape(layer_norms), (len(names),)
     if shape != wanted or _shape(norm):
         raise ValueError(
-            f"with names, layer_norms must be a vector of one step, of shape {wanted}, and norm a scalar; got shapes "
+            f"with names, layer_norms must be a vector for one step, of shape {wanted}, and norm a scalar; got shapes "
             f"{shape} and {_shape(norm)}."
         )
 
@@ -150,7 +150,7 @@ def _check_array(name: str, value: object) -> None:
     framework = framework_of(value)
     if framework is not None and framework.is_traced(value):
         raise TypeError(
-            f"{name} is traced: it has no value yet. Return it from the compiled function, and record it outside."
+            f"{name} is traced: it has no value yet. Return it from the compiled function and record it outside."
         )
 
 

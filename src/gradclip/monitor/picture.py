@@ -1,4 +1,4 @@
-"""The picture of a monitor, drawn with matplotlib, which is imported when it is needed."""
+"""The picture of a monitor. It is drawn with matplotlib, which is imported only when needed."""
 
 import io
 import re
@@ -16,8 +16,8 @@ try:
     from gradclip.monitor import panels
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
-        f"A monitor draws with matplotlib, of which {error.name} is not installed here. Run: pip install matplotlib. "
-        "Numbers need none: see records, counts and advise().",
+        f"Monitor pictures need matplotlib, and {error.name} is not installed here. Run: pip install matplotlib. "
+        "For numbers without it, see records, counts and advise().",
         name=error.name,
         path=error.path,
     ) from error
@@ -47,7 +47,7 @@ def draw(monitor: "Monitor") -> Figure:
 
 
 def headline(monitor: "Monitor") -> str:
-    """Return in one line what came of all steps."""
+    """Sum up all steps in one line."""
     counts = monitor.counts
     if not counts.steps:
         return "No step was recorded"
@@ -57,7 +57,7 @@ def headline(monitor: "Monitor") -> str:
 
 
 def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
-    """Return each panel by its name as an SVG so many inches wide, whose colours are variables of the page."""
+    """Return each panel by name as an SVG, `width` inches wide, with CSS variables as colours."""
     columns, layers = monitor.columns, monitor.layers
     narrow = look is NARROW
     drawn = {
@@ -72,10 +72,10 @@ def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
 
 
 def _svg(panel: Callable[[Axes], None], width: float, height: float) -> str:
-    """Return a figure with one panel as an element of a page, with letters that the page's own font draws."""
+    """Return one panel as an SVG element, with text in the page's own font."""
     settings = {"svg.fonttype": "none", "svg.hashsalt": "gradclip"}
     with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has others
+        warnings.filterwarnings("ignore", "Glyph .* missing from font")  # the browser has more fonts
         figure = Figure(figsize=(width, height), layout="constrained")
         figure.patch.set_visible(False)
         panel(figure.add_subplot())

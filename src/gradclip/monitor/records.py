@@ -1,4 +1,4 @@
-"""What is known of one step, in plain numbers, and of many."""
+"""Records of one step and of many, in plain numbers."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -8,13 +8,13 @@ import numpy as np
 
 
 class Layers(NamedTuple):
-    """The norms of layers before clipping, in float32 where that can hold them, and their names, no two alike."""
+    """The layer norms before clipping, in float32 if it can hold them, and the unique names of the layers."""
 
     names: tuple[str, ...]
     norms: np.ndarray
 
     def top(self, count: int) -> dict[str, float]:
-        """Return the largest norms, the largest first; NaN counts as larger than all."""
+        """Return the largest norms, largest first; NaN counts as the largest."""
         order = np.argsort(-np.where(np.isnan(self.norms), np.inf, self.norms), kind="stable")[:count]
         return {self.names[index]: float(self.norms[index]) for index in order.tolist()}
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
         return max(self.max_norm, 0.0) / self.norm if self.norm > self.max_norm else 1.0
 
     def numbers(self, top: int = 0) -> dict[str, float]:
-        """Return all as plain floats, flags as 0.0 and 1.0, for a logger; of the layers the `top` largest."""
+        """Return plain floats for a logger: flags as 0.0 and 1.0, and the `top` largest layers."""
         found = {
             "norm": self.norm,
             "max_norm": self.max_norm,
@@ -62,7 +62,7 @@ class Step(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """How many steps there were, and what came of them."""
+    """How many steps there were, and how many were clipped, skipped or non-finite."""
 
     steps: int = 0
     clipped: int = 0
@@ -70,7 +70,7 @@ class Counts(NamedTuple):
     nonfinite: int = 0
 
     def plus(self, steps: Iterable[Step]) -> "Counts":
-        """Return the counts with more steps."""
+        """Return the counts with these steps added."""
         counts = list(self)
         for step in steps:
             for place, one in enumerate((True, step.clipped, step.skipped, not step.finite)):
@@ -79,12 +79,12 @@ class Counts(NamedTuple):
 
     @property
     def share_clipped(self) -> float:
-        """The share of steps that were clipped; NaN without steps."""
+        """The share of steps clipped; NaN without steps."""
         return self.clipped / self.steps if self.steps else math.nan
 
 
 class Columns(NamedTuple):
-    """Steps as arrays, one entry for each."""
+    """Steps as arrays, one entry per step."""
 
     steps: np.ndarray
     norms: np.ndarray
@@ -98,7 +98,7 @@ class Columns(NamedTuple):
         return np.isfinite(self.norms)
 
     def of_finite_positive(self) -> "Columns":
-        """Return the steps whose norm is finite and above 0."""
+        """Return the steps with a finite norm above 0."""
         some = self.finite & (self.norms > 0)
         return Columns(*(column[some] for column in self))
 
@@ -111,7 +111,7 @@ class Columns(NamedTuple):
 
 
 class LayerTable(NamedTuple):
-    """Norms of layers as (steps, layers), NaN where a layer was not recorded."""
+    """Layer norms, shape (steps, layers); NaN if a layer was not recorded."""
 
     steps: np.ndarray
     names: tuple[str, ...]
@@ -119,7 +119,7 @@ class LayerTable(NamedTuple):
 
     @classmethod
     def of(cls, steps: Iterable[Step]) -> "LayerTable | None":
-        """Collect the steps that recorded layers; None without any."""
+        """Collect the steps that recorded layers; None if no step did."""
         some = [(step.step, step.layers) for step in steps if step.layers is not None]
         if not some:
             return None
@@ -140,19 +140,19 @@ class LayerTable(NamedTuple):
         return np.array([np.median(column) if column.size else 0.0 for column in found])
 
     def top(self, count: int) -> "LayerTable":
-        """Return the layers with the largest medians, the largest first."""
+        """Return the layers with the largest medians, largest first."""
         order = np.argsort(-self.medians(), kind="stable")[:count]
         return LayerTable(self.steps, tuple(self.names[index] for index in order.tolist()), self.norms[:, order])
 
 
 def narrowed(norms: np.ndarray) -> np.ndarray:
-    """Return norms in float32, or as they are where one of them is beyond its range."""
+    """Return norms in float32, or unchanged if one of them is out of its range."""
     with np.errstate(over="ignore"):
         narrow = norms.astype(np.float32)
     return narrow if np.array_equal(np.isfinite(narrow), np.isfinite(norms)) else norms
 
 
 def percentiles(norms: np.ndarray, which: Sequence[float] = (1, 10, 50, 90, 99)) -> Mapping[float, float]:
-    """Return percentiles of the norms that are finite; none without any."""
+    """Return percentiles of the finite norms; empty if there are none."""
     finite = norms[np.isfinite(norms)]
     return dict(zip(which, np.percentile(finite, which).tolist(), strict=True)) if finite.size else {}

@@ -1,4 +1,4 @@
-"""Long runs in as few points as a picture shows, with the extremes kept."""
+"""Reduce long runs to the number of points in a picture, keeping the extremes."""
 
 from itertools import pairwise
 
@@ -6,13 +6,13 @@ import numpy as np
 
 
 def bins_of(count: int, most: int) -> list[slice]:
-    """Return slices that cut so many entries into at most `most` parts of nearly equal length."""
+    """Return slices that cut `count` entries into at most `most` parts of nearly equal length."""
     edges = np.linspace(0, count, min(count, most) + 1).round().astype(int).tolist()
     return [slice(start, end) for start, end in pairwise(edges)]
 
 
 def envelope(x: np.ndarray, y: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return a line through the smallest and the largest y of each part, in their order; NaN where all are NaN."""
+    """Return a line through the smallest and largest y of each part, in order; NaN if all of a part are NaN."""
     if len(x) <= 2 * most:
         return x, y
     places: list[int] = []
@@ -26,7 +26,7 @@ def envelope(x: np.ndarray, y: np.ndarray, most: int) -> tuple[np.ndarray, np.nd
 
 
 def largest(y: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
-    """Return the indices of chosen entries: all if they are few, else the largest of each part."""
+    """Return the indices of chosen entries: all of them if few, else the largest in each part."""
     if chosen.sum() <= most:
         return np.flatnonzero(chosen)
     found = []
@@ -39,15 +39,15 @@ def largest(y: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
 
 
 def span_of(steps: np.ndarray) -> tuple[int, int]:
-    """Return how many steps there are from the first on, and the least number from one to the next, also the last."""
+    """Return how many steps the run covers, and the smallest gap between two steps. The last step adds one gap."""
     gap = max(1, int(np.diff(steps).min())) if len(steps) > 1 else 1
     return int(np.ptp(steps)) + gap, gap
 
 
 def columns_of(table: np.ndarray, steps: np.ndarray, most: int) -> np.ndarray:
-    """Return a table (rows, steps) with at most `most` columns of equal width, at the places of their steps.
+    """Reduce a table (rows, steps) to at most `most` columns of equal width, placed by step number.
 
-    Each is the largest of its part, NaN where all are; a part without a step is as the one before it.
+    Each column holds the largest value of its part, or NaN if all are NaN. A part without steps repeats the one before.
     """
     span, gap = span_of(steps)
     count = min(most, span // gap)

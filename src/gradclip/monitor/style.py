@@ -1,4 +1,4 @@
-"""The style of the report. The colours of the pictures are variables, so that dark pages have others."""
+"""The CSS of the report. The pictures' colours are variables, so they change in dark mode."""
 
 STYLE = """
 :root{color-scheme:light dark;--ink:#1b1f24;--muted:#5c6470;--grid:#e3e6eb;--norm:#2f6fb1;--clipped:#cf6a0a;

@@ -1,1 +1,1 @@
-"""From arrays, functions and losses to sums of clipped examples, and what one example can move them."""
+"""Sums of clipped examples, from arrays, functions or losses, and their sensitivity to one example."""

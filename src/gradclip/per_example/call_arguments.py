@@ -1,7 +1,7 @@
-"""What a clipped function is called with: positions, parameters, batches, and mappings that are no trees.
+"""Checks of the arguments of a clipped function: positions, parameters, batches, and mappings that are not trees.
 
-Trees know dicts; a batch in another mapping, such as a `UserDict` or a tokenizer's `BatchEncoding`, becomes a dict on
-the way in, and what it was before the function sees it.
+A tree may hold dicts. A batch in a different mapping, such as a `UserDict` or a tokenizer's `BatchEncoding`, is
+converted to a dict first, and back to its own type before the function sees it.
 """
 
 import inspect
@@ -22,12 +22,12 @@ from gradclip.wording import listed
 
 
 def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
-    """Return argument numbers as a tuple. Raises ValueError for none, and for those counted from the end."""
+    """Return argument positions as a tuple. Raises ValueError for an empty one, a negative or a repeated position."""
     if not isinstance(given, Integral | Iterable):
-        raise TypeError(f"{name} must be a position or several, got {shown(given)} of type {type(given).__name__}.")
+        raise TypeError(f"{name} must be one or several positions, got {shown(given)} of type {type(given).__name__}.")
     numbers = (given,) if isinstance(given, Integral) else tuple(given)
     if not numbers:
-        raise ValueError(f"{name} must not be empty; pass the position of an argument, such as {name}=0.")
+        raise ValueError(f"{name} must not be empty. Pass the position of an argument, such as {name}=0.")
     if any(isinstance(i, bool) or not isinstance(i, Integral) or i < 0 for i in numbers):
         raise ValueError(f"{name} must be positions counted from 0, got {shown(given)}.")
     if len({*numbers}) < len(numbers):
@@ -36,7 +36,7 @@ def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def needed_positions(fun: Callable[..., Any]) -> list[int]:
-    """Return the positions of those arguments that a function cannot do without, as far as it tells them."""
+    """Return the positions of the required arguments of a function, as far as its signature shows them."""
     try:
         parameters = inspect.signature(fun).parameters.values()
     except (TypeError, ValueError):
@@ -48,23 +48,23 @@ def needed_positions(fun: Callable[..., Any]) -> list[int]:
 def others_than(
     positions: Iterable[int], argnums: int | tuple[int, ...] | None, prng_argnum: int | None
 ) -> tuple[int, ...]:
-    """Return those positions of arguments that are neither differentiated nor a key for random numbers."""
+    """Return the positions of arguments that are neither differentiated nor a random key."""
     differentiated = argnums if isinstance(argnums, tuple) else (argnums,)
     return tuple(i for i in positions if i not in differentiated and i != prng_argnum)
 
 
 def not_said(name: str, others: tuple[int, ...]) -> str:
-    """Return the error where it was not said which of several arguments carry the batch."""
+    """Return the error for a missing `batch_argnums` when several arguments may carry the batch."""
     return (
-        f"there are {len(others)} arguments that may carry the batch, at positions {others}. Say to {name} which do: "
-        f"batch_argnums={others} if all of them; what is left out goes to every example as it is."
+        f"{len(others)} arguments may carry the batch, at positions {others}. Tell {name} which ones do: "
+        f"batch_argnums={others} if all do. Arguments that are left out go to every example whole."
     )
 
 
 def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
-    """Return the length of axis 0 that all leaves, and the mask, have in common.
+    """Return the length of axis 0, which all leaves and the mask must share.
 
-    Raises ValueError that names the leaves where there is none.
+    Raises a ValueError that names the leaves if they do not.
     """
     shapes = {}
     for i, arg in enumerate(mapped_args):
@@ -75,18 +75,18 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
         shapes["mask"] = shape_of_mask(mask)
     first = next(iter(shapes.values()), ())
     if not first or any(shape[:1] != first[:1] for shape in shapes.values()) or len(shapes.get("mask", "1")) != 1:
-        # What differs from the first comes before what does not, for the list is cut.
+        # List the leaves that differ from the first before the others: the list is cut.
         one, *others = shapes.items() or [("", ())]
         others.sort(key=lambda item: item[1][:1] == first[:1])
         found = [f"{name} {shape}" for name, shape in (one, *others) if name]
         raise ValueError(
-            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, with one length for all; "
+            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, all with the same length; "
             f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
     if first[0] is None:
         raise ValueError(
-            "how many examples a batch has must be known while tf.function records it. Say it in the signature, or "
-            "make batches of one size, as by dataset.batch(64, drop_remainder=True)."
+            "the batch size must be known while tf.function traces the function. Put it in the signature, or make "
+            "all batches the same size, for example with dataset.batch(64, drop_remainder=True)."
         )
     return first[0]
 
@@ -94,12 +94,12 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
 def check_positions(
     args: Sequence[Any], argnums: int | tuple[int, ...] | None, batch_argnums: tuple[int, ...], prng_argnum: int | None
 ) -> None:
-    """Raise a TypeError where a position has no argument."""
+    """Raise a TypeError if there is no argument at one of the positions."""
     differentiated = argnums if isinstance(argnums, tuple) else (argnums or 0,)
     needed = max(*batch_argnums, *differentiated, prng_argnum or 0)
     if len(args) <= needed:
         raise TypeError(
-            f"argument {needed} is needed by position (argnums={argnums}, batch_argnums="
+            f"argument {needed} must be passed by position (argnums={argnums}, batch_argnums="
             f"{batch_argnums}, prng_argnum={prng_argnum}), got {len(args)} positional arguments."
         )
 
@@ -112,7 +112,7 @@ def check_assumption(
     batch_argnums: tuple[int, ...],
     prng_argnum: int | None,
 ) -> None:
-    """Raise a TypeError where nobody said which arguments carry the batch, and more than one of them may."""
+    """Raise a TypeError if `batch_argnums` was left out and more than one argument may carry the batch."""
     others = others_than(range(len(args)), argnums, prng_argnum)
     if len(others) > 1:
         raise TypeError(not_said(name, others))
@@ -121,17 +121,17 @@ def check_assumption(
         lengths = [getattr(leaf, "shape", ())[:1] for leaf in flatten(given).leaves]
         if count > 1 and (count,) in lengths:
             raise TypeError(
-                f"every example would get all of {keyword}, which has {count} rows as the batch does. Pass it by "
-                f"position, and to {name} batch_argnums=, the positions of all that carries the batch; or if every "
-                f"example is to get all of it, batch_argnums={batch_argnums[0]}."
+                f"every example would get all of {keyword}, which has {count} rows like the batch. If it carries the "
+                f"batch, pass it by position and list all such positions in batch_argnums= of {name}. If every example "
+                f"should get all of it, pass batch_argnums={batch_argnums[0]}."
             )
 
 
 def check_parameters(position: int, tree: object) -> None:
-    """Raise a TypeError for an argument to differentiate that holds a module, a generator, or a mapping of its own."""
+    """Raise a TypeError if an argument to differentiate is a generator or holds a module or an unknown mapping."""
     if isinstance(tree, Iterator):
         kind = type(tree).__name__
-        raise TypeError(f"argument {position} is a {kind}, as of model.parameters(): {instead_of_parameters()}")
+        raise TypeError(f"argument {position} is a {kind}, as model.parameters() returns: {instead_of_parameters()}")
     for leaf in flatten(tree).leaves:
         if known(leaf):
             continue
@@ -140,18 +140,18 @@ def check_parameters(position: int, tree: object) -> None:
         if models is not None:
             raise TypeError(f"argument {position} holds a module ({kind}), not its parameters: {models.parameters}")
         if known(getattr(leaf, "value", None)):
-            raise TypeError(f"argument {position} holds a {kind}, no array: pass its value, [v.value for v in ...].")
+            raise TypeError(f"argument {position} holds a {kind}, not an array: pass [v.value for v in ...].")
         if isinstance(leaf, Mapping):
-            raise TypeError(f"argument {position} holds a {kind}, whose arrays cannot be seen: pass dict(...) of it.")
+            raise TypeError(f"argument {position} holds a {kind}, which hides its arrays: pass dict(...) of it.")
 
 
 def has_mappings(tree: object) -> bool:
-    """Say whether a tree holds mappings that it takes for leaves."""
+    """Say whether a tree holds mappings that count as leaves."""
     return any(isinstance(leaf, Mapping) for leaf in flatten(tree).leaves)
 
 
 def opened(tree: object) -> Any:
-    """Return a tree with dicts in place of such mappings."""
+    """Return a tree with those mappings converted to dicts."""
     return optree.tree_map(lambda leaf: _as_dict(leaf) if isinstance(leaf, Mapping) else leaf, tree)
 
 
@@ -160,12 +160,12 @@ def _as_dict(mapping: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 def closed(like: object, tree: object) -> Any:
-    """Return an opened tree with the mappings that `like` has, their values those of the tree."""
+    """Convert the dicts of an opened tree back to the mappings of `like`."""
     return optree.tree_map(lambda old, new: _refilled(old, new) if isinstance(old, Mapping) else new, like, tree)
 
 
 def _refilled(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
-    """Return a copy of a mapping with other values."""
+    """Return a copy of a mapping with new values."""
     values = {key: closed(value, new[key]) for key, value in old.items()}
     try:
         if not hasattr(old, "__setitem__"):
@@ -175,14 +175,14 @@ def _refilled(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
             made[key] = value
     except (TypeError, ValueError) as error:
         raise TypeError(
-            f"a batch of type {type(old).__name__} cannot be made again for one example, got {shown(old)}: pass "
+            f"a batch of type {type(old).__name__} cannot be rebuilt for one example, got {shown(old)}: pass "
             "dict(...) of it."
         ) from error
     return made
 
 
 def check_batches_of(framework: Entry, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
-    """Raise a TypeError where a batch holds arrays of another framework than the parameters."""
+    """Raise a TypeError if a batch holds arrays of a different framework than the parameters."""
     for i in batch_argnums:
         for other in entries_of(flatten(args[i]).leaves):
             if other.has_derivatives and other is not framework:

@@ -1,4 +1,4 @@
-"""Clip each example of a batch by its own norm, and sum: what private and federated training build on."""
+"""Clip each example of a batch by its own norm and add them up, for private and federated training."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from gradclip.wording import listed
 
 
 class PerExampleInfo(NamedTuple):
-    """What was clipped.
+    """How many examples were clipped, and the norm of each.
 
-    `num_clipped`: how many examples had a norm above their threshold, an integer scalar. `norms`: the norm of each
-    example before clipping, shape (batch,). With `per_layer` both are trees shaped as the gradients, and with a tree of
-    thresholds as that.
+    `num_clipped`: the number of examples with a norm above their threshold, an integer scalar. `norms`: the norm of
+    each example before clipping, shape (batch,). With `per_layer`, both are trees with the structure of the gradients.
+    With a tree of thresholds, they have the structure of that tree.
 
-    Both tell of single examples: noise that is scaled to the sum's sensitivity does not cover them. Neither publish
-    them, nor choose thresholds by them, without noise of their own.
+    Both reveal single examples. The noise on the sum does not protect them: add separate noise before you publish
+    them or choose thresholds from them.
     """
 
     num_clipped: Scalar
@@ -58,7 +58,7 @@ def per_example_clip(
     grid: int | None = None,
     to_unit: bool = False,
 ) -> tuple[Tree, PerExampleInfo]:
-    """Return the sum over examples g_i of c_i * g_i, where c_i * ||g_i|| <= max_norm.
+    """Clip each example's gradient g_i by its own norm; return the sum of c_i * g_i, with c_i * ||g_i|| <= max_norm.
 
     | rule          | c_i                          |
     |---------------|------------------------------|
@@ -67,40 +67,40 @@ def per_example_clip(
     | "automatic"   | max_norm / (||g_i|| + gamma) |
 
     Args:
-        grads: a tree whose leaves all carry the batch on axis 0, shapes (batch, ...).
-        max_norm: the threshold C of each example, >= 0, in the units of the gradients; or a prefix of `grads` that
-            holds thresholds C_k, each for what lies below it.
-        per_layer: clip each leaf of an example by its own norm, to C_k with sum C_k**2 = C**2.
-        uniform: with `per_layer`, whether C_k is C / sqrt(K) for K leaves, or C * sqrt(D_k / D), D_k of the D
-            elements of an example being in the leaf.
-        mask: booleans of shape (batch,); where one is False the example is padding and contributes exactly zero,
-            whatever it holds.
-        nonfinite: what happens to an example with NaN or infinities, as in `gradclip.clip_by_global_norm`; "skip"
-            makes its contribution exactly zero and leaves the other examples as they are.
-        rule: one of the table. An example of zeros contributes zeros by each.
-        gamma: > 0, in the units of the gradients; for "automatic" alone.
-        sum_dtype: in what dtype sums are returned, "float32" or "float64" (or a framework's); None is float64 for
-            float64 gradients and float32 for all others. Sums of complex gradients have parts of it.
-        grid: how many steps `max_norm` is divided into: each clipped example is rounded to integer multiples of
-            max_norm / grid, and sums are those of the integers, in int64: the same for every order and microbatch size.
-            Multiply them by max_norm / grid, with `per_layer` too. One example more or less changes them by at most
-            `grid`, exactly; what D elements are clipped to is sqrt(D) / 2 steps less. Each of several thresholds C_k
-            has its own steps: multiply each sum by its own C_k / grid.
-        to_unit: divide the sum by `max_norm`, so that each example contributes at most 1; not with `per_layer`.
+        grads: a tree of per-example gradients. Every leaf carries the batch on axis 0, shape (batch, ...).
+        max_norm: the threshold C of each example, >= 0, in the units of the gradients. Or a tree that is a prefix of
+            `grads`: each threshold C_k in it clips the leaves below it together.
+        per_layer: clip each leaf of an example by its own norm, to C_k. The C_k satisfy sum C_k**2 = C**2.
+        uniform: how `per_layer` divides C. True: C_k = C / sqrt(K) for K leaves. False: C_k = C * sqrt(D_k / D), for
+            D_k of an example's D elements in leaf k.
+        mask: booleans of shape (batch,). False marks padding, which contributes exactly zero, whatever it holds.
+        nonfinite: the policy for an example with NaN or infinities, as in `gradclip.clip_by_global_norm`. With "skip"
+            it contributes exactly zero, and the other examples are unaffected.
+        rule: one of the table. An example of zeros contributes zeros under every rule.
+        gamma: > 0, in the units of the gradients. Only "automatic" uses it.
+        sum_dtype: the dtype of the sums: "float32", "float64", or a framework's own. None: float64 for float64
+            gradients, otherwise float32. For complex gradients, the dtype of the real and imaginary parts.
+        grid: sum on an integer grid with this many steps in `max_norm`. Each clipped example is rounded to multiples
+            of max_norm / grid, and the sums are the sums of those integers, in int64. They are the same for every
+            order and microbatch size. Multiply them by max_norm / grid, with `per_layer` as well. With several
+            thresholds C_k, multiply each sum by its own C_k / grid. Adding or removing one example changes the
+            integers by at most `grid`, exactly. To leave room for the rounding, an example of D elements is clipped
+            to sqrt(D) / 2 steps less.
+        to_unit: divide the sum by `max_norm`, so each example contributes at most 1. Not with `per_layer` or `grid`.
 
     Returns:
-        `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule one example more or less changes
-        the sum by at most max_norm (for thresholds C_k, by sqrt(sum C_k**2)), but for the rounding of the sum.
+        `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule, adding or removing one example
+        changes the sum by at most max_norm (for thresholds C_k, by sqrt(sum C_k**2)), plus the rounding of the sum.
 
     Raises:
-        ValueError: leaves without a common batch axis, a wrong mask, a negative or NaN `max_norm`, an unknown rule, a
-        tree of thresholds that is no prefix, a `sum_dtype` narrower than float32, a grid too coarse for the number of
-        elements (with the smallest that works), float64 or int64 where JAX's 64-bit mode is off. TypeError: leaves
-        that are no arrays, complex ones on a grid. FloatingPointError: under "raise".
+        ValueError: leaves without a common batch axis, a mask of the wrong shape, a negative or NaN `max_norm`, an
+        unknown rule, a tree of thresholds that is not a prefix, a `sum_dtype` narrower than float32, a grid too coarse
+        for the number of elements (the error names the smallest that works), float64 or int64 when JAX's 64-bit mode
+        is off. TypeError: leaves that are not arrays, complex leaves with a grid. FloatingPointError: under "raise".
 
-    Clipping is that of Abadi et al. 2016, "Deep Learning with Differential Privacy", by layers that of McMahan et al.
-    2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and AUTO-S
-    of Bu et al. 2023, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger".
+    Clipping is from Abadi et al. 2016, "Deep Learning with Differential Privacy"; per-layer clipping from McMahan et
+    al. 2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and
+    AUTO-S of Bu et al. 2023, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger".
 
     >>> import numpy as np
     >>> grads = np.array([[0.0, 0.0], [3.0, 4.0], [0.3, 0.4]])
@@ -130,7 +130,7 @@ def per_example_clip(
 
 
 def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tree, PerExampleInfo]:
-    """Clip and add up examples as `per_example_clip` does; the mask has been checked."""
+    """Clip and add up examples as `per_example_clip` does. The mask is already checked."""
     flat = flatten(grads)
     plan = _Plan.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
@@ -142,7 +142,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
 
 @dataclass(frozen=True)
 class _Plan:
-    """Which leaves are clipped together, each group to a threshold times a share, and how results are arranged."""
+    """Which leaves are clipped together, the threshold and share of each group, and the tree of the results."""
 
     shape: FlatTree | None
     groups: Sequence[Sequence[int]]
@@ -164,7 +164,7 @@ class _Plan:
 
 
 class _Batch:
-    """A batch of per-example gradients whose leaves are clipped together or one by one."""
+    """A batch of per-example gradients, with leaves clipped together or one by one."""
 
     def __init__(
         self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Mask, settings: PerExampleSettings
@@ -177,7 +177,7 @@ class _Batch:
         self.settings = settings
 
     def clip_groups(self, plan: _Plan) -> tuple[Any, PerExampleInfo]:
-        """Clip each group of leaves; return the sums and what was clipped, in the plan's shape."""
+        """Clip each group of leaves; return the sums, and the `PerExampleInfo` in the plan's shape."""
         sums: dict[int, Any] = {}
         counts, norms = [], []
         for group, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
@@ -191,7 +191,7 @@ class _Batch:
         return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
 
     def clip(self, indices: Sequence[int], threshold: object, share: float) -> tuple[list[Any], Any, Any]:
-        """Clip the leaves at `indices` together; return their sums, the norms and the number clipped."""
+        """Clip the leaves at `indices` together; return their sums, the norms and the number of clipped examples."""
         known = check_threshold(threshold, backend=self.backend)
         own = known if isinstance(known, float) else None
         asked = Clipping(own, Order(2.0), self.settings.policy, self.settings.target)
@@ -206,9 +206,9 @@ class _Batch:
 
 @dataclass(frozen=True)
 class _Group:
-    """Leaves that are clipped together, to a share of the threshold in `clipping`, or of one that is traced.
+    """Leaves that are clipped together, to a share of the threshold in `clipping`, or of a traced threshold.
 
-    It holds no traced array: JAX keeps what the functions of its rules hold.
+    It must not hold a traced array: JAX keeps whatever its derivative rules hold.
     """
 
     backend: Backend
@@ -220,7 +220,7 @@ class _Group:
     grid: int | None
 
     def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Array | None) -> tuple[list[Any], Any, list[Any]]:
-        """Return the sums that have derivatives, the norms, and the number clipped with the other sums."""
+        """Return differentiable sums, the norms, and a list of the number clipped and any integer sums."""
         with self.backend.precision():
             arrays = self.backend.enter(prepared)
             own = self.clipping.max_norm
@@ -246,7 +246,7 @@ class _Group:
         return [paths[i] for i in self.indices]
 
     def _shared(self, threshold: Any) -> Any:
-        """Return the share of a threshold, 0 where numbers are too coarse for it to be one."""
+        """Return the share of a threshold, or 0 if the product is subnormal."""
         if self.share == 1:
             return threshold
         shared, tiny = threshold * self.share, self.backend.wide.tiny
@@ -256,9 +256,9 @@ class _Group:
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
-    """Return the share of the threshold that each layer gets: their squares add up to at most 1, exactly.
+    """Return each layer's share of the threshold. The squares of the shares add up to at most 1, exactly.
 
-    Powers of two multiply a threshold exactly; other shares are lowered by more than all rounding can add.
+    Multiplying by a power of two is exact. Other shares are lowered by more than all rounding can add.
     """
     total = sum(sizes)
     squares = [1.0 / len(sizes) if uniform or not total else size / total for size in sizes]
@@ -267,7 +267,7 @@ def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:
 
 
 def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Mask) -> None:
-    """Raise a ValueError where the leaves, or the mask, have no common batch axis; a TypeError for sparse leaves."""
+    """Raise a ValueError if leaves and mask do not share a batch axis, a TypeError for sparse leaves."""
     sparse = first_sparse(flat)
     if sparse is not None:
         place, kind, method = sparse
@@ -275,7 +275,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Mask) -> None:
             f"per-example gradients must be dense, got {kind} at {flat.paths()[place] or 'grads'}. Call {method} on it."
         )
     if not leaves:
-        raise ValueError("grads holds no arrays; pass the gradients of each example, batch on axis 0.")
+        raise ValueError("grads holds no arrays. Pass per-example gradients, with the batch on axis 0.")
     shapes = list(map(shape_of, leaves))
     batch = shapes[0][:1]
     wrong = [i for i, shape in enumerate(shapes) if not shape or shape[:1] != batch]
@@ -283,7 +283,7 @@ def check_batch(flat: FlatTree, leaves: Sequence[Any], mask: Mask) -> None:
         paths = flat.paths()
         found = [f"{paths[i] or 'grads'} {shapes[i]}" for i in sorted({0, *wrong})]
         raise ValueError(
-            f"every leaf must carry the batch on axis 0, with one length for all; the shapes are {listed(found)}. "
+            f"every leaf must carry the batch on axis 0, all with the same length; the shapes are {listed(found)}. "
             f"Compute per-example gradients first, with {ways_to_examples()}."
         )
     if mask is not None and shape_of_mask(mask) != batch:

@@ -1,7 +1,8 @@
-"""The fast path of sums over examples: ordinary batches in few steps, to the bits of the general path.
+"""The fast path of sums over examples: fewer steps for ordinary batches, with the same bits as the general path.
 
-A batch is ordinary where the kernels read it, each example is clipped as a whole to a number, without a mask or a grid,
-and the first reading settles every norm. For all others None is returned, and the general path is taken.
+A batch is ordinary if the kernels can read it, each example is clipped as a whole to a number, without a mask or a
+grid, and the first reading settles every norm. For any other batch the functions return None, and the general path
+takes over.
 """
 
 import math
@@ -22,7 +23,7 @@ from gradclip.per_example.settings import PerExampleSettings
 
 
 def clip_examples(grads: object, settings: PerExampleSettings) -> tuple[Any, Any, Any] | None:
-    """Return the sums as a tree, the number of examples clipped, and the norms."""
+    """Return the sums as a tree, the number of clipped examples, and the norms; None if the batch is not ordinary."""
     if settings.per_layer or settings.grid is not None or not is_number(settings.max_norm):
         return None
     leaves, structure = optree.tree_flatten(grads)
@@ -52,7 +53,7 @@ def _clipped(
 
 
 def _added(given: Ordinary, target: Target, max_norm: float, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums over examples, one after the other, and the norms, in float64."""
+    """Return the sums over examples, all leaves in one flat array, and the norms, in float64."""
     squares, totals = np.zeros(len(given.leaves[0])), np.zeros(sum(widths))
     into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
     rule = known_rule_for_sums(target, max_norm, error_of_norms(sum(widths)))
@@ -64,7 +65,7 @@ def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, wid
     """Return the sum over examples of each leaf as an array of the framework."""
     sums, start = [], 0
     for leaf, width in zip(given.leaves, widths, strict=True):
-        own = "float64" if "64" in str(leaf.dtype) else "float32"  # none of them is complex
+        own = "float64" if "64" in str(leaf.dtype) else "float32"  # no leaf is complex
         total = totals[start : start + width].reshape(leaf.shape[1:])
         sums.append(given.backend.array(total, settings.dtype_of_sums or own))
         start += width
@@ -73,5 +74,5 @@ def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, wid
 
 @lru_cache(maxsize=64)
 def error_of_norms(count: int) -> float:
-    """Return a bound on the relative error of the norm of an example of `count` elements, added up as it is weighed."""
+    """Bound the relative error of the norm of an example of `count` elements, computed while it is added up."""
     return relative_error(EUCLIDEAN, examples_sum_error(count), FLOAT64, exact=False)

@@ -1,4 +1,4 @@
-"""What `clipped_grad` and `clipped_fun` return: a function that clips, sums, and knows its own sensitivity."""
+"""`ClippedFunction`, which `clipped_grad` and `clipped_fun` return: it clips, sums and computes its sensitivity."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ _clip_examples = ordinary_arithmetic(clip_examples)
 
 
 class ExampleOutputs(NamedTuple):
-    """What was asked for of each example, each leaf with the batch on axis 0; None for what was not.
+    """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.
 
     `values`: what the function returned. `norms`: the norm before clipping. `aux`: the function's second result.
-    These tell of single examples: noise that is scaled to the sum's sensitivity does not cover them.
+    All of them reveal single examples. The noise on the sum does not protect them.
     """
 
     values: Any = None
@@ -52,13 +52,12 @@ class ExampleOutputs(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class ClippedFunction:
-    """A function of a batch: the sum of `fun`'s gradients, or of its results, each example's clipped by its own norm.
+    """A function of a batch that clips each example's gradient (or result) by its own norm and returns the sum.
 
-    It is called as `fun` is, with a batch in the arguments at `batch_argnums`. Made by `gradclip.clipped_grad` and
-    `gradclip.clipped_fun`, which describe what is set and the errors; `argnums` None stands for the results themselves.
+    Call it like `fun`, with a batch in the arguments at `batch_argnums`. `gradclip.clipped_grad` and
+    `gradclip.clipped_fun` make it, and document the fields and the errors. `argnums=None` clips the results of `fun`.
 
-    An integration that differs from these overrides `_framework`, `_is_mapped`, `_over_batch`, `_finished` and
-    `_added_in`, which say what each decides.
+    Integrations override `_framework`, `_is_mapped`, `_over_batch`, `_finished` and `_added_in`.
     """
 
     fun: Callable[..., Any]
@@ -75,7 +74,7 @@ class ClippedFunction:
     prng_argnum: int | None = None
     unit: Unit = "example"
     method: Method = "vmap"
-    assumed: bool = False  # whether nobody said which arguments carry the batch
+    assumed: bool = False  # batch_argnums was left out
     seen: Seen = field(default_factory=Seen, init=False, repr=False)
     programs: Programs = field(default_factory=Programs, init=False, repr=False)
 
@@ -86,14 +85,14 @@ class ClippedFunction:
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         key, batch = self.prng_argnum, self.batch_argnums
         if key is not None and (not isinstance(key, int) or isinstance(key, bool) or key < 0 or key in batch):
-            raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}: pass one key.")
+            raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}. Pass one key.")
         divisor = as_divisor("normalize_by", self.normalize_by, self.settings.sum_format)
         object.__setattr__(self, "normalize_by", divisor)
         for name in ("microbatch_size", "pad_to"):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, as_number_of_examples(name, getattr(self, name)))
         if self.settings.grid is not None and divisor != 1:
-            raise ValueError("with a grid sums stay integers: leave out normalize_by, and divide what comes out.")
+            raise ValueError("sums on a grid stay integers. Leave out normalize_by, and divide the result.")
         if self.unit not in ("example", "group"):
             raise ValueError(f"unit must be 'example' or 'group', got {self.unit!r}.")
         if self.method not in ("vmap", "loop"):
@@ -104,7 +103,7 @@ class ClippedFunction:
 
     @property
     def max_norm(self) -> Thresholds:
-        """The threshold of each example, as it was passed."""
+        """The threshold of each example, as you passed it."""
         return self.settings.max_norm
 
     @ordinary_arithmetic
@@ -118,25 +117,27 @@ class ClippedFunction:
         summed_in: WideDtype = "float64",
         elements: object = None,
     ) -> Sensitivity:
-        """Return how far one unit can move the result: what the noise of private training is scaled to.
+        """Return how far one unit can move the result. Scale the noise of private training to it.
 
         Args:
             relation: "add_or_remove_one", "replace_one" or "zero_out", as in `gradclip.Sensitivity`.
-            batch_size: the largest number of examples in the whole sum, padding included, for its rounding; `pad_to`
-                times `partial_sums` if it is left out.
-            partial_sums: how many results of this function are added up afterwards: by `psum` over devices, an
-                all-reduce over processes, over virtual batches. The sensitivity is that of their sum.
-            partial_sums_in: the dtype that they are added up in, where that is not the dtype of the results.
-            summed_in: what a device adds examples up in: "float64", or "float32" where it has no other.
-            elements: how many elements the gradient of one example has, or the parameters, which are counted; None
-                takes the most that calls so far had, and 2**26 before the first. A later call that has more warns.
+            batch_size: the largest number of examples in the whole sum, padding included. The rounding depends on it.
+                If left out: `pad_to` times `partial_sums`.
+            partial_sums: how many results of this function you add up afterwards: with `psum` over devices, with an
+                all-reduce over processes, or over virtual batches. The sensitivity is for their sum.
+            partial_sums_in: the dtype in which you add them up, if it differs from the dtype of the results.
+            summed_in: the dtype in which the device adds up examples: "float64", or "float32" if it has no float64.
+            elements: the number of elements in one example's gradient, or the parameters, to count them. None: the
+                most in any call so far, or 2**26 before the first call. A later call with more warns.
 
-        The clip and the sum are proven to keep it, given each example's gradient. That this depends neither on other
-        examples nor on its place among them is assumed. Another number of examples makes another program, in which
-        each gradient may differ in its last bits, and by much where the loss has a kink: so the bound for
-        "add_or_remove_one" is infinite, and `noise_std` a ValueError, unless `pad_to`, `microbatch_size` of 1 or a
-        multiple of 8, or `method="loop"` gives every program one shape. The other relations speak of batches of one
-        size, in which no example changes its place. `note` says which it is.
+        What is proven: given each example's gradient, the clipped sum moves by no more than this. What is assumed: an
+        example's gradient depends neither on the other examples nor on its place in the batch.
+
+        A different number of examples runs a different program. Each gradient can then differ in its last bits, and
+        by a lot if the loss has a kink. So the bound for "add_or_remove_one" is infinite, and `noise_std` raises a
+        ValueError, unless every program has the same shape: pass `pad_to`, `microbatch_size` of 1 or a multiple of 8,
+        or `method="loop"`. The other relations compare batches of equal size, in which no example changes its place.
+        `note` names the case.
         """
         if batch_size is None and self.pad_to is not None:
             batch_size = self.pad_to * as_count("partial_sums", partial_sums)
@@ -163,10 +164,10 @@ class ClippedFunction:
         return "clipped_fun" if self.argnums is None else "clipped_grad"
 
     def __call__(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Any:
-        """Return the sum, and the `ExampleOutputs` where any were asked for.
+        """Return the sum, and the `ExampleOutputs` if you asked for any.
 
-        `mask`: booleans of shape (batch,); an example where it is False contributes exactly zero, its outputs are
-        zeros, and trailing microbatches without a True are skipped. Other keyword arguments go to `fun` as they are.
+        `mask`: booleans of shape (batch,). An example with False contributes exactly zero, and its outputs are zeros.
+        Trailing microbatches without a True are skipped. All other keyword arguments are passed to `fun`.
         """
         check_positions(args, self.argnums, self.batch_argnums, self.prng_argnum)
         mask = check_mask(mask)
@@ -179,7 +180,7 @@ class ClippedFunction:
         verbs = load(self._framework(args[:-1])).batching(self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
-            raise ValueError(f"pad_to={self.pad_to} is the most that a batch may have, got {count} {self.unit}s.")
+            raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")
         if self.prng_argnum is not None:
             keys = verbs.split_key(args[self.prng_argnum], count)
             args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
@@ -211,17 +212,17 @@ class ClippedFunction:
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
     def _is_mapped(self, position: int, count: int) -> bool:
-        """Say whether the argument at a position carries the batch; the last of `count` are the keyword arguments."""
+        """Say whether the argument at a position carries the batch. The last of `count` is the dict of keywords."""
         return position in self.batch_argnums
 
     def _over_batch(
         self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
     ) -> Callable[..., Any]:
-        """Return the function of one example over axis 0 of those arguments that `axes` has a 0 for."""
+        """Map the function of one example over axis 0 of the arguments whose entry in `axes` is 0."""
         return verbs.over_batch(of_example, axes, None)
 
     def _of_example(self, verbs: Batching, kinds: Mapping[int, Any]) -> Callable[..., Any]:
-        """Return the function of one example, `(what is clipped, (value, aux))`; `kinds` are opened arguments."""
+        """Return a function of one example: `(tree to clip, (value, aux))`. `kinds` holds opened arguments."""
 
         def fun(*args: Any) -> Any:
             given = list(args)
@@ -243,7 +244,7 @@ class ClippedFunction:
         return verbs.with_gradient(fun, self.argnums)
 
     def _step(self, verbs: Batching, of_batch: Callable[..., Any], dtypes: list[Any]) -> Step:
-        """Return what happens to a microbatch; it leaves the dtypes of what is clipped in `dtypes`."""
+        """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
 
         def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
             tree, (values, aux) = of_batch(*args)
@@ -258,15 +259,15 @@ class ClippedFunction:
         return step
 
     def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
-        """Return what a call returns of the sum; `dtypes` are those of what has been clipped."""
+        """Turn the sum into the result of a call. `dtypes` are the dtypes of the clipped leaves."""
         return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
 
     def _added_in(self) -> Any:
-        """Return the dtype that results are rounded to, and added up in afterwards; None for that of the sum."""
+        """Return the dtype to which results are rounded and in which they are added up; None for the sum's own."""
         return None
 
     def _framework(self, args: Sequence[Any]) -> Entry:
-        """Return the framework of the first differentiated argument, or else of the batch."""
+        """Return the framework of the first differentiated argument, or else of any argument."""
         if self.argnums is None:
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
@@ -278,8 +279,7 @@ class ClippedFunction:
             if not entry.has_derivatives:
                 raise TypeError(
                     f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
-                    f"{conversions()}; per-example gradients that you have can be clipped with "
-                    "gradclip.per_example_clip."
+                    f"{conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
                 )
         if found or all_numbers(leaves):
             framework = differentiating(leaves)
@@ -287,7 +287,7 @@ class ClippedFunction:
             return framework
         raise TypeError(
             f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
-            f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them, or say with argnums where they are."
+            f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them there, or pass argnums=."
         )
 
 

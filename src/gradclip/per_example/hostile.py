@@ -1,6 +1,6 @@
-"""Examples that break careless sums: what a self-test of a sensitivity feeds to a function.
+"""Examples that break careless sums. `check_sensitivity` feeds them to a function.
 
-An example is a vector here: all elements of its gradient, in float64, each within the range of the dtype it is for.
+Here an example is a float64 vector of all elements of its gradient, each within the range of its own dtype.
 """
 
 import math
@@ -16,9 +16,9 @@ Vector = np.ndarray
 
 @dataclass(frozen=True)
 class Room:
-    """What an example may hold: for each element the `step` and the `largest` number of its dtype.
+    """The limits of an example: for each element, the `step` and the `largest` number of its dtype.
 
-    `threshold` is the norm that examples are presumably clipped to; `roundoff` the largest of the dtypes'.
+    `threshold` is the norm to which examples are presumably clipped; `roundoff` is the largest of all dtypes.
     """
 
     threshold: float
@@ -28,14 +28,14 @@ class Room:
 
     @classmethod
     def of(cls, sizes: Sequence[int], formats: Sequence[Format], threshold: float) -> "Room":
-        """Return the room of an example whose arrays have these sizes and formats."""
+        """Return the limits of an example with arrays of these sizes and formats."""
         largest = [(2.0 - 2.0 ** (1 - f.precision)) * 2.0 ** (f.max_exponent - 1) for f in formats]
         steps = [f.step for f in formats]
         roundoff = max(f.roundoff for f in formats)
         return cls(threshold or 1.0, roundoff, np.repeat(steps, sizes), np.repeat(largest, sizes))
 
     def within(self, values: Vector) -> Vector:
-        """Return the values, finite ones no larger than their dtype's largest number."""
+        """Return the values, with finite ones limited to the largest number of their dtype."""
         return np.where(np.isinf(values), values, np.clip(values, -self.largest, self.largest))
 
     def direction(self, rng: np.random.Generator) -> Vector:
@@ -85,7 +85,7 @@ def _squares_overflow(rng: np.random.Generator, room: Room) -> Vector:
 
 
 def _squares_underflow(rng: np.random.Generator, room: Room) -> Vector:
-    """Return numbers whose squares are less than half the smallest number of the dtype."""
+    """Return numbers with squares below half the smallest number of the dtype."""
     return room.signs(rng) * np.sqrt(room.step) * rng.uniform(0.25, 0.7, room.step.size)
 
 
@@ -121,7 +121,7 @@ def _random(rng: np.random.Generator, room: Room, count: int, example: Vector) -
 
 
 def _alike(rng: np.random.Generator, room: Room, count: int, example: Vector) -> Vector:
-    """Return examples that point where this one does, all of them above the threshold."""
+    """Return examples that point in the direction of this one, all above the threshold."""
     largest = np.max(np.abs(example), initial=0.0)
     shape = example / largest if 0 < largest < math.inf else room.direction(rng)
     length = math.sqrt(float(shape @ shape)) or 1.0

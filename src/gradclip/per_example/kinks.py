@@ -1,8 +1,8 @@
-"""An attack on sums over batches: a loss with a kink just where its predictions are.
+"""An attack on sums over batches: a loss with a kink exactly at its predictions.
 
-Of loss(w, x, y) = |x @ w - y| the gradient is x or -x, or zero at the kink, which the last bit of x @ w decides. Where
-these bits are not the example's own, as another number of examples can make them, one example moves the gradients of
-the others by up to twice the threshold each, and of rows that are multiples of one vector all in the same direction.
+The gradient of loss(w, x, y) = |x @ w - y| is x or -x, or zero at the kink. The last bit of x @ w decides which. That
+bit can depend on the number of examples in the batch. One example then moves the gradient of each of the others by up
+to twice the threshold. If all rows are multiples of one vector, all move in the same direction.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,7 +19,7 @@ from gradclip.per_example.rounding import root_up
 from gradclip.tree import flatten
 
 _FEATURES = 257
-_SIZES = (2, 4, 8)  # where libraries go over from one kind of program to another
+_SIZES = (2, 4, 8)  # sizes at which libraries switch to a different kind of program
 _DRAWS = 12
 _BARE: dict[str, Any] = {
     "argnums": 0,
@@ -32,24 +32,24 @@ _BARE: dict[str, Any] = {
 
 
 def threshold_of(clipped: ClippedFunction) -> float:
-    """Return what the norm of an example is clipped to."""
+    """Return the norm to which an example is clipped, over all its thresholds."""
     return root_up(sum((Fraction(float(c)) ** 2 for c in flatten(clipped.max_norm).leaves), Fraction(0)))
 
 
 def step_of(clipped: ClippedFunction) -> Fraction:
-    """Return in units of the gradients what one is in the result: a step of the grid where it is on one."""
+    """Return the unit of the result, in units of the gradients: one, or a step of the grid."""
     grid = clipped.settings.grid
     return Fraction(1) if grid is None else Fraction(threshold_of(clipped)) / grid
 
 
 def sizes(clipped: ClippedFunction, count: int) -> list[int]:
-    """Return how many examples to try of `count`."""
+    """Return the batch sizes to try with `count` examples."""
     most = min(count, clipped.pad_to or count)
     return sorted({min(size, most) for size in (*_SIZES, most)})
 
 
 def of_gradients(clipped: ClippedFunction, zeros_like_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """Return the clipped sum as a function of the gradients, those of a loss that is linear in its parameters."""
+    """Return the clipped sum as a function of given gradients, through a loss that is linear in its parameters."""
 
     def loss(params: Any, grads: Any) -> Any:
         pairs = zip(flatten(params).leaves, flatten(grads).leaves, strict=True)
@@ -65,7 +65,7 @@ def of_gradients(clipped: ClippedFunction, zeros_like_one: Callable[[Any], Any])
 
 
 def kinked(clipped: ClippedFunction) -> ClippedFunction:
-    """Return the function that clips and sums as this one does, but gradients of the loss with the kink."""
+    """Return a copy that clips and sums the gradients of the loss with the kink."""
 
     def loss(w: Any, x: Any, y: Any) -> Any:
         predicted = _namespace(x).matmul(x, w)
@@ -81,9 +81,9 @@ def _namespace(array: object) -> ModuleType:
 
 @dataclass(frozen=True)
 class Kinks:
-    """The attack on `call(w, x, y)`, which returns the sums for the kinked loss, and what was predicted.
+    """The attack on `call(w, x, y)`, which returns the sums for the kinked loss, and its predictions.
 
-    `threshold`: of one example. `shortens`: whether the neighbour of a batch lacks an example, or has zeros for it.
+    `threshold`: that of one example. `shortens`: the neighbour of a batch lacks one example, instead of having zeros.
     """
 
     call: Callable[..., tuple[list[np.ndarray], np.ndarray]]
@@ -92,19 +92,19 @@ class Kinks:
     shortens: bool
 
     def tried(self, size: int, rng: np.random.Generator) -> Iterator[tuple[list[np.ndarray], list[np.ndarray]]]:
-        """Yield the sums over batches of so many examples, and over their neighbours."""
+        """Yield the sums over batches of `size` examples, and over their neighbours."""
         for index in (size - 1, 0):
             draw = _Draw(self, size, index, rng)
             yield draw.sums()
 
 
 class _Draw:
-    """Rows that are multiples of one vector, of which one is to go."""
+    """Rows that are multiples of one vector. The neighbour lacks one of them."""
 
     def __init__(self, kinks: Kinks, size: int, index: int, rng: np.random.Generator) -> None:
         self.kinks, self.size, self.index, self.rng = kinks, size, index, rng
         direction, w = rng.normal(size=(2, _FEATURES))
-        # Rows a little above the threshold, as far as the numbers reach.
+        # Rows a little above the threshold, if its numbers are in range.
         direction *= np.clip(2.0 * kinks.threshold, 1e-20, 1e20) / np.linalg.norm(direction)
         self.direction, self.w = direction.astype(kinks.dtype), w.astype(kinks.dtype)
         self.lengths = self._lengths()
@@ -112,12 +112,12 @@ class _Draw:
     def sums(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         for _ in range(_DRAWS):
             here, there = self._predicted()
-            # What a row is predicted is its own and its place's: those of the other direction are drawn again.
+            # A prediction depends on the row and its place. Redraw the rows that move in the wrong direction.
             self.lengths = np.where(here < there, self.lengths, self._lengths())
         here, there = self._predicted()
         beyond = 2 * np.abs(here).max()
         labels = np.where(here < there, here / 2 + there / 2, beyond).astype(self.kinks.dtype)
-        # The one that goes takes with it what the others then have more.
+        # Removing the row moves the sum in the same direction as the other rows do.
         labels[self.index] = beyond
         with_it, _ = self.kinks.call(self.w, self._rows(), labels)
         without, _ = self.kinks.call(self.w, self._neighbour(self._rows()), self._neighbour(labels))
@@ -130,7 +130,7 @@ class _Draw:
         return self.lengths[:, None] * self.direction
 
     def _predicted(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return what is predicted for each example of the batch, and of its neighbour."""
+        """Return the predictions for each example in the batch, and in its neighbour."""
         rows, labels = self._rows(), np.zeros(self.size, self.kinks.dtype)
         _, here = self.kinks.call(self.w, rows, labels)
         _, there = self.kinks.call(self.w, self._neighbour(rows), self._neighbour(labels))

@@ -1,4 +1,4 @@
-"""What is promised of a sum over examples: how far one of them can move it, and what noise that asks for."""
+"""`Sensitivity`: how far one example can move a sum, and how much noise that needs."""
 
 import math
 from dataclasses import dataclass, replace
@@ -14,22 +14,21 @@ UNITS = ("example", "group")
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """The largest L2 distance between what is returned with one unit of data and without it.
+    """The largest L2 distance that one unit of data can move a result.
 
     Args:
-        bound: that distance in exact arithmetic, in units of what is returned: of the sum, or of the sum over
-            `denominator` (already divided).
-        unit: what is one unit of data: "example", or "group", which is clipped as one.
-        relation: what may happen to one unit: "add_or_remove_one", "replace_one" by another, or "zero_out", which
-            puts zeros in its place.
-        denominator: the constant that the sum has been divided by; None is a sum.
-        rounding: what the rounding of floating-point sums may add to the distance: 0 for sums of integers, NaN where
-            it is not known, because no batch size was given.
-        note: which batches it speaks of, such as "batches padded to 256 examples"; where the bound is infinite, why.
+        bound: that distance in exact arithmetic, in the units of the result, after any division by `denominator`.
+        unit: one unit of data: "example", or "group" if whole groups are clipped together.
+        relation: what happens to one unit. "add_or_remove_one", "replace_one" (by a different unit) or "zero_out"
+            (zeros take its place).
+        denominator: the constant that the sum was divided by; None if it was not divided.
+        rounding: how much floating-point rounding may add to the distance. 0 for sums of integers, NaN if unknown
+            because no batch size was given.
+        note: which batches it holds for, such as "batches padded to 256 examples". If the bound is infinite, why.
 
     Raises:
-        ValueError: numbers out of range, or a name that is none of those above.
-        TypeError: what is no number. NumPy's scalars are, and become Python's.
+        ValueError: a number out of range, or an unknown name.
+        TypeError: a value that is not a number. NumPy scalars are accepted and become Python numbers.
 
     >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
     >>> print(mean)
@@ -51,7 +50,7 @@ class Sensitivity:
         if not self.bound >= 0:
             raise ValueError(f"bound must be a distance, 0 or more, got {self.bound!r}.")
         if self.rounding < 0:
-            raise ValueError(f"rounding must be 0 or more, or NaN where it is not known, got {self.rounding!r}.")
+            raise ValueError(f"rounding must be 0 or more, or NaN if it is unknown, got {self.rounding!r}.")
         if self.denominator is not None and not 0 < self.denominator < math.inf:
             raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
         check_name("unit", self.unit, UNITS)
@@ -59,9 +58,9 @@ class Sensitivity:
 
     @property
     def total(self) -> float:
-        """The bound with the rounding, rounded up: what one unit can make in the arithmetic the machine does.
+        """The bound plus the rounding, rounded up: the largest distance in floating point.
 
-        Raises ValueError where the rounding is not known, or nothing bounds the distance.
+        Raises ValueError if the rounding is unknown or the bound is infinite.
         """
         if math.isinf(self.bound + self.rounding):
             raise ValueError(
@@ -69,19 +68,19 @@ class Sensitivity:
             )
         if math.isnan(self.rounding):
             raise ValueError(
-                "how much rounding adds to this sensitivity is not known: it grows with the number of examples in a "
-                "sum. Pass batch_size=, the most examples that are summed at once; or leave the rounding out with "
+                "the rounding of this sensitivity is unknown: it grows with the number of examples in a sum. Pass "
+                "batch_size=, the most examples summed at once. To leave the rounding out, use "
                 "dataclasses.replace(sensitivity, rounding=0.0)."
             )
         return rounded_up(Fraction(self.bound) + Fraction(self.rounding))
 
     def noise_std(self, noise_multiplier: float) -> float:
-        """Return the standard deviation of the noise to add to what is returned: noise_multiplier * total, rounded up.
+        """Return the standard deviation of the noise to add to the result: noise_multiplier * total, rounded up.
 
-        `noise_multiplier` is the noise in units of the sensitivity, as accountants of Gaussian mechanisms take it.
+        `noise_multiplier` is the ratio of noise to sensitivity that accountants of the Gaussian mechanism use.
 
-        Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and as `total` does;
-        TypeError for what is no number.
+        Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and when `total`
+        does. Raises TypeError for a multiplier that is not a number.
 
         >>> Sensitivity(1.0, "example", "replace_one").noise_std(noise_multiplier=1.1)
         1.1
@@ -92,7 +91,7 @@ class Sensitivity:
         std = rounded_up(Fraction(multiplier) * Fraction(self.total))
         if math.isinf(std):
             raise ValueError(
-                f"noise of {multiplier:g} times {self.total:g} is beyond float64's range; lower max_norm or "
+                f"noise of {multiplier:g} times {self.total:g} is beyond float64's range. Lower max_norm or "
                 "noise_multiplier."
             )
         return std
@@ -107,5 +106,5 @@ class Sensitivity:
         return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
 
     def without_limit(self, reason: str) -> "Sensitivity":
-        """Return the same with an infinite bound, and the reason for it."""
+        """Return a copy with an infinite bound, and the reason for it in `note`."""
         return replace(self, bound=math.inf, rounding=0.0, note=reason)

@@ -1,4 +1,4 @@
-"""What users say of sums, checked: numbers (those of NumPy too), counts, constants to divide by, dtypes, names."""
+"""Checks of arguments about sums: numbers (including NumPy's), counts, divisors, dtypes and names."""
 
 import math
 import numbers
@@ -15,9 +15,9 @@ _HALF = {"float16": FLOAT16, "bfloat16": BFLOAT16}
 
 
 def as_number(name: str, value: object) -> float:
-    """Return a number as the smallest float64 that is not below it.
+    """Return a number, rounded up to float64.
 
-    Raises TypeError for what is no real number, ValueError for one beyond float64's range.
+    Raises TypeError for anything but a real number, ValueError for a number beyond float64's range.
     """
     given = _scalar(value)
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
@@ -31,7 +31,7 @@ def as_number(name: str, value: object) -> float:
 
 
 def as_count(name: str, value: object) -> int:
-    """Return a count as an int. Raises ValueError for what is no whole number from 1 to 2**63 - 1."""
+    """Return a count as an int. Raises ValueError for anything but a whole number from 1 to 2**63 - 1."""
     given = _scalar(value)
     whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
     if not (whole and 1 <= given <= _LARGEST_COUNT):
@@ -41,34 +41,34 @@ def as_count(name: str, value: object) -> int:
 
 
 def as_number_of_examples(name: str, value: object) -> int:
-    """Return a number of examples as an int. Raises TypeError for what is no number, ValueError for no count."""
+    """Return a number of examples as an int. Raises TypeError if it is not a number, else as `as_count`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
     return as_count(name, value)
 
 
 def as_divisor(name: str, value: object, sums: Format) -> float:
-    """Return a constant that sums of a format are divided by.
+    """Return a constant by which sums of a format can be divided.
 
-    Raises TypeError for what is no number, and ValueError where it, or its inverse, by which compilers multiply, is
-    no normal number of the format: infinity, or all zeros, would come out.
+    Raises TypeError for anything but a number. Raises ValueError if the number or its inverse is not a normal number
+    of the format: compilers multiply by the inverse, and the result would be infinity or all zeros.
     """
     number = as_number(name, value)
     if not 0 < number < math.inf:
         raise ValueError(f"{name} must be positive and finite, the constant that sums are divided by, got {value!r}.")
     if not sums.tiny <= number <= 1 / sums.tiny:
-        wider = "" if sums.precision == 53 else " For sums in float64 pass sum_dtype='float64'."
+        wider = "" if sums.precision == 53 else " For sums in float64, pass sum_dtype='float64'."
         raise ValueError(
-            f"{name} must be from {sums.tiny:g} to {1 / sums.tiny:g}, so that sums in {sums.name} can be divided by "
-            f"it, got {value!r}.{wider}"
+            f"{name} must be from {sums.tiny:g} to {1 / sums.tiny:g} to divide sums in {sums.name}, got "
+            f"{value!r}.{wider}"
         )
     return number
 
 
 def as_format(name: str, dtype: object, *, narrow: bool = False) -> Format:
-    """Return the format of a dtype that is given by its name, as a dtype, or as NumPy's or JAX's type.
+    """Return the format of a dtype: its name, a framework's dtype, or a scalar type of NumPy or JAX.
 
-    Raises ValueError for another than float32 and float64, or, where `narrow`, the half types.
+    Raises ValueError unless it is float32 or float64, or with `narrow` also float16 or bfloat16.
     """
     known = _WIDE | _HALF if narrow else _WIDE
     found = bare_name(str(getattr(dtype, "__name__", dtype)))
@@ -79,13 +79,13 @@ def as_format(name: str, dtype: object, *, narrow: bool = False) -> Format:
 
 
 def check_name(what: str, name: object, known: Sequence[str]) -> None:
-    """Raise a ValueError for a name that is none of those known."""
+    """Raise a ValueError for an unknown name."""
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
 
 
 def shown(value: object) -> str:
-    """Return how a value is written in an error, huge integers by their size."""
+    """Return the text of a value for an error: at most 80 characters, huge integers as their size."""
     if isinstance(value, int) and value.bit_length() > 128:
         return f"an integer of {value.bit_length()} bits"
     text = repr(value)
@@ -93,5 +93,5 @@ def shown(value: object) -> str:
 
 
 def _scalar(value: object) -> Any:
-    """Return the number in a scalar of a framework, and all else as it is."""
+    """Return the number in a framework's scalar array, and any other value unchanged."""
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

@@ -1,4 +1,4 @@
-"""What rounding adds to a sum, in exact arithmetic; `gradclip.per_example.sensitivity` has the argument."""
+"""A bound on what rounding adds to a sum, in exact arithmetic. `gradclip.per_example.sensitivity` proves it."""
 
 import math
 from dataclasses import dataclass
@@ -7,15 +7,16 @@ from fractions import Fraction
 from gradclip.backends.formats import FLOAT64, Format
 
 ASSUMED_ELEMENTS = 2**26
-"""How many elements the gradient of one example is taken to have where nobody has said, or shown, it."""
+"""The assumed number of elements in one example's gradient if it is neither given nor known from a call."""
 
 
 @dataclass(frozen=True)
 class Summation:
-    """How a sum is computed, as far as it decides what rounding adds.
+    """How a sum is computed: all that its rounding depends on.
 
-    A device adds examples up in `summed_in`; each of its sums, of one microbatch, is rounded to `sum_format`, in which
-    `microbatches` of them are added; `partial_sums` of those are added in `added_in`, None where that is the same.
+    A device adds up examples in `summed_in`. It rounds the sum of each microbatch to `sum_format`, and adds up
+    `microbatches` such sums in that format. `partial_sums` of the results are then added up in `added_in`; None means
+    `sum_format`.
     """
 
     summed_in: Format
@@ -28,7 +29,7 @@ class Summation:
     on_grid: bool
 
     def bound(self, one: float, count: int | None) -> float:
-        """Return what rounding adds to the distance of sums of `count` units whose norms are at most `one`."""
+        """Return what rounding adds to the distance between sums of `count` units with norms of at most `one`."""
         roundings = self._roundings()
         if self.on_grid and not sum(roundings.values()):
             return 0.0
@@ -50,7 +51,7 @@ class Summation:
         return rounded_up(moved + flushed / Fraction(min(self.normalize_by, 1.0)))
 
     def _roundings(self) -> dict[Format, int]:
-        """Return how often a term is rounded, at most, to each format that sums are handed out and added up in."""
+        """Return how often a term is rounded, at most, to each format after the device's own sum."""
         afterwards = self.partial_sums - 1
         found = {self.sum_format: self._of_division()}
         if not self.on_grid:
@@ -62,7 +63,7 @@ class Summation:
         return found
 
     def _of_division(self) -> int:
-        """Return how often dividing rounds: the constant, its inverse, and the product."""
+        """Return how often a division rounds: the constant, its inverse, and the product."""
         mantissa = math.frexp(self.normalize_by)[0]
         if mantissa == 0.5:
             return 0
@@ -73,16 +74,16 @@ class Summation:
         for element in (self.sum_format, self.added_in or self.sum_format):
             if largest >= 2 ** (element.max_exponent - 1):
                 raise ValueError(
-                    f"a sum of {count} units of norm {float(one):g} can overflow {element.name}; lower max_norm or "
+                    f"a sum of {count} units of norm {float(one):g} can overflow {element.name}. Lower max_norm or "
                     "batch_size, or sum in float64."
                 )
 
 
 def _growth(count: int, element: Format) -> Fraction:
-    """Return by how much a product of `count` rounding factors can differ from 1."""
+    """Return how far a product of `count` rounding factors can be from 1."""
     errors = count * Fraction(element.roundoff)
     if 2 * errors > 1:
-        raise ValueError(f"nothing can be said of sums of {count} terms in {element.name}; sum fewer, or in float64.")
+        raise ValueError(f"no bound holds for sums of {count} terms in {element.name}. Sum fewer terms, or in float64.")
     return errors / (1 - errors)
 
 
@@ -97,7 +98,7 @@ def rounded_up(exact: Fraction) -> float:
 
 def root_up(exact: Fraction) -> float:
     """Return the smallest float64 that is not below the square root of an exact number."""
-    # The integer root of a number scaled to 128 bits or more: no float64 lies between it and the exact root.
+    # Scale to 128 bits or more, so no float64 lies between the integer root and the exact one.
     shift = max(0, 128 - exact.numerator.bit_length() + exact.denominator.bit_length())
     shift += shift % 2
     scaled = -((-exact.numerator << shift) // exact.denominator)

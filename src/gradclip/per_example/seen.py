@@ -1,4 +1,4 @@
-"""What calls of a clipped function have shown, and its promises depend on: how many elements, and in which dtypes."""
+"""What the calls of a clipped function have shown about its gradients: their number of elements and their dtypes."""
 
 import math
 import numbers
@@ -15,7 +15,7 @@ from gradclip.wording import listed
 
 
 class Seen:
-    """The largest gradient of an example and the narrowest dtype so far, and what promises were made for."""
+    """The largest gradient of an example and the narrowest dtype so far, and what a sensitivity assumed before."""
 
     def __init__(self) -> None:
         self._elements = 0
@@ -25,9 +25,9 @@ class Seen:
         self._checked_use = False
 
     def check_used(self, unused: Callable[[], Sequence[str]], called: str) -> None:
-        """Warn, in the first call, of parameters that the function does not use: their gradients are zero.
+        """Warn in the first call about parameters that the function does not use: their gradients are zero.
 
-        `called`: how a module is called with parameters that are given.
+        `called`: the call that runs a module with given parameters, for the warning.
         """
         if self._checked_use:
             return
@@ -35,15 +35,14 @@ class Seen:
         names = unused()
         if names:
             warnings.warn(
-                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. It "
-                f"has to compute with the parameters that it is given, as {called}, not with those of a module "
-                "around it.",
+                f"the function does not use {listed(names)}: these gradients are zero, and nothing is learned. "
+                f"Compute with the parameters that are passed in, as {called}, not with those of an enclosing module.",
                 UserWarning,
                 stacklevel=3,
             )
 
     def note(self, leaves: Iterable[Any]) -> None:
-        """Take note of the leaves of a call, batch on axis 0; warn where a promise was made for smaller ones."""
+        """Record the leaves of a call, batch on axis 0; warn if a sensitivity assumed less."""
         leaves = list(leaves)
         names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
         self._elements = max(self._elements, _elements(leaves, EXAMPLE))
@@ -53,22 +52,22 @@ class Seen:
         if self._elements > (self._assumed_elements or math.inf) or (self._assumed_dtype and narrow):
             self._assumed_elements, self._assumed_dtype = None, False
             warnings.warn(
-                f"sensitivity() was asked before the first call and assumed at most {ASSUMED_ELEMENTS} elements and "
-                f"results in float32; this call has {self._elements} elements, the narrowest of them "
-                f"{self._narrowest}. Ask again after a call, or pass elements= and partial_sums_in=.",
+                f"sensitivity() was called before the first batch and assumed at most {ASSUMED_ELEMENTS} elements and "
+                f"results in float32. This batch has {self._elements} elements per example, the narrowest of them "
+                f"{self._narrowest}. Call sensitivity() again after a batch, or pass elements= and partial_sums_in=.",
                 RuntimeWarning,
                 stacklevel=2,
             )
 
     def elements(self, given: object) -> int | None:
-        """Return how many elements a promise is for: a number, those of a tree, those seen; None, for 2**26, before."""
+        """Return a number of elements: the given one, that of a given tree, or the most seen. None before any call."""
         if isinstance(given, numbers.Integral):
             return as_count("elements", given)
         if given is not None:
             leaves = flatten(given).leaves
             if not all(hasattr(leaf, "shape") for leaf in leaves):
                 raise TypeError(
-                    f"elements must be a number of elements, or a tree of arrays such as the parameters, got "
+                    "elements must be a number of elements or a tree of arrays, such as the parameters, got "
                     f"{given!r:.80} of type {type(given).__name__}."
                 )
             return as_count("elements", _elements(leaves, TREE))
@@ -77,11 +76,11 @@ class Seen:
         return self._elements or None
 
     def narrowest(self) -> str:
-        """Return the narrowest dtype of real numbers so far, float32 before a call."""
+        """Return the narrowest real dtype so far, or float32 before the first call."""
         self._assumed_dtype |= self._narrowest is None
         return format_named(self._narrowest or "float32").name
 
 
 def _elements(leaves: Iterable[Any], scope: Scope) -> int:
-    """Return the number of real numbers in the leaves that share a norm."""
+    """Return how many real numbers share one norm in these leaves."""
     return sum(scope.elements(x.shape) * (1 + is_complex_name(bare_name(x.dtype))) for x in leaves)

@@ -1,7 +1,7 @@
-"""A self-test for sums of clipped gradients: does one example move the sum by no more than is promised?
+"""A self-test for sums of clipped gradients: can one example move the sum by more than is promised?
 
-Differential privacy rests on max ||f(D) - f(D')|| over all D and D' that differ in one example. No test finds that
-maximum; this one looks for it where careless code has it, and measures each distance in exact arithmetic.
+Differential privacy rests on max ||f(D) - f(D')|| over all D and D' that differ in one example. No test can find that
+maximum. This one searches where careless code usually has it, and measures each distance in exact arithmetic.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOSE = 4
 
 @dataclass(frozen=True)
 class SensitivityCase:
-    """What one kind of example did at worst: the largest distance, infinite where there is a `problem`."""
+    """The worst case for one kind of example: the largest distance, infinite if there is a `problem`."""
 
     name: str
     distance: float
@@ -44,14 +44,14 @@ class SensitivityCase:
 
 @dataclass(frozen=True)
 class SensitivityReport:
-    """What `check_sensitivity` found: for each kind of example its worst case, beside what is promised."""
+    """The result of `check_sensitivity`: the promised sensitivity, and the worst case for each kind of example."""
 
     sensitivity: Sensitivity
     cases: tuple[SensitivityCase, ...]
 
     @property
     def promised(self) -> float:
-        """The bound with its rounding."""
+        """The promised distance: the bound plus the rounding."""
         return self.sensitivity.total
 
     @property
@@ -61,12 +61,12 @@ class SensitivityReport:
 
     @property
     def holds(self) -> bool:
-        """Whether no distance exceeds what is promised."""
+        """Whether no distance exceeds the promised one."""
         return self.worst.distance <= self.promised
 
     @property
     def failures(self) -> tuple[SensitivityCase, ...]:
-        """The cases that exceed what is promised."""
+        """The cases whose distance exceeds the promised one."""
         return tuple(case for case in self.cases if not case.distance <= self.promised)
 
     def __str__(self) -> str:
@@ -101,32 +101,33 @@ def check_sensitivity(
     trials: int = 2,
     seed: int = 0,
 ) -> SensitivityReport:
-    """Look for an example that moves `function`'s sum by more than is promised; measure max ||f(D) - f(D')|| exactly.
+    """Search for an example that moves `function`'s sum by more than `sensitivity`; measure ||f(D) - f(D')|| exactly.
 
-    D and D' differ in one example, as the sensitivity's relation says. It is NaN, zero, huge, tiny, at the
-    threshold, and so on; the others are those given, zeros, random ones, or point where it does, or away from there.
+    D and D' differ in one example, by the relation of the sensitivity. That example is NaN, zero, huge, tiny, at the
+    threshold, and so on. The other examples are the given ones, zeros, random, or point in the same or the opposite
+    direction.
 
     Args:
-        function: from a tree of per-example gradients, batch on axis 0, to a tree of sums. It has to take
-            one example less than are given, too, where the relation is adding or removing one. Or what `clipped_grad`
-            returns, whose settings are then tried with losses of the test's own: with one whose gradients the examples
-            are, and with one that has a kink where its predictions are. Of that the last bits of a prediction decide
-            the gradient, and these are the example's own only in programs of one shape.
-        examples: such a tree, of arrays of any framework: it says which shapes (batch, ...) and dtypes to try.
-            Take as many examples as a batch will have: sums in low precision only fail for many.
-        sensitivity: what is promised: a `Sensitivity`, or the largest distance for adding or removing one.
-        dtypes: dtypes to try in place of those of the arrays, by name, as "float16", or as a framework has them.
-        trials: how often each case is tried, 1 or more, with other random numbers.
-        seed: of the random numbers: the same seed gives the same report.
+        function: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
+            is "add_or_remove_one", it must also accept a batch with one example fewer. Or pass what `clipped_grad`
+            returned. Its settings are then tested with two losses: one whose gradients are the examples, and one with
+            a kink at its predictions. There the last bits of a prediction decide the gradient, and these bits depend
+            on the example alone only if all programs have one shape.
+        examples: a tree of arrays of any framework. It sets the shapes (batch, ...) and dtypes to try. Pass as many
+            examples as a batch will have: sums in low precision fail only for many.
+        sensitivity: the promised `Sensitivity`, or a number: the largest distance when one example is added or removed.
+        dtypes: the dtypes to try instead of those of the arrays: names such as "float16", or a framework's dtypes.
+        trials: how often each case is tried, 1 or more, each time with new random numbers.
+        seed: the seed of the random numbers. The same seed gives the same report.
 
     Returns:
-        A `SensitivityReport`: `holds`, `worst`, `cases`; printed, it is a table. A result that is not finite, and
-        an arithmetic error that the function raises, count as infinite distances.
+        A `SensitivityReport` with `holds`, `worst` and `cases`; it prints as a table. A non-finite result counts as an
+        infinite distance, and so does an ArithmeticError that the function raises.
 
     Raises:
-        ValueError: fewer than two examples, a sensitivity that is not known, no trials, dtypes that are none of
-            gradients or that JAX does not have, results that differ in structure, shape or dtype.
-        TypeError: arrays of numbers that are no gradients, a sensitivity that is no number, results that are no sums.
+        ValueError: fewer than two examples, a sensitivity with unknown rounding or no finite bound, no trials, dtypes
+            that gradients cannot have or that JAX lacks, results that differ in structure, shape or dtype.
+        TypeError: arrays that cannot be gradients, a sensitivity that is not a number, results that are not sums.
 
     >>> def mean_of_clipped(grads):
     ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
@@ -140,7 +141,7 @@ def check_sensitivity(
     check_batch(flat, flat.leaves, None)
     check_dtypes(flat.leaves, lambda: [f"examples{path}" for path in flat.paths()])
     if len(flat.leaves[0]) < 2:
-        raise ValueError("pass two examples or more: one of them is taken away or replaced.")
+        raise ValueError("pass two examples or more: one is removed or replaced.")
     trials, seed = check_settings(function, trials, seed)
     sensitivity = as_promise(sensitivity)
     threshold = min(sensitivity.total * (sensitivity.denominator or 1.0), sys.float_info.max)
@@ -165,7 +166,7 @@ def check_sensitivity(
 def _kinked_cases(
     clipped: ClippedFunction, like: Any, relation: Relation, rng: np.random.Generator
 ) -> Iterator[SensitivityCase]:
-    """Yield what a kink in the loss did in batches of several sizes."""
+    """Yield the worst case of a loss with a kink, for several batch sizes."""
     dtype = bare_name(like.dtype) if bare_name(like.dtype) == "float64" else "float32"
     framework = framework_of(like)
     summed = framework.compiled(kinked(clipped))
@@ -182,13 +183,13 @@ def _kinked_cases(
 
 
 def _zeros_like_one(leaf: Any) -> Any:
-    """Return zeros in the shape of one example."""
+    """Return zeros with the shape of one example."""
     return load(differentiating([leaf])).zeros(leaf.shape[1:], leaf)
 
 
 @dataclass(frozen=True)
 class _Bench:
-    """One function and the arrays it takes."""
+    """One function, and the arrays to call it with."""
 
     flat: FlatTree
     dtypes: tuple[str, ...]
@@ -209,7 +210,7 @@ class _Bench:
         relation: Relation,
         unit: Fraction,
     ) -> _Bench:
-        """Return the bench for a tree of examples, or for one like it in another dtype."""
+        """Return the bench for a tree of examples, or for the same tree in a different dtype."""
         sizes = [math.prod(leaf.shape[1:]) for leaf in flat.leaves]
         dtypes = [bare_name(leaf.dtype) if dtype is None else dtype for leaf in flat.leaves]
         room = Room.of(sizes, list(map(format_named, dtypes)), threshold)
@@ -218,7 +219,7 @@ class _Bench:
         return cls(flat, tuple(dtypes), prefix, room, np.concatenate(rows, axis=1), function, relation, unit)
 
     def tried(self, kind: str, trials: int, rng: np.random.Generator) -> Iterator[SensitivityCase]:
-        """Yield what one kind of example did, among all kinds of others."""
+        """Yield the cases of one kind of example, among every kind of other examples."""
         for _ in range(trials):
             for crowd in ("the examples given", *CROWDS):
                 with np.errstate(all="ignore"):
@@ -235,7 +236,7 @@ class _Bench:
         return self.room.within(CROWDS[crowd](rng, self.room, len(self.given), example))
 
     def _neighbour(self, rows: np.ndarray, index: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the rows with that at `index` removed, replaced by its opposite or another, or zero."""
+        """Return the rows with the one at `index` removed, replaced (by its opposite or a random one), or zeroed."""
         if self.relation == "add_or_remove_one":
             return np.delete(rows, index, axis=0)
         other = rows.copy()

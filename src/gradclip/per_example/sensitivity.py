@@ -1,36 +1,38 @@
-"""How far one example can move a sum of clipped gradients: what the noise of private training is scaled to.
+"""How far one example can move a sum of clipped gradients, with the proof. Private training scales its noise to it.
 
-The bound. Let B be the norm that one unit (an example, or a group of them that is clipped as one) cannot exceed: C, or
-the root of the sum of the C_k**2 of several thresholds. Taking a unit away moves the exact sum by at most B; replacing
-it by another, by 2B; putting zeros in its place, by B. All rules have the same B: `"clip"` scales a norm N by
-min(1, C / N), `"normalize"` by C / N, `"automatic"` by C / (N + gamma). A sum that is divided by a constant moves
-by that much less. The constant must be one: how many examples there are is itself private.
+The bound. A unit is one example, or a group of examples that are clipped together. Let B be the largest norm one unit
+can have after clipping: C, or the root of the sum of the C_k**2 of several thresholds. Removing a unit moves the exact
+sum by at most B. Putting zeros in its place moves it by at most B, replacing it by a different unit by at most 2B. All
+rules have the same B: `"clip"` scales a norm N by min(1, C / N), `"normalize"` by C / N, `"automatic"` by
+C / (N + gamma). Dividing the sum by a constant divides the bound by it. The divisor must be a constant: the number of
+examples is itself private.
 
-The rounding. Let there be n units of K elements each, u the unit roundoff of the format that sums are taken in and v
-that of the format they are handed out in. Write g(k, u) = k*u / (1 - k*u), so that a product of k factors, each
-1 + d with |d| <= u, differs from 1 by at most g(k, u) (Higham, Accuracy and Stability of Numerical Algorithms,
+The rounding. Let there be n units of K elements each. Let u be the unit roundoff of the format in which sums are
+computed, and v that of the format in which they are returned. Write g(k, u) = k*u / (1 - k*u). A product of k factors,
+each 1 + d with |d| <= u, differs from 1 by at most g(k, u) (Higham, Accuracy and Stability of Numerical Algorithms,
 2nd ed., lemma 3.1).
 
-1. Let p_i be what unit i adds, ||p_i|| <= B. In each coordinate, whatever the order, a term takes part in at
-   most n - 1 additions, so the computed sum is the sum of the terms p_ij, each times such a product (a fused
-   multiply and add rounds no more often). Rounding the result, adding k microbatches (k - 1 additions), and
-   dividing by a constant (or multiplying by its rounded inverse; the constant itself may be rounded, too) makes r more
-   factors with v for u. Adding m such sums afterwards, in any order, makes m - 1 more: with v again, or, where they are
-   first rounded to a format of roundoff w, m with w. So each coordinate is off by at most e * sum_i |p_ij|,
-   e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1, and by the triangle inequality the vector by
-   e * ||sum_i |p_i||| <= e * n * B, n counting the units of all m. The two sums compared are off by twice that.
-2. What the other units add can change as well: where one example makes a reduction choose another order, or another
-   scale, the computed norms of all others may change in their last bits. A computed norm of K elements differs from
-   the exact one by a factor with at most (K + 9) / 2 + 3 rounding errors, and the coefficient adds 8 more, and the
-   16 by which it is lowered where it is not 1; so two coefficients of one example differ by at most
-   s = 2 * (K + 16) * u, relatively, and all p_i together by s * n * B. Devices that add in float32 add in pairs; for
-   them K is twice the number of its binary digits. (The kernels' sums of half types err by more, but give a row of a
-   batch the same bits whatever the others hold.)
-3. Numbers below the normal range may be flushed to zero: at most the smallest normal number for each of the
-   operations of step 1 in each of K coordinates, doubled for what follows them.
+1. The sum itself. Let p_i be what unit i adds, ||p_i|| <= B. In each coordinate, in any order, a term takes part in at
+   most n - 1 additions. So the computed sum is the sum of the terms p_ij, each times a product of n - 1 such factors.
+   (A fused multiply and add rounds no more often.) These steps add r more factors, with v in place of u: rounding the
+   result, adding k microbatches (k - 1 additions), and dividing by a constant. (The division may be a multiplication by
+   the rounded inverse, and the constant itself may be rounded.) Adding m such sums afterwards, in any order, adds m - 1
+   more factors with v. If the sums are first rounded to a format of roundoff w, it adds m factors with w instead. So
+   each coordinate is off by at most e * sum_i |p_ij|, with
+   e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1. By the triangle inequality, the vector is off by at most
+   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. The distance between
+   two such sums is off by at most twice that.
+2. The other units. One example can make a reduction choose a different order or scale. The computed norms of all other
+   examples can then change in their last bits. A computed norm of K elements differs from the exact norm by a factor
+   with at most (K + 9) / 2 + 3 rounding errors. The coefficient adds 8 more, and the 16 by which it is lowered if it
+   is not 1. So two coefficients of one example differ relatively by at most s = 2 * (K + 16) * u, and all p_i together
+   by s * n * B. Devices that add in float32 add in pairs: for them, replace K by twice its number of binary digits.
+   (The kernels' sums of half types have larger errors, but give each row the same bits whatever the others hold.)
+3. Underflow. Numbers below the normal range may be flushed to zero. This costs at most the smallest normal number for
+   each operation of step 1 in each of K coordinates, doubled for the operations that follow.
 
-`rounding` is the sum of the three, over the constant. Sums of integers on a grid have no rounding; they need
-coefficients that depend on their own example alone, bit for bit.
+`rounding` is the sum of the three, divided by the constant. Sums of integers on a grid have no rounding, as long as
+each coefficient depends on its own example alone, bit for bit.
 """
 
 from __future__ import annotations
@@ -70,40 +72,40 @@ def clipped_sum_sensitivity(
     microbatches: int = 1,
     partial_sums_in: SumDtype | None = None,
 ) -> Sensitivity:
-    """Return the sensitivity of a sum of clipped gradients; the module's docstring proves it.
+    """Return the sensitivity of a sum of clipped gradients, a proven bound with its rounding.
 
     Args:
-        max_norm: the threshold C of each unit, or a prefix tree of thresholds, each for what lies below it.
+        max_norm: the threshold C of each unit. Or a prefix tree of thresholds: each clips the leaves below it together.
         relation: "add_or_remove_one", "replace_one" or "zero_out", as in `Sensitivity`.
-        unit: "example", or "group".
-        rule: "clip", "normalize" or "automatic": none exceeds C.
-        per_layer: each layer is clipped to its share of C; the squares of the shares add up to C**2.
-        nonfinite: the policy for NaN and infinities. Under "propagate" one of them spoils the whole sum, and under
-            "raise" the error tells of it: the bound is infinite.
+        unit: "example" or "group".
+        rule: "clip", "normalize" or "automatic". All have the same bound.
+        per_layer: whether each layer is clipped to its share of C. The squares of the shares add up to C**2.
+        nonfinite: the policy for NaN and infinities. With "propagate" and "raise" the bound is infinite: one bad
+            example spoils the whole sum, or raises an error that reveals it.
         normalize_by: the constant that the sum is divided by.
-        to_unit: each threshold is 1, whatever `max_norm`: gradients are divided by it as well.
-        batch_size: the most units in the whole sum, over all partial sums; without it the rounding is not known, and
-            `noise_std` raises a ValueError that asks for it.
-        sum_dtype: what the sum is handed out in: "float32" or "float64".
-        grid: how many steps of an integer grid `max_norm` has: sums of integers, which do not round. The bound is that
-            of the integers times max_norm / grid, also by layer; in steps it is grid / max_norm times as much. For
-            several thresholds it is that of each of the sums times its own threshold / grid.
-        summed_in: what the device adds up in: "float64", or "float32" where it has no other.
-        partial_sums: how many sums, of which each is rounded to `sum_dtype`, are added up afterwards at most: of
-            devices, of virtual batches, of both (their product). The order does not matter.
-        elements: the most elements that one unit's gradient has; None assumes 2**26.
-        microbatches: how many microbatches each of these sums is added up from, in `sum_dtype`, at most.
-        partial_sums_in: what partial sums are rounded to and added up in, where that is not `sum_dtype`: "float32",
-            "float64", "float16" or "bfloat16", as for a compressed reduction.
+        to_unit: whether gradients are also divided by `max_norm`, so each threshold is 1.
+        batch_size: the most units in the whole sum, over all partial sums. Without it the rounding is unknown, and
+            `noise_std` raises a ValueError.
+        sum_dtype: the dtype in which the sum is returned, "float32" or "float64".
+        grid: the number of integer steps in `max_norm`, if sums are on a grid. They are integers and do not round. The
+            bound is for the integers times max_norm / grid, with `per_layer` as well. In steps it is grid / max_norm
+            times as much. With several thresholds it is for each sum times its own threshold / grid.
+        summed_in: the dtype in which the device adds up: "float64", or "float32" if it has no float64.
+        partial_sums: the most sums, each rounded to `sum_dtype`, that are added up afterwards, in any order. For
+            devices and virtual batches together, pass the product.
+        elements: the most elements in one unit's gradient; None assumes 2**26.
+        microbatches: the most microbatches that one such sum is added up from, in `sum_dtype`.
+        partial_sums_in: the dtype to which partial sums are rounded and in which they are added up, if it is not
+            `sum_dtype`: "float32", "float64", "float16" or "bfloat16", as in a compressed reduction.
 
     Returns:
-        A `Sensitivity`, whose bound and rounding are rounded up.
+        A `Sensitivity`. Its bound and rounding are rounded up. The docstring of the module proves them.
 
     Raises:
-        ValueError: a threshold below 0 or NaN, a name that does not exist, a count below 1 or above 2**63 - 1, a
-            `normalize_by` that `sum_dtype` cannot divide by, a sum that may overflow, and what `per_example_clip`
-            refuses: a grid above 2**52 or too coarse, `to_unit` with a grid.
-        TypeError: a threshold that is no number.
+        ValueError: a negative or NaN threshold, an unknown name, a count below 1 or above 2**63 - 1, a `normalize_by`
+            that `sum_dtype` cannot divide by, a sum that may overflow, a grid that is above 2**52 or too coarse,
+            `to_unit` with a grid or `per_layer`.
+        TypeError: a threshold that is not a number.
 
     Rules: Bu et al. 2023, "Automatic Clipping: Differentially Private Deep Learning Made Easier and Stronger".
 
@@ -117,10 +119,10 @@ def clipped_sum_sensitivity(
     _thresholds(max_norm)
     if to_unit and per_layer:
         raise ValueError(
-            "to_unit with per_layer depends on the number of layers; pass a tree with a threshold for each."
+            "the sensitivity of to_unit with per_layer depends on the layers. Pass a tree with one threshold for each."
         )
     if to_unit and grid is not None:
-        raise ValueError("to_unit=True goes without a grid; divide the sum by max_norm.")
+        raise ValueError("to_unit=True does not work with a grid. Divide the sum by max_norm instead.")
     settings = PerExampleSettings(
         max_norm,
         per_layer=per_layer,
@@ -158,7 +160,7 @@ def sensitivity_of(
     microbatches: int,
     partial_sums_in: SumDtype | None,
 ) -> Sensitivity:
-    """Return the sensitivity of a sum by these settings; the other arguments are as in `clipped_sum_sensitivity`."""
+    """Return the sensitivity under these settings. The other arguments are those of `clipped_sum_sensitivity`."""
     check_name("relation", relation, RELATIONS)
     counts = {
         "batch_size": batch_size,
@@ -185,7 +187,7 @@ def sensitivity_of(
     if one < math.inf:
         bound = rounded_up((2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor))
     if math.isinf(bound):
-        raise ValueError(f"a sensitivity beyond float64's range: lower max_norm, got {shown(settings.max_norm)}.")
+        raise ValueError(f"the sensitivity is beyond float64's range. Lower max_norm, got {shown(settings.max_norm)}.")
     on_grid = settings.grid is not None
     summation = Summation(
         device,
@@ -201,11 +203,11 @@ def sensitivity_of(
 
 
 def _thresholds(max_norm: Thresholds) -> list[float]:
-    """Return the thresholds in a tree, checked: numbers of frameworks become Python's."""
+    """Check the thresholds of a tree and return them as Python numbers."""
     found = []
     for threshold in flatten(max_norm).leaves:
         as_number("max_norm", threshold)
         found.append(check_threshold(float(check_threshold(threshold))))
     if not found:
-        raise ValueError("max_norm holds no thresholds; pass a number, or a tree of numbers.")
+        raise ValueError("max_norm holds no thresholds. Pass a number or a tree of numbers.")
     return found

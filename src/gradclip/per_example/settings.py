@@ -1,4 +1,4 @@
-"""How the examples of a batch are clipped and summed: one value, checked when it is made, that calls pass on."""
+"""The settings of per-example clipping, checked when they are made."""
 
 import math
 import numbers
@@ -19,13 +19,13 @@ RULES = ("clip", "normalize", "automatic")
 
 @dataclass(frozen=True)
 class PerExampleSettings:
-    """How each example is clipped, and in what dtype examples are added up.
+    """How each example is clipped, and the dtype of the sums.
 
-    The fields are the arguments of `gradclip.per_example_clip`, which describes them. Flags, numbers and dtypes become
-    Python's booleans, numbers and names; `max_norm` stays as it was passed, for an array may be written to later.
+    The fields are the arguments of `gradclip.per_example_clip` and documented there. Flags, numbers and dtypes become
+    Python booleans, numbers and names. `max_norm` is kept as it was passed: you may change an array later.
 
     Raises:
-        TypeError, ValueError: a field that is none of those described there, or fields that do not go together.
+        TypeError, ValueError: a field out of range, or fields that exclude each other.
 
     >>> PerExampleSettings(1.0, rule="automatic", gamma=0.5).target
     Target(length=None, gamma=0.5, share=1.0, integers=False)
@@ -54,46 +54,48 @@ class PerExampleSettings:
         thresholds = self._thresholds()
         if self.to_unit and (self.per_layer or self.grid is not None):
             raise ValueError(
-                "to_unit=True goes with one norm of an example, without a grid; divide the sum by max_norm."
+                "to_unit=True needs one norm per example, without per_layer or grid. Divide the sum by max_norm."
             )
         if self.grid is not None:
             for threshold in thresholds:
                 check_threshold_of_grid(threshold)
             if self.sum_dtype is not None:
-                raise ValueError("sums on a grid are int64; leave out sum_dtype.")
+                raise ValueError("sums on a grid are int64. Leave out sum_dtype.")
 
     @property
     def policy(self) -> Nonfinite:
-        """What happens to an example with NaN or infinities."""
+        """The policy for an example with NaN or infinities."""
         return Nonfinite.named(self.nonfinite)
 
     @property
     def target(self) -> Target:
-        """What an example is scaled to; on a grid its steps, which depend on the number of elements, come instead."""
+        """What an example is scaled to. A grid replaces it by steps, which depend on the number of elements."""
         gamma = {"clip": None, "normalize": 0.0, "automatic": self.gamma}[self.rule]
         return Target(1.0 if self.to_unit else None, gamma)
 
     @property
     def dtype_of_sums(self) -> str | None:
-        """The name of the dtype of sums; None where it follows from the gradients."""
+        """The name of the dtype of the sums; None if it follows from the gradients."""
         if self.grid is not None:
             return "int64"
         return self.sum_dtype if isinstance(self.sum_dtype, str) else None
 
     @property
     def sum_format(self) -> Format:
-        """The narrowest format that sums of floats may have."""
+        """The narrowest format of sums that are not on a grid."""
         return FLOAT64 if self.sum_dtype == "float64" else FLOAT32
 
     def _thresholds(self) -> list[Any]:
         if is_single_threshold(self.max_norm):
             return [check_threshold(self.max_norm)]
         if self.per_layer:
-            raise ValueError("per_layer=True takes one number for max_norm; a tree of thresholds says it all itself.")
+            raise ValueError(
+                "per_layer=True needs one number as max_norm. To use a tree of thresholds, leave out per_layer."
+            )
         thresholds = list(map(check_threshold, flatten(self.max_norm).leaves))
         if not thresholds:
             raise ValueError(
-                f"max_norm holds no thresholds, got {shown(self.max_norm)}. Pass a number, or a tree of numbers."
+                f"max_norm holds no thresholds, got {shown(self.max_norm)}. Pass a number or a tree of numbers."
             )
         return thresholds
 
@@ -104,7 +106,7 @@ def _checked_gamma(gamma: object) -> float:
     except OverflowError:
         number = math.inf
     if not 0 < number < math.inf:
-        raise ValueError(f"gamma must be a finite number > 0, got {shown(gamma)}. For no gamma use rule='normalize'.")
+        raise ValueError(f"gamma must be a finite number > 0, got {shown(gamma)}. To use none, pass rule='normalize'.")
     return number
 
 
@@ -113,5 +115,5 @@ def _checked_dtype(sum_dtype: object) -> str | None:
         return None
     name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))
     if name not in ("float32", "float64"):
-        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}: narrower sums lose examples.")
+        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}. Narrower sums lose examples.")
     return name

@@ -1,4 +1,4 @@
-"""Sums over a batch: each example clipped by its own norm, in one reading where a backend can, else in two."""
+"""Clip each example of a batch by its own norm and add up, reading the data once if the backend can, else twice."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Summed:
-    """What became of a batch: the wide sums over its examples, their norms, which of them count as clipped."""
+    """The result for a batch: wide sums over its examples, their norms, and which examples count as clipped."""
 
     sums: Sequence[Any]
     norm: Norm
@@ -32,7 +32,7 @@ class Summed:
 
 @dataclass(frozen=True)
 class Batch:
-    """The gradients of a batch and how each example is clipped; `names` and `holders` are as in `decide`."""
+    """The gradients of a batch, and how to clip each example. `names` and `holders` are as in `decide`."""
 
     backend: Backend
     arrays: Arrays
@@ -41,13 +41,13 @@ class Batch:
     holders: "Holders"
 
     def clip_and_sum(self, mask: Array | None) -> Summed:
-        """Clip each example by its own norm and add up those in the mask, all if it is None."""
+        """Clip each example by its own norm and add up the examples in the mask, or all if it is None."""
         batch = self._zeroed() if self.clipping.nonfinite.zeroes else self
         summed = batch._in_one_reading(mask)
         return batch._in_two_readings(mask) if summed is None else summed
 
     def _zeroed(self) -> "Batch":
-        """Return the batch with zeros for elements that are not finite, where it takes a look to know of any."""
+        """Put zeros for the non-finite elements of a batch, unless its values are known."""
         backend, clipping = self.backend, self.clipping
         if backend.concrete or clipping.target.integers:
             return self
@@ -67,10 +67,10 @@ class Batch:
         return Summed(sums, made.norm, clipped)
 
     def _in_one_reading(self, mask: Array | None) -> Summed | None:
-        """Clip and add up in one reading, where the backend can; None where it cannot.
+        """Clip and add up in one reading, or return None if the backend cannot.
 
-        Examples whose sums of squares cannot be trusted are read again, apart from the others: so what an example adds
-        does not depend on the others.
+        Examples with sums of squares that cannot be trusted are read again, separately. So what an example adds does
+        not depend on the others.
         """
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
         count = arrays.sharing(EXAMPLE)
@@ -94,13 +94,13 @@ class Batch:
         others = ~trusted if mask is None else ~trusted & mask
         if not backend.xp.any(others):
             return summed
-        # Those beyond the range added nothing; what was too small to be trusted is added a second time.
+        # Examples out of range added nothing. Those too small to be trusted did, so add up the trusted ones alone.
         counted = backend.add_examples(arrays, rule, trusted if mask is None else trusted & mask, spoil=False)
         assert counted is not None
         return self._joined(counted[0], summed, others)
 
     def _joined(self, sums: Sequence[Any], summed: Summed, others: Array) -> Summed:
-        """Add to the sums of the examples that could be trusted those of the others, read apart."""
+        """Add the sums of the other examples, which are read separately, to the sums of the trusted ones."""
         xp, apart = self.backend.xp, self._in_two_readings(others)
         norm = replace(summed.norm, value=xp.where(others, apart.norm.product(), summed.norm.value))
         clipped = xp.where(others, apart.clipped, summed.clipped)
@@ -108,7 +108,7 @@ class Batch:
 
     @property
     def _always_trusted(self) -> bool:
-        """Say whether one reading does, and no value is to be looked at."""
+        """Say whether one reading is always enough, so no value needs to be checked."""
         policy = self.clipping.nonfinite
         if self.backend.concrete:
             return policy.blanks and FLOAT64 not in self.arrays.formats

@@ -1,4 +1,4 @@
-"""From a loss to the clipped sum of its per-example gradients, and from any function to that of its results."""
+"""`clipped_grad` turns a loss into the clipped sum of its per-example gradients; `clipped_fun` clips any result."""
 
 from __future__ import annotations
 
@@ -39,59 +39,61 @@ def clipped_grad(
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
-    It is called as `fun` is, with a batch in place of an example, and with `mask=` if some of it is padding. JAX
-    (`fun` as for `jax.grad`) and PyTorch (as for `torch.func.grad`: a function of a tree of parameters, written
-    with `torch.func.functional_call`) are told apart by the first differentiated argument.
+    Call it like `fun`, with a batch in place of an example, and with `mask=` if the batch has padding. Write `fun` as
+    for `jax.grad` or `torch.func.grad`: in PyTorch it takes a tree of parameters and uses `torch.func.functional_call`.
+    The first differentiated argument decides the framework.
 
     Args:
-        fun: a loss, a scalar; of one example, or of one group of examples.
+        fun: a function that returns the scalar loss of one example, or of one group of examples.
         max_norm: the threshold C of each example, >= 0, in the units of the gradients.
-        argnums: the position of the parameters, or several, whose gradients share a norm.
-        batch_argnums: the position of the batch, or several: trees of arrays of shapes (batch, ...). All other
-            arguments go to every example as they are. It may be left out, for 1, where one argument follows the
-            parameters; of `fun(params, x, y)` both x and y carry the batch: `batch_argnums=(1, 2)`.
-        has_aux: `fun` returns `(loss, aux)`, `aux` a tree of arrays, which comes back for each example.
+        argnums: the position of the parameters. With several positions, their gradients share one norm.
+        batch_argnums: the positions of the arguments that carry the batch, trees of arrays of shape (batch, ...). All
+            other arguments go to every example whole. For `fun(params, x, y)`, pass `batch_argnums=(1, 2)`. If only
+            one argument follows the parameters you can leave it out; it is then 1.
+        has_aux: `fun` returns `(loss, aux)`. `aux`, a tree of arrays, is returned for each example.
         per_layer: clip each leaf by its own norm, as in `gradclip.per_example_clip`.
-        uniform: with `per_layer`, how the leaves share the threshold, as there.
-        keep_batch_dim: `fun` gets the batch's arrays with a leading axis of length 1, which is taken off from `aux`
-            again. If False, without it. A group is clipped as one unit where arrays of shape (groups, examples, ...)
-            meet a loss of a batch and `keep_batch_dim=False`.
+        uniform: how `per_layer` divides the threshold, as in `gradclip.per_example_clip`.
+        keep_batch_dim: `fun` gets each example with a leading axis of length 1, which is removed from `aux` again. If
+            False, `fun` gets the example without that axis. To clip whole groups, pass arrays of shape (groups,
+            examples, ...), a loss of a batch, `keep_batch_dim=False` and `unit="group"`.
         return_values: also return the loss of each example.
         return_norms: also return the norm of each example before clipping.
-        microbatch_size: how many examples are in memory at a time; None for all. It need not divide the batch: the
-            last ones are padded to as many, so that one program computes all. Several devices share a batch better
-            than they share its microbatches. For a sensitivity to one example more or less, 1 or a multiple of 8.
-        pad_to: the most examples that a batch can have: smaller ones are padded to it with rows of zeros that add
-            exactly nothing, so that one program of one shape computes all batches. (It has a multiple of 8 rows.)
-        normalize_by: what the sum is divided by, > 0. The sensitivity is divided, too. It and its inverse are normal
-            numbers of float32, or of float64 where `sum_dtype` says so.
-        sum_dtype: of the sum, as in `gradclip.per_example_clip`.
-        nonfinite: what happens to an example with NaN or infinities, as there: by default it contributes nothing.
-        rule: "clip", or another way to bound an example, as there.
-        gamma: the constant of the rule "automatic", as there.
-        grid: how many steps of an integer grid `max_norm` has, as there: sums are then int64, in steps.
-        prng_argnum: the position of a JAX key, or of a seed of TensorFlow's stateless functions, which is split into
-            one for each example. In PyTorch each example draws random numbers of its own.
-        unit: what one entry of the batch is, "example" or "group": the unit of the sensitivity.
-        method: "vmap", or "loop", which takes the examples one after the other: in PyTorch by ordinary autograd, for
-            what `torch.func.vmap` cannot do (recurrent layers, checkpointing, `.item()`, buffers written in place,
-            sparse gradients), in JAX by `jax.lax.map`, in TensorFlow eagerly. What a loop writes in place the next
-            example sees: no sensitivity covers that.
+        microbatch_size: the number of examples in memory at a time; None for the whole batch. Any size works: the last
+            microbatch is padded, so one program computes all of them. For a finite "add_or_remove_one" sensitivity
+            pass 1 or a multiple of 8. On several devices, sharding the whole batch works better than microbatches.
+        pad_to: the largest batch you will pass. Smaller batches are padded to it with zeros that contribute nothing,
+            so one program computes every batch. The number of rows is rounded up to a multiple of 8.
+        normalize_by: the constant, > 0, that the sum and its sensitivity are divided by. It and its inverse must be
+            normal numbers of float32, or of float64 with `sum_dtype="float64"`.
+        sum_dtype: the dtype of the sum, as in `gradclip.per_example_clip`.
+        nonfinite: the policy for an example with NaN or infinities, as in `gradclip.per_example_clip`. By default such
+            an example contributes nothing.
+        rule: "clip", "normalize" or "automatic", as in `gradclip.per_example_clip`.
+        gamma: the constant of the rule "automatic", as in `gradclip.per_example_clip`.
+        grid: the number of integer steps in `max_norm`, as in `gradclip.per_example_clip`. Sums are then int64, in
+            steps.
+        prng_argnum: the position of a JAX key, or of a seed for TensorFlow's stateless functions. It is split into one
+            for each example. PyTorch needs none: each example draws its own random numbers.
+        unit: what one entry of the batch is, "example" or "group". The sensitivity is for one such unit.
+        method: "vmap" or "loop". "loop" computes one example after the other: in PyTorch with ordinary autograd, in
+            JAX with `jax.lax.map`, in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers,
+            checkpointing, `.item()`, buffers written in place, sparse gradients. No sensitivity holds if `fun` writes
+            in place what the next example reads.
 
     Returns:
-        A `ClippedFunction`, whose `sensitivity()` says what noise must be scaled to. It returns the clipped sum, of
-        the structure of the parameters, in float32 at least; with `has_aux`, `return_values` or `return_norms` a pair
-        of that and an `ExampleOutputs`.
+        A `ClippedFunction`. It returns the clipped sum, with the structure of the parameters, in float32 or wider.
+        With `has_aux`, `return_values` or `return_norms` it returns a pair: the sum and an `ExampleOutputs`. Its
+        `sensitivity()` is what you scale the noise to.
 
     Raises:
         ValueError: a setting out of range. When called: batches without a common length, or larger than `pad_to`.
         TypeError: several arguments that may carry the batch, and no `batch_argnums`. When called: parameters in
-        NumPy arrays, a module or a generator of parameters in place of a tree.
-        RuntimeError: when called: BatchNorm in training mode; what `torch.func.vmap` cannot do.
+        NumPy arrays, or a module or a generator of parameters instead of a tree.
+        RuntimeError: when called: BatchNorm in training mode, or something `torch.func.vmap` cannot do.
 
-    Where PyTorch's or TensorFlow's `fun` does not use a parameter, the first call warns: its gradient is zero.
+    In PyTorch and TensorFlow the first call warns if `fun` does not use a parameter: the gradient is then zero.
 
-    The method is that of Abadi et al. 2016, "Deep Learning with Differential Privacy".
+    The method is from Abadi et al. 2016, "Deep Learning with Differential Privacy".
 
     >>> import jax.numpy as jnp
     >>> def loss(w, x, y):
@@ -109,10 +111,10 @@ def clipped_grad(
         said = "1, its default," if batch_argnums is None else batch_argnums
         raise ValueError(
             f"argnums={argnums} and batch_argnums={said} overlap in {both}: an argument that carries the batch cannot "
-            "be differentiated. Pass the parameters as an argument of their own, and batch_argnums= if it is not 1."
+            "be differentiated. Pass parameters and batch as separate arguments, and batch_argnums= if it is not 1."
         )
     if prng_argnum is not None and prng_argnum in numbers:
-        raise ValueError(f"prng_argnum={prng_argnum} is in argnums={argnums}, too: a key has no gradient.")
+        raise ValueError(f"prng_argnum={prng_argnum} is also in argnums={argnums}, but a key has no gradient.")
     return ClippedFunction(
         fun,
         PerExampleSettings(
@@ -166,9 +168,9 @@ def clipped_fun(
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 
-    Arguments, results and errors are those of `clipped_grad`, but what is clipped is the tree of arrays that `fun`
-    returns: statistics of an example, the update of a client. PyTorch is used where an argument holds one of its
-    tensors.
+    It clips the tree of arrays that `fun` returns, such as statistics of an example or a client's update. Arguments,
+    results and errors are otherwise those of `clipped_grad`; `batch_argnums` is 0 if left out. The arrays in the
+    arguments decide the framework: NumPy arrays run in JAX.
 
     >>> import jax.numpy as jnp
     >>> summed = clipped_fun(lambda x: x, max_norm=1.0, keep_batch_dim=False)
