@@ -92,7 +92,7 @@ def test_a_shared_gradient_is_clipped_once():
     assert norms[0] is norms[1]
     assert shared.round(6).tolist() == [[1.5, 2.0]]
     gradclip.adaptive_grad_clip_(holders, weights=[weight, weight])
-    with pytest.raises(ValueError, match="occurs twice, with two parameters"):
+    with pytest.raises(ValueError, match="belongs to two parameters"):
         gradclip.adaptive_grad_clip_(holders, weights=[weight, weight + 1.0])
     views = {"a": shared, "b": shared.T}
     with pytest.raises(ValueError, match="views of the same memory"):
@@ -127,7 +127,7 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
         (
             lambda p: gradclip.adaptive_grad_clip_(p),
             TypeError,
-            r"parameters\[0\] is a SimpleNamespace, which is no array",
+            r"parameters\[0\] is a SimpleNamespace, not an array",
         ),
         (lambda p: gradclip.adaptive_grad_clip_(p, -1.0, weights=[1, 2]), ValueError, "clipping must not be negative"),
         (
@@ -147,7 +147,7 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
             TypeError,
             "got 'x' of type str at the parameter",
         ),
-        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}), TypeError, "holds gradients alone. Pass weights="),
+        (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}), TypeError, "Pass the parameters as weights="),
         (lambda p: gradclip.adaptive_grad_clip_({"w": np.ones(2)}, weights=[1.0]), ValueError, "same structure"),
     ],
 )
