@@ -88,7 +88,7 @@ def test_names_that_advice_gives_are_there(name):
         ),
         (
             lambda: gradclip.clip_grad_norm_(TREE, 1.0, foreach=True),
-            "'foreach'. Leave it out: gradclip needs no such setting.",
+            "'foreach'. Leave it out: gradclip does not need it.",
         ),
         (lambda: gradclip.clip_by_unit_norm(TREE, 1.0, axis=0), "'axis'. Pass unit_axis= in its place."),
         (lambda: gradclip.adaptive_grad_clip(TREE, TREE, clip_factor=1), "'clip_factor'. Pass clipping= in its place."),

@@ -108,7 +108,7 @@ def test_names_are_told_of_what_has_no_gradient():
 def test_arrays_of_a_file_are_not_written_in_vain(tmp_path):
     np.savez(tmp_path / "update.npz", w=np.array([3.0, 4.0]))
     with np.load(tmp_path / "update.npz") as update:
-        with pytest.raises(TypeError, match=r"parameters is a NpzFile.*Pass a dict: arrays = dict\(\.\.\.\)"):
+        with pytest.raises(TypeError, match=r"parameters is a NpzFile.*Make a dict, arrays = dict\(\.\.\.\)"):
             gradclip.clip_grad_norm_(update, 1.0)
         arrays = dict(update)
     assert gradclip.clip_grad_norm_(arrays, 1.0) == 5.0
