@@ -206,9 +206,9 @@ def test_dtypes_of_parameters_may_differ():
         (lambda g: gradclip.adaptive_grad_clip(g, g, -1.0), ValueError, "clipping must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, g, eps=math.nan), ValueError, "eps must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, {"w": g["w"]}), ValueError, r"no parameter for \['b'\]"),
-        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "z": g["w"]}), ValueError, r"no gradient lies at \['z'\]"),
+        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "z": g["w"]}), ValueError, r"no gradient at \['z'\]"),
         (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": g["b"]}), ValueError, r"\['w'\] has shape .2, 3., and"),
-        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": "x"}), ValueError, "own shape"),
+        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": "x"}), ValueError, "the same shape"),
         (lambda g: gradclip.adaptive_grad_clip(g, {**g, "b": "x"}), TypeError, r"got 'x' .* the parameter of \['b'\]"),
     ],
 )
@@ -223,10 +223,10 @@ def test_sparse_leaves_have_no_units():
         lambda: gradclip.clip_by_unit_norm([sparse], 1.0),
         lambda: gradclip.adaptive_grad_clip(sparse, sparse),
     ):
-        with pytest.raises(TypeError, match=r"units are parts of dense arrays, got a torch\.sparse_coo"):
+        with pytest.raises(TypeError, match=r"units must be in dense arrays, got a torch\.sparse_coo"):
             call()
     bcoo = BCOO.fromdense(jnp.eye(3))
-    with pytest.raises(TypeError, match="units are parts of dense arrays"):
+    with pytest.raises(TypeError, match="units must be in dense arrays"):
         gradclip.clip_by_unit_norm({"w": bcoo}, 1.0)
 
 
