@@ -121,9 +121,13 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
             FloatingPointError,
             r"parameters\[1\].grad",
         ),
-        (lambda p: gradclip.clip_grad_unit_norm_(p, [0.1]), ValueError, "one for each of the 2 parameters"),
+        (lambda p: gradclip.clip_grad_unit_norm_(p, [0.1]), ValueError, "one number for each of the 2 parameters"),
         (lambda p: gradclip.clip_grad_unit_norm_(p, -1.0), ValueError, "max_norm must not be negative"),
-        (lambda p: gradclip.clip_grad_unit_norm_(p, 1.0, unit_axis=2), ValueError, r"axis 2, which parameters\[0\]"),
+        (
+            lambda p: gradclip.clip_grad_unit_norm_(p, 1.0, unit_axis=2),
+            ValueError,
+            r"unit_axis is 2, but parameters\[0\]",
+        ),
         (
             lambda p: gradclip.adaptive_grad_clip_(p),
             TypeError,

@@ -119,8 +119,8 @@ class Gradients:
             except (AttributeError, TypeError) as error:
                 raise TypeError(
                     f"{self.params.name(index)}.grad cannot be written in place, and its holder, a "
-                    f"{type(parameter).__name__}, does not accept a new one. Pass objects with a settable .grad, or call "
-                    "gradclip.clip_by_global_norm, which returns new arrays."
+                    f"{type(parameter).__name__}, does not accept a new one. Pass objects with a settable .grad, or "
+                    "call gradclip.clip_by_global_norm, which returns new arrays."
                 ) from error
             except Exception:  # it has a setter, which may reject views; the replacement is not a view
                 pass
