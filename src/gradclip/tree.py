@@ -95,7 +95,7 @@ class FlatTree:
                 return given, groups
             paths = self.paths()
             lacking = f"nothing is given for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
-            beyond = f"no gradient at {listed([path or 'the root' for path in idle])}" if idle else ""
+            beyond = f"there is no gradient at {listed([path or 'the root' for path in idle])}" if idle else ""
             raise ValueError(
                 f"{what} must be one number or a prefix of the tree of gradients (the same containers, cut off at any "
                 f"depth): {', and '.join(filter(None, (lacking, beyond)))}."

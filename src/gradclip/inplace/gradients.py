@@ -221,9 +221,8 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
         entry = entry_of(parameter)
         if entry is not None and load(entry).is_bare(parameter):
             raise ValueError(
-                f"parameters[{index}] is a tensor that has no .grad and needs none: gradients were passed where the "
-                "parameters belong. Pass the parameters; to clip gradients themselves use "
-                "gradclip.clip_by_global_norm."
+                f"parameters[{index}] has no .grad and does not require one, so it looks like a gradient. Pass the "
+                "parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
             )
 
 

@@ -117,7 +117,7 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     paths = flat.trees.paths(structure)
     beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(keys)]
     parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
-    parts += [f"no gradient at {listed(beyond)}"] if beyond else []
+    parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
     raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
 
 
