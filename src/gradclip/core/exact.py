@@ -24,7 +24,7 @@ from gradclip.backends.protocols import HostBackend
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256
-_MOST_WORK = 1_000_000  # distinct magnitudes times the order: some 0.2 s
+_MOST_WORK = 1_000_000  # distinct magnitudes times the order: about 0.2 s
 _FAR_APART, _LARGEST_SCALE = 400, 1000
 _PAIRS_ERROR = 2.0**-70
 _PLAIN_VALUES = 4
