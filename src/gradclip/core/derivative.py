@@ -4,9 +4,9 @@ With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k
 
     dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
 
-If a `rules.Rule` scales the elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the numerator is the
-threshold, else 0. If it keeps them, k = kept and a = 0; when bits are kept, b = 0 and scale = 1, else scale =
-keep_up_to and b = -k.
+If a `rules.Rule` scales the elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the numerator is
+the threshold, else 0. If it keeps them, k = kept and a = 0. Then b = 0 and scale = 1 if bits are kept, else b = -k
+and scale = keep_up_to.
 
 At zero, where a norm has no derivative, w is 0, and k is 0 if it would be a quotient by 0. Elements that share an
 extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. Elements

@@ -4,8 +4,8 @@ Fused optimizers of PyTorch divide each element by one float32 number S as they 
 memory, S0 the divisor they already need (that of scaled losses, else 1), C the threshold, and y the quotients. The
 result satisfies ||y|| <= C in exact arithmetic. The proof, with v = 2**-24:
 
-1. The threshold of x is T <= C * S0. It is exact if S0 is a power of two, else lowered by 4v. 2. If N, the exact norm
-of x, is at most T, then S = S0. Division by a power of two is exact in the normal range. Any
+1. The threshold of x is T <= C * S0. It is exact if S0 is a power of two, else lowered by 4v.
+2. If N, the exact norm of x, is at most T, then S = S0. Division by a power of two is exact in the normal range. Any
    other division adds at most v, relatively, which lowering T has covered.
 3. Otherwise `coefficient` proves c <= T / N. Then S = S0 / c * (1 + 2v + 2**-48) is computed in float64, which loses
    less than 2**-49, and rounded to float32: S >= S0 / c * (1 + 2v + 2**-49) / (1 + v).

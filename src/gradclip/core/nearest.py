@@ -4,15 +4,14 @@
 arrays takes a single operation, but it rounds to nearest, so possibly up. So the number is lowered further here. The
 same bound holds, for orders >= 1:
 
-1. N is the computed norm, C the threshold. The exact norm is at most N / (1 - E) + F, as `norms` proves. 2. If N <= (C
-- F) * (1 - E), elements are multiplied by 1, which leaves all bits unchanged. 3. Otherwise the elements of a dtype are
-multiplied by c = K / N, rounded down, with
-   K = (C - A) * (1 - E) * (1 - u) * (1 - v). Since c is at most 1, c times the exact norm is at most (C - A + F) * (1 -
-   u) * (1 - v).
+1. N is the computed norm, C the threshold. The exact norm is at most N / (1 - E) + F, as `norms` proves.
+2. If N <= (C - F) * (1 - E), elements are multiplied by 1, which leaves all bits unchanged.
+3. Otherwise the elements of a dtype are multiplied by c = K / N, rounded down, with
+   K = (C - A) * (1 - E) * (1 - u) * (1 - v). Since c is at most 1, c times the exact norm is at most
+   (C - A + F) * (1 - u) * (1 - v).
 4. The product of an element x has a magnitude of at most c*|x|*(1 + u), or c*|x| + s/2 below the normal range. Here u
-is
-   the unit roundoff and s the smallest subnormal number of the dtype. Half types are multiplied in float32 first, which
-   costs another (1 + 2**-24) and 2**-150. Each dtype has a share of K, which accounts for its own u and v.
+   is the unit roundoff and s the smallest subnormal number of the dtype. Half types are multiplied in float32 first,
+   which costs another (1 + 2**-24) and 2**-150. Each dtype has a share of K, which accounts for its own u and v.
 5. c is rounded to nearest in float32, except for float64. In the normal range that costs v = 2**-24. Below it, it costs
    at most half a step, 2**-150, which is subtracted first.
 6. By Minkowski's inequality, the norm of the results is at most (C - A) + A, where A = F + the sum over dtypes of
@@ -30,7 +29,7 @@ The same holds if y has not been rounded to float16 before.
 
 If A is still not small compared with C, results would be much smaller than necessary. Arrays are then scaled one by
 one, by `coefficient`. This decision needs no computed value, so no call waits for a device. If N is beyond 2**126 * C,
-c has few digits in float32, or is zero, and so are the results; for float64, c is zero beyond 2**1021 * C.
+c has few digits in float32, or is zero, and so are the results. For float64, c is zero beyond 2**1021 * C.
 
 A threshold on a device decides nothing here. float16 is then always stepped, and C - A is clamped to at least 0. For
 float64, all results are zeros if C is below 2**-900, or if K, in units of the divisor, is below 2**-960. If the norm
