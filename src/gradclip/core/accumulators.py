@@ -52,7 +52,7 @@ def check_wide(backend: Backend) -> None:
     """Raise a ValueError if the backend's numbers lack the range that accumulators need."""
     if backend.wide is not FLOAT64:
         raise ValueError(
-            "the norm of gradients held in several parts needs float64, which this device lacks. Move the gradients to "
+            "norms of gradients held in several parts need a device that computes in 64 bits. Move the gradients to "
             "the CPU."
         )
 
