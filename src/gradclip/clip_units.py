@@ -23,7 +23,7 @@ def clip_by_unit_norm(
 ) -> tuple[Tree, Any]:
     """Scale each unit of each leaf by min(1, max_norm / its own norm). A unit is the part that produces one output.
 
-    The axes that number the outputs depend on the framework's layout, so the units do too:
+    The axes that index the outputs depend on the framework's layout, so the units do too:
 
     | axes | PyTorch                                   | JAX and NumPy, as optax                        |
     |------|-------------------------------------------|------------------------------------------------|
@@ -39,7 +39,7 @@ def clip_by_unit_norm(
         tree: dense arrays, as in `gradclip.clip_by_global_norm`.
         max_norm: the threshold of each unit, >= 0: a number or a scalar array. Or a prefix of `tree` that holds these,
             each for the units of all leaves below it.
-        unit_axis: the axis or axes that number the units, instead of those in the table: 0 for the rows of a matrix, -1
+        unit_axis: the axis or axes that index the units, instead of those in the table: 0 for the rows of a matrix, -1
             for its columns, (0, 1) for each kernel of (out, in, height, width). A leaf with fewer than two axes is one
             unit.
         ord: which norm, as in `gradclip.global_norm`.
@@ -48,7 +48,7 @@ def clip_by_unit_norm(
 
     Returns:
         `(clipped, norms)`: the new tree, and the norms of the units before clipping. Each array of norms has the shape
-        of the axes that number the units: (out,) for a PyTorch leaf of shape (out, in).
+        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in).
 
     Raises:
         ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`.

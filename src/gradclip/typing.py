@@ -27,7 +27,7 @@ Thresholds: TypeAlias = object
 """A `Threshold`, or a tree prefix of them; its containers may be of any type."""
 
 UnitAxis: TypeAlias = int | Sequence[int] | None
-"""The axis or axes that number the units of a layer; None for the framework's own layout."""
+"""The axis or axes that index the units of a layer; None for the framework's own layout."""
 
 Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
 Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]

@@ -63,7 +63,7 @@ class _Along:
 
 
 def units_along(axes: tuple[int, ...]) -> Scope:
-    """Return the scope of units numbered by these axes; without axes, an array is one unit."""
+    """Return the scope of units indexed by these axes; without axes, an array is one unit."""
     return Scope("unit", _Along(axes))
 
 

@@ -52,7 +52,7 @@ def clip_grad_unit_norm_(
         max_norm: the threshold of each unit, >= 0: a number, or a list with one threshold per parameter. For a tree of
             NumPy arrays, a number or a prefix of the tree.
         ord: which norm, as in `gradclip.global_norm`.
-        unit_axis: the axis or axes that number the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
+        unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_unit_norm`.
 
@@ -97,7 +97,7 @@ def adaptive_grad_clip_(
         ord: which norm, as in `gradclip.global_norm`.
         weights: the values of the parameters. Needed only if `parameters` are not arrays themselves: then a list with
             one array per parameter. For a tree of NumPy arrays (the gradients), a tree of the same structure.
-        unit_axis: the axis or axes that number the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
+        unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.adaptive_grad_clip`.
 
