@@ -16,9 +16,10 @@ from gradclip.typing import HasDtype, Mask, Thresholds
 
 
 def check_threshold(value: object, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
-    """Return a threshold as a float64, rounded down. A scalar array stays one if its value cannot be read.
+    """Return a threshold as a float64, rounded down.
 
-    Raises TypeError if it is not a real number, and ValueError if it is negative, NaN or beyond float64's range.
+    A scalar array is returned unchanged unless `backend` can read its value. Raises TypeError if it is not a real
+    number, and ValueError if it is negative, NaN or beyond float64's range.
     """
     if type(value) is float and value >= 0:
         return value
@@ -37,9 +38,10 @@ def check_threshold(value: object, name: str = "max_norm", *, backend: Backend |
 
 
 def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> Any:
-    """Return a norm as a float; NaN is allowed. A scalar array stays one if its value cannot be read.
+    """Return a norm as a float; NaN is allowed.
 
-    Raises TypeError if it is not a real number, and ValueError if it is negative or beyond float64's range.
+    A scalar array is returned unchanged unless `backend` can read its value. Raises TypeError if it is not a real
+    number, and ValueError if it is negative or beyond float64's range.
     """
     advice = "Pass what get_total_norm returns."
     must = f"{name} must be non-negative and within float64's range"
