@@ -103,12 +103,12 @@ NO_MASKS = [
 
 @pytest.mark.parametrize("bad", NO_MASKS, ids=repr)
 def test_a_mask_must_hold_booleans(bad):
-    with pytest.raises(TypeError, match="mask must hold booleans"):
+    with pytest.raises(TypeError, match="mask must hold one boolean"):
         gradclip.per_example_clip(np.ones((3, 2)), 1.0, mask=bad)
     clipped = gradclip.clipped_grad(lambda w, x: (w @ x).sum(), 1.0)
     for w in (torch.ones(2), jnp.ones(2)):
         examples = torch.ones(3, 2) if isinstance(w, torch.Tensor) else jnp.ones((3, 2))
-        with pytest.raises(TypeError, match="mask must hold booleans"):
+        with pytest.raises(TypeError, match="mask must hold one boolean"):
             clipped(w, examples, mask=bad)
 
 

@@ -37,14 +37,14 @@ def test_negative_and_nan_thresholds_are_refused_for_zeros_too(framework, bad):
 
 
 def test_one_threshold_says_where_several_go():
-    with pytest.raises(TypeError, match=r"Several thresholds, .* are for gradclip.clip_by_layer_norm"):
+    with pytest.raises(TypeError, match=r"For one threshold per layer, call gradclip.clip_by_layer_norm"):
         gradclip.clip_by_global_norm(TREE, {"w": 1.0, "b": 1.0})
 
 
 @pytest.mark.parametrize("make", [np.array, jnp.array, torch.tensor])
 def test_thresholds_of_layers_in_an_array_come_as_a_list(make):
     tree = [make([3.0, 4.0]), make([5.0])]
-    with pytest.raises(TypeError, match=r"pass list\(max_norm\)"):
+    with pytest.raises(TypeError, match=r"with list\(max_norm\)"):
         gradclip.clip_by_layer_norm(tree, make([1.0, 2.0]))
     _, norms = gradclip.clip_by_layer_norm(tree, list(make([1.0, 2.0])))
     assert list(map(float, norms)) == [5.0, 5.0]

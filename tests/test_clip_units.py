@@ -147,7 +147,7 @@ def test_raise_names_the_leaf_and_leaves_all_as_it_was():
     with pytest.raises(FloatingPointError, match=r"\['b'\]: 2 NaN"):
         gradclip.clip_by_unit_norm(tree, 0.1, nonfinite="raise")
     assert (tree["a"] == 1.0).all()
-    with pytest.raises(ValueError, match="nonfinite='raise' has to look"):
+    with pytest.raises(ValueError, match="nonfinite='raise' needs the values"):
         jax.jit(lambda tree: gradclip.clip_by_unit_norm(tree, 0.1, nonfinite="raise"))(tree)
 
 
@@ -200,15 +200,19 @@ def test_dtypes_of_parameters_may_differ():
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, ord=0.5), ValueError, "ord must be"),
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, nonfinite="x"), ValueError, "nonfinite must be"),
         (lambda g: gradclip.clip_by_unit_norm(g, {"x": 1.0}), ValueError, "the thresholds must be one number or"),
-        (lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis=2), ValueError, r"the axis 2, which \['w'\] of shape"),
+        (
+            lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis=2),
+            ValueError,
+            r"unit_axis is 2, but \['w'\] of shape",
+        ),
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis=True), TypeError, "unit_axis must be an axis"),
         (lambda g: gradclip.clip_by_unit_norm(g, 1.0, unit_axis="rows"), TypeError, "got 'rows' of type str"),
         (lambda g: gradclip.adaptive_grad_clip(g, g, -1.0), ValueError, "clipping must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, g, eps=math.nan), ValueError, "eps must not be negative"),
         (lambda g: gradclip.adaptive_grad_clip(g, {"w": g["w"]}), ValueError, r"no parameter for \['b'\]"),
-        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "z": g["w"]}), ValueError, r"no gradient lies at \['z'\]"),
+        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "z": g["w"]}), ValueError, r"no gradient at \['z'\]"),
         (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": g["b"]}), ValueError, r"\['w'\] has shape .2, 3., and"),
-        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": "x"}), ValueError, "own shape"),
+        (lambda g: gradclip.adaptive_grad_clip(g, {**g, "w": "x"}), ValueError, "the same shape"),
         (lambda g: gradclip.adaptive_grad_clip(g, {**g, "b": "x"}), TypeError, r"got 'x' .* the parameter of \['b'\]"),
     ],
 )
@@ -223,10 +227,10 @@ def test_sparse_leaves_have_no_units():
         lambda: gradclip.clip_by_unit_norm([sparse], 1.0),
         lambda: gradclip.adaptive_grad_clip(sparse, sparse),
     ):
-        with pytest.raises(TypeError, match=r"units are parts of dense arrays, got a torch\.sparse_coo"):
+        with pytest.raises(TypeError, match=r"units must be in dense arrays, got a torch\.sparse_coo"):
             call()
     bcoo = BCOO.fromdense(jnp.eye(3))
-    with pytest.raises(TypeError, match="units are parts of dense arrays"):
+    with pytest.raises(TypeError, match="units must be in dense arrays"):
         gradclip.clip_by_unit_norm({"w": bcoo}, 1.0)
 
 

@@ -68,7 +68,7 @@ def test_complex_numbers(framework):
     for ord in (2, math.inf, -math.inf):
         assert norm_at_most(framework.array([3 + 4j], kind), 5, ord)
         assert not norm_at_most(framework.array([3 + 4j], kind), np.nextafter(5.0, 0), ord)
-    with pytest.raises(ValueError, match="ord=1 of complex numbers: it must be 2, inf or -inf"):
+    with pytest.raises(ValueError, match=r"ord=1 of complex numbers\. Use 2, inf or -inf"):
         norm_at_most(framework.array([3 + 4j], kind), 5, 1)
 
 
@@ -137,7 +137,7 @@ def test_what_was_clipped_passes():
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [
-        (lambda: norm_at_most(np.ones(2), 1, 1.5), ValueError, "cannot for ord=1.5: it must be an integer from 1 to"),
+        (lambda: norm_at_most(np.ones(2), 1, 1.5), ValueError, "cannot decide exactly for ord=1.5."),
         (lambda: norm_at_most(np.ones(2), 1, 1025), ValueError, "ord=1025"),
         (lambda: norm_at_most(np.ones(2), -1), ValueError, "must not be negative or NaN, got -1"),
         (lambda: norm_at_most(np.ones(2), math.nan), ValueError, "must not be negative or NaN"),
@@ -146,8 +146,8 @@ def test_what_was_clipped_passes():
         (lambda: norm_at_most({"w": np.array([True])}, 1), TypeError, r"\['w'\] has dtype bool"),
         (lambda: norm_at_most(["a"], 1), TypeError, "a leaf of gradients must be an array"),
         (lambda: norm_at_most([np.ones(1), torch.ones(1)], 1), TypeError, "arrays of one framework"),
-        (lambda: jax.jit(lambda x: norm_at_most(x, 1.0))(jnp.ones(2)), ValueError, "a traced call cannot"),
-        (lambda: jax.jit(lambda c: norm_at_most(np.ones(2), c))(1.0), ValueError, "a traced call cannot"),
+        (lambda: jax.jit(lambda x: norm_at_most(x, 1.0))(jnp.ones(2)), ValueError, "a traced call does not have"),
+        (lambda: jax.jit(lambda c: norm_at_most(np.ones(2), c))(1.0), ValueError, "a traced call does not have"),
         (lambda: torch.func.vmap(lambda x: norm_at_most(x, 1.0))(torch.ones(2, 2)), ValueError, "a traced call"),
     ],
 )

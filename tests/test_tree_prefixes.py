@@ -58,10 +58,10 @@ TREE = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
 @pytest.mark.parametrize(
     ("prefix", "message"),
     [
-        ({"w": 1.0}, r"there is none for \['b'\]\.$"),
-        ({"w": 1.0, "b": 1.0, "c": 1.0}, r"no gradient lies at \['c'\]\.$"),
-        ({"v": 1.0, "b": 1.0}, r"there is none for \['w'\], and no gradient lies at \['v'\]\.$"),
-        ([1.0, 1.0], r"there is none for \['b'\], \['w'\], and no gradient lies at \[0\], \[1\]\.$"),
+        ({"w": 1.0}, r"nothing is given for \['b'\]\.$"),
+        ({"w": 1.0, "b": 1.0, "c": 1.0}, r"no gradient at \['c'\]\.$"),
+        ({"v": 1.0, "b": 1.0}, r"nothing is given for \['w'\], and there is no gradient at \['v'\]\.$"),
+        ([1.0, 1.0], r"nothing is given for \['b'\], \['w'\], and there is no gradient at \[0\], \[1\]\.$"),
     ],
 )
 def test_what_has_no_threshold_is_named(prefix, message):

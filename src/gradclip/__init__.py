@@ -1,43 +1,44 @@
-"""Clip gradients in PyTorch, JAX, NumPy and TensorFlow: never above the threshold, not even by rounding.
+"""Clip gradients in PyTorch, JAX, NumPy and TensorFlow. The result never exceeds the threshold, even by rounding.
 
 What you want                                            What to call
 
-Clip the gradients of parameters, in place, between `backward()` and `step()`
-  by the norm of all of them                             clip_grad_norm_(parameters, max_norm)
+Clip the gradients of parameters in place, between `backward()` and `step()`
+  by their global norm                                   clip_grad_norm_(parameters, max_norm)
   each gradient by its own norm                          clip_grad_layer_norm_(parameters, max_norm)
   each row or filter by its own norm                     clip_grad_unit_norm_(parameters, max_norm)
-  each row or filter beside its weights (AGC)            adaptive_grad_clip_(parameters)
+  each row or filter, relative to its weights (AGC)      adaptive_grad_clip_(parameters)
   each element                                           clip_grad_value_(parameters, clip_value)
 
-Clip a tree of arrays: new arrays come back, and the norm before clipping
-  by the norm of all of them                             clip_by_global_norm(tree, max_norm)
-  each array, or each group of arrays                    clip_by_layer_norm(tree, max_norm)
+Clip a tree of arrays: returns new arrays and, except by value, the norm before clipping
+  by their global norm                                   clip_by_global_norm(tree, max_norm)
+  each array, or each group of arrays, by its own norm   clip_by_layer_norm(tree, max_norm)
   each row or filter by its own norm                     clip_by_unit_norm(tree, max_norm)
-  each row or filter beside its weights (AGC)            adaptive_grad_clip(tree, params)
+  each row or filter, relative to its weights (AGC)      adaptive_grad_clip(tree, params)
   each element                                           clip_by_value(tree, max_value)
 
 Measure
-  the norm of all gradients                              global_norm(tree), grad_norm(parameters)
+  the global norm of gradients                           global_norm(tree), grad_norm(parameters)
   the norm of each array                                 layer_norms(tree)
-  whether a norm is at most a threshold, exactly         norm_at_most(tree, max_norm)
+  check that a norm is at most a threshold, exactly      norm_at_most(tree, max_norm)
   a gradient too large for memory, file by file          partial_norm(tree)
 
 Train with differential privacy
-  from a loss to the clipped sum of gradients            clipped_grad(loss, max_norm)
-  from any function to the clipped sum of results        clipped_fun(fun, max_norm)
-  from per-example gradients to their clipped sum        per_example_clip(grads, max_norm)
-  how much noise the sum needs                           .sensitivity(), clipped_sum_sensitivity(max_norm)
-  test that code keeps a sensitivity                     check_sensitivity(fun, examples, promised)
+  the sum of clipped per-example gradients of a loss     clipped_grad(loss, max_norm)
+  the same for any function of one example               clipped_fun(fun, max_norm)
+  the same from per-example gradients you have           per_example_clip(grads, max_norm)
+  the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
+  test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
 
 Choose a threshold
-  one that follows the norms                             AdaptiveNorm(), QuantileThreshold()
-  the same, privately                                    PrivateQuantile()
-  see how often clipping fires, get advice               Monitor()
+  let it follow the norms of past steps                  AdaptiveNorm(), QuantileThreshold()
+  the same, with differential privacy                    PrivateQuantile()
+  see how often clipping happens, and get advice         Monitor()
 
-Keep the names of another library                        gradclip.integrations: torch, optax, tensorflow, keras, ...
-Say whether the compiled kernels are in use              native_status()
+Keep the function names of another library               gradclip.integrations: torch, optax, tensorflow, keras, ...
+See which compiled kernels are in use                    native_status()
 
-`help(gradclip.clip_grad_norm_)` explains one of them. Modules other than `gradclip.integrations` are internal.
+For the details of a function, call `help`: `help(gradclip.clip_grad_norm_)`. The public API is the names in `gradclip`
+and the modules of `gradclip.integrations`. All other modules are internal.
 """
 
 import sys
@@ -119,7 +120,7 @@ _WHEN_USED = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what most programs do without when it is asked for."""
+    """Import rarely used names on first access."""
     if name not in _WHEN_USED:
         from gradclip.guesses import advice_on_name
 

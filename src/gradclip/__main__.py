@@ -1,4 +1,4 @@
-"""The command line, as `python -m gradclip`."""
+"""The command line: `python -m gradclip`."""
 
 from gradclip.cli.app import main
 

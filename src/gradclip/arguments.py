@@ -1,4 +1,4 @@
-"""What users pass, checked before anything happens: thresholds, norms, flags and masks."""
+"""Checks of user input, made before anything is computed: thresholds, norms, flags and masks."""
 
 import math
 import numbers
@@ -16,17 +16,18 @@ from gradclip.typing import HasDtype, Mask, Thresholds
 
 
 def check_threshold(value: object, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
-    """Return a threshold as the largest float64 not above it; a scalar array as it is, unless the backend knows values.
+    """Return a threshold as a float64, rounded down.
 
-    Raises TypeError for what is no real number, and ValueError for a negative one, NaN, or one beyond float64's range.
+    A scalar array is returned unchanged unless `backend` can read its value. Raises TypeError if it is not a real
+    number, and ValueError if it is negative, NaN or beyond float64's range.
     """
     if type(value) is float and value >= 0:
         return value
     too_large = (
-        f"{name} must lie within float64's range, got a number of about {{digits}} digits. To switch clipping off pass "
-        f"{name}=math.inf."
+        f"{name} must be within float64's range, got a number with about {{digits}} digits. To switch clipping off "
+        f"pass {name}=math.inf."
     )
-    number = _real(value, name, f"Write {name}=1.0, for example.", too_large)
+    number = _real(value, name, f"For example, pass {name}=1.0.", too_large)
     if not isinstance(number, float):
         return check_threshold(_item(number, name), name) if backend is not None and backend.concrete else number
     if not number >= 0:
@@ -37,13 +38,14 @@ def check_threshold(value: object, name: str = "max_norm", *, backend: Backend |
 
 
 def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> Any:
-    """Return a norm as a float, NaN too; a scalar array of real numbers as it is, unless the backend knows values.
+    """Return a norm as a float; NaN is allowed.
 
-    Raises TypeError for what is no real number, and ValueError for a negative one or one beyond float64's range.
+    A scalar array is returned unchanged unless `backend` can read its value. Raises TypeError if it is not a real
+    number, and ValueError if it is negative or beyond float64's range.
     """
     advice = "Pass what get_total_norm returns."
-    must = f"{name} must not be negative, nor beyond float64's range"
-    number = _real(value, name, advice, f"{must}, got a number of about {{digits}} digits. {advice}")
+    must = f"{name} must be non-negative and within float64's range"
+    number = _real(value, name, advice, f"{must}, got a number with about {{digits}} digits. {advice}")
     if not isinstance(number, float):
         return check_norm(_item(number, name), name, backend=backend) if backend.concrete else number
     if number < 0:
@@ -52,25 +54,25 @@ def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> 
 
 
 def scalar_array(threshold: object) -> Any:
-    """Return a checked threshold that is a scalar array, of which derivatives may be asked for; None for a number."""
+    """Return a checked threshold that is a differentiable scalar array; None if it is a plain number."""
     return None if isinstance(threshold, float | numbers.Real | np.ndarray) else threshold
 
 
 def check_flag(name: str, value: object) -> bool:
-    """Return a flag as a bool. Raises TypeError for anything else than True and False."""
+    """Return a flag as a bool. Raises TypeError for anything but True and False."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
     raise TypeError(f"{name} must be True or False, got {value!r:.80} of type {type(value).__name__}.")
 
 
 def check_mask(mask: Mask) -> Any:
-    """Return a mask as it is: None, an array of booleans, or a list or tuple of them. Raises TypeError for another."""
+    """Return the mask unchanged: None, or booleans as an array, list or tuple. Raises TypeError for anything else."""
     if mask is None or (is_array(mask) and dtype_name(mask) == "bool" and not is_masked(mask)):
         return mask
     if isinstance(mask, list | tuple) and all(isinstance(one, bool | np.bool_) for one in mask):
         return mask
     kind = f"an array of {dtype_name(mask)}" if is_array(mask) else f"{mask!r:.80} of type {type(mask).__name__}"
-    raise TypeError(f"mask must hold booleans, one for each example, got {kind}. From numbers make one by mask > 0.")
+    raise TypeError(f"mask must hold one boolean for each example, got {kind}. To convert numbers, pass mask > 0.")
 
 
 def shape_of_mask(mask: HasDtype | list[bool] | tuple[bool, ...]) -> tuple[int, ...]:
@@ -79,7 +81,7 @@ def shape_of_mask(mask: HasDtype | list[bool] | tuple[bool, ...]) -> tuple[int, 
 
 
 def is_single_threshold(max_norm: Thresholds) -> bool:
-    """Say whether a threshold is one number or array, rather than a tree of them."""
+    """Return whether a threshold is one number or array, not a tree of them."""
     return known(max_norm) or isinstance(max_norm, numbers.Number | str | bytes | None)
 
 
@@ -92,17 +94,17 @@ def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> Non
     for index, x in enumerate(arrays):
         if is_complex(x):
             raise TypeError(
-                f"complex numbers have no order, so {names()[index] or 'the gradient'} cannot be clipped by "
-                "value. Clip it by norm, or its real and imaginary parts one by one."
+                f"{names()[index] or 'the gradient'} is complex and cannot be clipped by value: complex numbers have "
+                "no order. Clip it by norm, or clip its real and imaginary parts separately."
             )
 
 
 def warn_of_parameters(leaves: Sequence[Any]) -> None:
-    """Warn where leaves are parameters that have gradients: what is measured is then no gradient."""
+    """Warn if the leaves are parameters with gradients: then the weights would be measured, not the gradients."""
     if holding_gradients(leaves):
         warnings.warn(
-            "the tree holds parameters, and they have gradients: the norm is that of the weights. For the gradients "
-            "call gradclip.grad_norm or gradclip.clip_grad_norm_ with the parameters; for the weights pass "
+            "the tree holds parameters that have gradients: the norm is that of the weights. For the gradients, call "
+            "gradclip.grad_norm or gradclip.clip_grad_norm_ with the parameters. For the weights, pass "
             "parameter.detach().",
             UserWarning,
             stacklevel=4,
@@ -110,7 +112,7 @@ def warn_of_parameters(leaves: Sequence[Any]) -> None:
 
 
 def is_array(value: object) -> TypeGuard[HasDtype]:
-    """Say whether a value has a dtype and a shape, as the arrays of all frameworks do."""
+    """Return whether a value has a dtype and a shape, like the arrays of all frameworks."""
     return hasattr(value, "dtype") and hasattr(value, "shape")
 
 
@@ -122,18 +124,18 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
     if getattr(value, "shape", None) == () and (hasattr(value, "item") or known(value)) and _holds_reals(value):
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
-        advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm."
+        advice = "For one threshold per layer, call gradclip.clip_by_layer_norm."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
-        advice = "Several thresholds, one for each layer, are for gradclip.clip_by_layer_norm: pass list(max_norm)."
+        advice = "For one threshold per layer, call gradclip.clip_by_layer_norm with list(max_norm)."
     advice = getattr(value, "instead_of_threshold", advice)
     raise TypeError(
-        f"{name} must be a real number or a scalar array of one, got {value!r:.80} of type {type(value).__name__}. "
-        f"{advice}"
+        f"{name} must be a real number or a scalar array of real dtype, got {value!r:.80} of type "
+        f"{type(value).__name__}. {advice}"
     )
 
 
 def _item(scalar: Any, name: str) -> Any:
-    """Return the number in a scalar array. Raises ValueError for one that holds none, as on PyTorch's meta device."""
+    """Return the number in a scalar array. Raises ValueError if it holds none, as on PyTorch's meta device."""
     empty = without_values(scalar)
     if empty is not None:
         raise ValueError(f"{name} is {empty}, which holds no value. Pass a number.")

@@ -1,7 +1,7 @@
-"""The processor's arithmetic as IEEE 754 has it, whatever the caller has set for the thread.
+"""Run functions with IEEE 754 arithmetic, whatever mode the caller has set for the thread.
 
-`torch.set_flush_denormal(True)`, and libraries that were compiled for speed, make the processor read subnormal numbers
-as zeros, in NumPy and in Python itself. A bound proven for all numbers would then not hold for these.
+`torch.set_flush_denormal(True)`, and libraries compiled for speed, make the processor treat subnormal numbers as zeros,
+also in NumPy and in Python itself. The bound, which is proven for all numbers, would then not hold for these.
 """
 
 import ctypes
@@ -21,20 +21,20 @@ _callers = threading.local()
 
 
 def flushes() -> bool:
-    """Say whether this thread reads subnormal numbers as zeros, or turns them into zeros."""
+    """Return whether this thread treats subnormal numbers as zeros, as inputs or as results."""
     return _SMALLEST_NORMAL * 0.5 == 0.0
 
 
 def caller_flushes() -> bool:
-    """Say the same of the thread as it was before the call of a function with `ordinary_arithmetic`."""
+    """Return the same for the thread as it was before the call of a function with `ordinary_arithmetic`."""
     return getattr(_callers, "flush", False) or flushes()
 
 
 def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
-    """Make a function compute with subnormal numbers as they are; the thread is left as it was.
+    """Make a function compute with subnormal numbers, then restore the thread's mode.
 
-    Not where it is compiled, as by `torch.compile`: there nothing is computed yet. Its errors about keywords of other
-    libraries say what stands here in their place.
+    While a function is compiled, for example by `torch.compile`, nothing is computed yet and the mode is left alone. If
+    a caller passes a keyword that other libraries have, the error names gradclip's own.
     """
 
     @wraps(function)
@@ -45,7 +45,7 @@ def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
             with _ordinary():
                 return function(*args, **kwargs)
         except TypeError:
-            from gradclip.guesses import raise_advice  # loaded after a mistake only
+            from gradclip.guesses import raise_advice  # loaded only after an error
 
             raise_advice(function, kwargs)
             raise
@@ -73,7 +73,7 @@ def _ordinary() -> Iterator[None]:
 
 @cache
 def _library() -> tuple[Any, Any] | None:
-    """Return the C library and the address of its default environment; None where it has none, as on Windows."""
+    """Return the C library and the address of its default environment; None if it has none, as on Windows."""
     try:
         functions = ctypes.PyDLL(None)
         functions.fegetenv, functions.fesetenv  # noqa: B018

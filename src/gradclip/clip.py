@@ -1,4 +1,4 @@
-"""Functional clipping: new trees from old ones, the input never touched."""
+"""Functional clipping: returns new trees and never changes its input."""
 
 from __future__ import annotations
 
@@ -26,24 +26,23 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes. Every leaf counts, also one that
-            occurs twice (`gradclip.grad_norm` counts what lies in one place once). `None` leaves are skipped,
-            integers are promoted to the framework's default float, to float32 where that is narrower. Sparse arrays of
-            JAX (BCOO, BCSR) count by their elements, what is written in several pieces once, and come back with the
-            same indices.
+        tree: arrays of one framework in nested containers, or a single array; any shapes. A leaf that occurs twice
+            counts twice (`gradclip.grad_norm` counts shared memory once). `None` leaves are skipped. Integers are
+            promoted to the framework's default float, or to float32 if that is wider. Sparse arrays of JAX (BCOO, BCSR)
+            count by their elements; entries with the same index are summed first.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
-        axis_name: inside of `jax.shard_map` the mesh axis, or a tuple of axes, over which the leaves are split: the
-            norm is that of all parts together, by one reduction. A leaf that JAX knows to be replicated over an axis
-            counts once (`check_vma=True`); else every leaf counts as split. `ord` is at most 8 then, or infinite.
+        axis_name: inside `jax.shard_map`, the mesh axis (or tuple of axes) over which the leaves are sharded. The norm
+            is then that of all shards together, computed with one reduction, and `ord` must be at most 8 or infinite.
+            With `check_vma=True`, a leaf replicated over an axis counts once. Otherwise every leaf counts as sharded.
 
     Returns:
-        A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its
-        relative error is at most 1e-6 (float32 and narrower leaves) or 1e-14 (float64). It is 0 for a tree without
-        elements, NaN or inf where an element is, and inf where the norm lies beyond the scalar's range.
+        A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its relative
+        error is at most 1e-6 (float32 and narrower leaves) or 1e-14 (float64). It is 0 for a tree without elements, NaN
+        or inf if an element is, and inf if the norm exceeds the scalar's range.
 
     Raises:
-        TypeError: a leaf is no array, or leaves of two frameworks are mixed.
-        ValueError: `ord` is anything else.
+        TypeError: a leaf is not an array, or the leaves belong to different frameworks.
+        ValueError: `ord` is not one of the values above.
 
     >>> import numpy as np
     >>> float(global_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
@@ -61,17 +60,18 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
 @ordinary_arithmetic
 def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name: AxisName = None) -> Any:
-    """Return the norm of each layer of `tree`: of each leaf, or of what lies below each leaf of a prefix.
+    """Return the norm of each layer of `tree`: of each leaf, or of each group of leaves that `prefix` defines.
 
     Args:
         tree: as in `global_norm`.
-        ord: as there.
-        prefix: what says which leaves are a layer, as the thresholds of `clip_by_layer_norm` do: a prefix of `tree`, of
-            which the leaves may be anything. None makes each leaf of `tree` a layer.
+        ord: which norm, as in `global_norm`.
+        prefix: defines the layers, like the thresholds of `clip_by_layer_norm`: a prefix of `tree` whose leaves may be
+            anything. All leaves of `tree` below one leaf of `prefix` form a layer. With None, each leaf is a layer.
         axis_name: as in `global_norm`.
 
     Returns:
-        A tree of norms, shaped as `prefix`, or as `tree`. Dtypes and errors are those of `global_norm`.
+        A tree of norms with the structure of `prefix`, or of `tree` without one. Dtypes and errors are those of
+        `global_norm`.
 
     >>> import numpy as np
     >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
@@ -103,24 +103,25 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
 def clip_by_global_norm(
     tree: Tree, max_norm: Threshold, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
 ) -> tuple[Tree, Scalar]:
-    """Scale `tree` by min(1, max_norm / ||tree||), so that its norm is at most `max_norm`, exactly.
+    """Scale `tree` by min(1, max_norm / ||tree||). The result's norm never exceeds `max_norm`, even by rounding.
 
     Args:
-        tree: arrays of one framework in nested containers, or one array; any shapes, dtypes mixed at will. Every leaf
-            counts, and comes back clipped, also one that occurs twice.
-        max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing.
-            A negative one is a ValueError where its value is known, and counts as 0 where it is traced.
+        tree: arrays of one framework in nested containers, or a single array; any shapes, dtypes may be mixed. A leaf
+            that occurs twice counts twice and is returned clipped in both places.
+        max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing. A
+            negative value raises ValueError; a traced one counts as 0 instead.
         ord: which norm, as in `global_norm`.
-        axis_name: over which mesh axes the leaves are split, as in `global_norm`.
-        nonfinite: what to do with NaN and infinities: "propagate" (everything becomes NaN), "raise"
-            (FloatingPointError; only where values are known), "zero" (they count as 0), "skip" (everything becomes 0).
+        nonfinite: what to do if the gradients contain NaN or infinity. "propagate": everything becomes NaN. "raise":
+            FloatingPointError; not in traced calls. "zero": they count as 0. "skip": everything becomes 0.
+        axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
 
     Returns:
-        `(clipped, norm)`: a new tree of the same structure, dtypes, shapes and devices, bit-identical where the
-        norm is at most `max_norm`; and the norm before clipping, as `global_norm` returns it.
+        `(clipped, norm)`: a new tree with the same structure, dtypes, shapes and devices, and the norm before clipping,
+        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical.
 
     Raises:
-        TypeError, ValueError, FloatingPointError: as above; nothing has been changed.
+        TypeError, ValueError: as in `global_norm`, or an invalid `max_norm` or `nonfinite`.
+        FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
     The method is that of Pascanu et al. 2013; `gradclip.core.coefficient` proves the bound.
 
@@ -147,18 +148,18 @@ def clip_by_layer_norm(
 
     Args:
         tree: as in `clip_by_global_norm`.
-        max_norm: a number, the threshold of each leaf; or a prefix of `tree` (its containers, cut off at any depth)
-            that holds numbers: what lies below one of them is a layer and shares that threshold.
+        max_norm: a number, the threshold of each leaf. Or a prefix of `tree` (its containers, cut off at any depth)
+            that holds numbers: the leaves below one number form a layer, which is clipped to that threshold.
         ord: which norm, as in `global_norm`.
-        axis_name: over which mesh axes the leaves are split, as in `global_norm`.
-        nonfinite: what to do with NaN and infinities in a layer, as in `clip_by_global_norm`.
+        nonfinite: what to do if a layer contains NaN or infinity, as in `clip_by_global_norm`.
+        axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
 
     Returns:
-        `(clipped, norms)`: the new tree, and the norms before clipping, shaped as `tree` if `max_norm` is a number,
-        else as `max_norm`.
+        `(clipped, norms)`: the new tree and the norms before clipping. `norms` has the structure of `tree` if
+        `max_norm` is a number, else that of `max_norm`.
 
     Raises:
-        ValueError: `max_norm` is no prefix of `tree`. Others as in `clip_by_global_norm`.
+        ValueError: `max_norm` is not a prefix of `tree`. Other errors are those of `clip_by_global_norm`.
 
     >>> import numpy as np
     >>> tree = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
@@ -184,17 +185,18 @@ def clip_by_layer_norm(
 
 @ordinary_arithmetic
 def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
-    """Clamp each element of `tree` to [-max_value, max_value]; NaN stays NaN.
+    """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
 
     Args:
         tree: arrays of real numbers, as in `clip_by_global_norm`.
-        max_value: the largest magnitude, >= 0. Where a leaf's dtype cannot hold it, the next number toward zero.
+        max_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
 
     Returns:
-        A new tree of the same structure, dtypes, shapes and devices.
+        A new tree with the same structure, dtypes, shapes and devices.
 
     Raises:
-        TypeError: a leaf is complex: its elements have no order. ValueError: `max_value` is negative or NaN.
+        TypeError: a leaf is complex; complex numbers have no order.
+        ValueError: `max_value` is negative or NaN.
 
     >>> import numpy as np
     >>> clip_by_value(np.array([-3.0, 0.5, 4.0]), 1.0).tolist()

@@ -1,4 +1,4 @@
-"""Functional clipping of units: the parts of a layer that lead to one output each."""
+"""Functional clipping by unit: each part of a layer that produces one output has its own norm."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from gradclip.typing import Ord, Policy, Threshold, Thresholds, Tree, UnitAxis
 def clip_by_unit_norm(
     tree: Tree, max_norm: Thresholds, *, unit_axis: UnitAxis = None, ord: Ord = 2, nonfinite: Policy = "propagate"
 ) -> tuple[Tree, Any]:
-    """Scale each unit of each leaf by min(1, max_norm / its own norm): what leads to one output of a layer.
+    """Scale each unit of each leaf by min(1, max_norm / its own norm). A unit is the part that produces one output.
 
-    Where the outputs lie differs from framework to framework, and so does what is a unit:
+    The axes that index the outputs depend on the framework's layout, so the units do too:
 
     | axes | PyTorch                                   | JAX and NumPy, as optax                        |
     |------|-------------------------------------------|------------------------------------------------|
@@ -33,26 +33,26 @@ def clip_by_unit_norm(
     | 4    | (out, in, height, width): axis 0          | (height, width, in, out): the last axis        |
     | more | axis 0                                    | the last axis                                  |
 
-    In JAX and NumPy a leaf with at most one axis longer than 1 is one unit.
+    In JAX and NumPy, a leaf with at most one axis longer than 1 is one unit.
 
     Args:
-        tree: dense arrays as in `gradclip.clip_by_global_norm`.
-        max_norm: the threshold of each unit, >= 0: a number or scalar array, or a prefix of `tree` that holds such,
+        tree: dense arrays, as in `gradclip.clip_by_global_norm`.
+        max_norm: the threshold of each unit, >= 0: a number or a scalar array. Or a prefix of `tree` that holds these,
             each for the units of all leaves below it.
-        unit_axis: the axis or axes along which units lie in leaves of two axes and more, in place of the table: 0 for
-            rows of a matrix, -1 for columns, (0, 1) for each kernel of (out, in, height, width). Shorter leaves are one
+        unit_axis: the axis or axes that index the units, instead of those in the table: 0 for the rows of a matrix, -1
+            for its columns, (0, 1) for each kernel of (out, in, height, width). A leaf with fewer than two axes is one
             unit.
         ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.clip_by_global_norm`. The other units
-            are clipped as ever.
+        nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_global_norm`. Other units are
+            clipped as usual.
 
     Returns:
-        `(clipped, norms)`: the new tree, and the norms of units before clipping, arrays shaped as the axes along which
-        the units lie: for a leaf of shape (out, in) in PyTorch the shape (out,).
+        `(clipped, norms)`: the new tree, and the norms of the units before clipping. Each array of norms has the shape
+        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in).
 
     Raises:
-        ValueError: a leaf lacks `unit_axis`, `max_norm` is no prefix. TypeError: a sparse leaf. Others as in
-        `gradclip.clip_by_global_norm`.
+        ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`.
+        TypeError: a leaf is sparse. Other errors are those of `gradclip.clip_by_global_norm`.
 
     >>> import numpy as np
     >>> clipped, norms = clip_by_unit_norm(np.array([[3.0, 0.3], [4.0, 0.4]]), 1.0)
@@ -88,26 +88,27 @@ def adaptive_grad_clip(
     """Clip each unit of the gradients to clipping * max(norm of the same unit of the parameters, eps).
 
     Args:
-        tree: gradients, and what is a unit of them, as in `clip_by_unit_norm`.
-        params: the parameters, a tree of the same structure and shapes; dtypes may differ. Where one holds NaN, the
-            gradient of its unit becomes NaN. Derivatives go through them: in PyTorch pass what needs none by
-            `.detach()`, or call under `torch.no_grad()`.
-        clipping: how large a gradient may be beside its parameter, >= 0; `inf` clips nothing.
-        eps: what a unit's norm counts as at least, >= 0, so that parameters that start as zeros can move.
+        tree: the gradients. Units are those of `clip_by_unit_norm`.
+        params: the parameters, a tree with the same structure and shapes; dtypes may differ. If a unit of the
+            parameters contains NaN, its gradient becomes NaN. The result is differentiable with respect to `params`. In
+            PyTorch, pass `.detach()`-ed parameters or use `torch.no_grad()` if you do not need this.
+        clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
+        eps: a lower limit for the parameter norm, >= 0, so that parameters initialized to zero can move.
         unit_axis: as in `clip_by_unit_norm`.
         ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what to do with NaN and infinities in a unit of the gradients, as in `clip_by_unit_norm`.
+        nonfinite: what to do if a unit of the gradients contains NaN or infinity, as in `clip_by_unit_norm`.
 
     Returns:
-        `(clipped, norms)`: the new tree, and the norms of the gradients' units before clipping. In exact arithmetic
-        no unit of the result exceeds clipping * max(norm, eps), norm being the exact one of the parameters' unit. A
-        unit whose norm is below that by more than rounding can make out stays bit for bit.
+        `(clipped, norms)`: the new tree, and the norms of the gradients' units before clipping. In exact arithmetic, no
+        unit of the result exceeds clipping * max(norm, eps), where norm is the exact norm of the parameters' unit. A
+        unit stays bit-identical if its norm is below that threshold by more than the rounding error.
 
     Raises:
-        ValueError: trees or shapes that differ, a negative `clipping` or `eps`. Others as in `clip_by_unit_norm`.
+        ValueError: the trees or shapes differ, or `clipping` or `eps` is negative. Other errors are those of
+            `clip_by_unit_norm`.
 
     This is AGC of Brock, De, Smith and Simonyan 2021, "High-Performance Large-Scale Image Recognition Without
-    Normalization", as `optax` and `timm` have it; timm leaves out the parameters of the last layer.
+    Normalization", as in `optax` and `timm`; timm leaves out the parameters of the last layer.
 
     >>> import numpy as np
     >>> params = {"w": np.array([[6.0, 60.0], [8.0, 80.0]])}
@@ -126,7 +127,7 @@ def adaptive_grad_clip(
 def clip_adaptively(
     tree: Tree, params: object, clipping: Threshold, eps: Threshold, *, shared_axes: UnitAxis
 ) -> tuple[Tree, Any]:
-    """Return what `adaptive_grad_clip` does, given the axes of every leaf along which elements share a norm."""
+    """Do the same as `adaptive_grad_clip`, given the axes of each leaf along which elements share a norm."""
     asked = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
     flat = flatten(tree)
     scopes = scopes_of(flat, None) if shared_axes is None else scopes_beside(flat, shared_axes)

@@ -1,4 +1,4 @@
-"""What errors say of names and keywords that other libraries have, and that users try here."""
+"""Advice in errors for users who try the names and keywords of other libraries."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -11,9 +11,9 @@ _UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_g
 _FOLLOWS = "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
 
-# By names in lower case, without underscores at their ends.
+# Keys are in lower case, without leading or trailing underscores.
 _NAMES = {
-    **{name: f"{_AS_THEY_ARE}; for the names of {name} import gradclip.integrations.{name}" for name in _INTEGRATIONS},
+    **{name: f"{_AS_THEY_ARE}. For the names of {name} import gradclip.integrations.{name}" for name in _INTEGRATIONS},
     **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
     "integrations": "Import one of its modules, such as gradclip.integrations.torch",
     **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
@@ -23,7 +23,7 @@ _NAMES = {
     "clip_grads_with_norm": "Use gradclip.integrations.torch.clip_grads_with_norm_",
     **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
     "clip_by_norm": "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or \
-gradclip.clip_by_global_norm, by the norm of all",
+gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     "clip_by_average_norm": "Use gradclip.integrations.tensorflow.clip_by_average_norm",
     "clip_by_block_rms": "Use gradclip.integrations.optax.clip_by_block_rms",
     "clip_grad_value": "Use gradclip.clip_grad_value_(parameters, clip_value)",
@@ -37,7 +37,7 @@ gradclip.clip_by_global_norm, by the norm of all",
 _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
-# What stands in place of a keyword: the first of these that the function has, written as in a call.
+# What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
     **dict.fromkeys(("clip_norm", "max_grad_norm", "l2_clip_norm", "l2_norm_clip", "threshold"), _THRESHOLD),
@@ -51,16 +51,16 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
 
 
 def advice_on_name(name: str) -> str:
-    """Return what to use in place of a name that gradclip lacks, as a sentence; empty where nothing is known."""
+    """Return what to use instead of a name that gradclip lacks, as a sentence; empty if the name is unknown."""
     advice = _NAMES.get(name.strip("_").lower())
     return f"{advice}." if advice else ""
 
 
 def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> None:
-    """Raise a TypeError for the first keyword that `function` lacks, if it is one that other libraries have.
+    """Raise a TypeError with advice for the first keyword that `function` lacks and that other libraries have.
 
-    To be called where calling `function` has raised one: with a keyword that it lacks it has not even begun, so that no
-    other error is hidden.
+    Call this after `function` has raised a TypeError. With an unknown keyword the function never started, so this hides
+    no other error.
     """
     taken = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
@@ -75,7 +75,7 @@ def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
     for written in _KEYWORDS.get(keyword, ()):
         ours, _, value = written.partition("=")
         if written == _LEAVE_OUT:
-            return f"{written}: gradclip needs no such setting"
+            return f"{written}: gradclip does not need it"
         if ours in taken:
-            return f"Pass {written if value else written + '='} in its place"
+            return f"Pass {written if value else written + '='} instead"
     return ""

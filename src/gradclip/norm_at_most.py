@@ -1,4 +1,4 @@
-"""Whether a norm is at most a threshold: checked in exact arithmetic, as what receives updates of others does."""
+"""Check in exact arithmetic whether a norm is at most a threshold, for example to verify updates from others."""
 
 from __future__ import annotations
 
@@ -26,27 +26,28 @@ from gradclip.typing import Ord, Threshold
 
 @ordinary_arithmetic
 def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
-    """Say whether ||tree|| <= max_norm, for (sum |x|**p)**(1/p) of the leaves' values without any rounding.
+    """Return whether ||tree|| <= max_norm, without any rounding. The norm is (sum |x|**p)**(1/p) over all leaves.
 
-    A norm that was computed cannot tell: in float32 that of (1, 1e-5) is 1.
+    Comparing a computed norm is not enough: in float32, the norm of (1, 1e-5) is 1.
 
     Args:
-        tree: arrays of one framework in nested containers, or one array, as in `gradclip.global_norm`. Those on a
-            device are copied to the host; integers count as they are.
-        max_norm: the threshold, >= 0: a number (integers and fractions are not rounded), or a scalar array.
-        ord: p: an integer from 1 to 1024, `inf` for the largest magnitude, `-inf` for the smallest; None means 2. Where
-            there are complex numbers 2, `inf` or `-inf`.
+        tree: arrays of one framework in nested containers, or a single array, as in `gradclip.global_norm`. Arrays on a
+            device are copied to the host. Integers are compared exactly.
+        max_norm: the threshold, >= 0: a number or a scalar array. Integers and fractions are not rounded.
+        ord: p: an integer from 1 to 1024, `inf` for the largest magnitude, `-inf` for the smallest; None means 2. For
+            complex numbers only 2, `inf` or `-inf`.
 
     Returns:
-        Whether it is. False where an element is NaN. Where one is infinite only `max_norm=inf` gives True.
+        True if the norm is at most `max_norm`. False if an element is NaN. If an element is infinite, True only for
+        `max_norm=inf`.
 
     Raises:
-        TypeError: a leaf is no array, leaves of two frameworks are mixed, or `max_norm` is no number.
-        ValueError: `max_norm` is negative or NaN, `ord` is another one, which cannot be decided exactly, an integer is
-            beyond 2**53, or the call is traced (`jax.jit`, `torch.compile` and the like), where values are not known.
+        TypeError: a leaf is not an array, leaves belong to different frameworks, or `max_norm` is not a number.
+        ValueError: `max_norm` is negative or NaN, `ord` is not one of the values above, an integer is beyond 2**53, or
+            the call is traced (`jax.jit`, `torch.compile`), which hides the values.
 
-    The norm is computed with a proven error, and exactly only where that leaves it open: of powers as integers, by
-    Rump, Ogita and Oishi, "Accurate floating-point summation", 2008.
+    The norm is computed with a proven error bound. Only if that leaves the answer open, the powers are added exactly,
+    by the method of Rump, Ogita and Oishi, "Accurate floating-point summation", 2008.
 
     >>> import numpy as np
     >>> norm_at_most(np.array([3.0, 4.0]), 5), norm_at_most(np.array([1, 1e-5], np.float32), 1)
@@ -57,24 +58,24 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
     backend = find(flat.leaves, flat.paths, max_norm)
     if not backend.visible:
         raise ValueError(
-            "norm_at_most has to look at the values, which a traced call cannot. Call it outside of jit and vmap, or "
-            "compare gradclip.global_norm, which is rounded."
+            "norm_at_most needs the values of the arrays, which a traced call does not have. Call it outside jit and "
+            "vmap, or compare gradclip.global_norm, which is rounded."
         )
     threshold, limit = _known(max_norm)
     arrays = viewed_arrays(host_arrays(flat.leaves, flat.paths))
     if not exact.decidable(order.p, any_complex=arrays.any_complex):
         raise ValueError(
-            f"norm_at_most decides exactly, which it cannot for ord={ord!r}"
-            f"{' of complex numbers' if arrays.any_complex else ''}: it must be "
+            f"norm_at_most cannot decide exactly for ord={ord!r}"
+            f"{' of complex numbers' if arrays.any_complex else ''}. Use "
             f"{'2' if arrays.any_complex else f'an integer from 1 to {exact.LARGEST_POWER}'}, inf or -inf. "
-            "For others compare gradclip.global_norm, which is rounded."
+            "For other orders compare gradclip.global_norm, which is rounded."
         )
     with HOST.precision():
         return _is_at_most(arrays, order, threshold, limit)
 
 
 def _known(max_norm: Threshold) -> tuple[float, Fraction | None]:
-    """Return a checked threshold as a float, and exactly; None for infinity."""
+    """Return a checked threshold as a float, and as an exact fraction; the fraction of infinity is None."""
     value = whole_scalar(max_norm)
     threshold = check_threshold(value, backend=HOST)
     if math.isinf(threshold):

@@ -1,4 +1,4 @@
-"""The parameters of an in-place call, as a list, and the process groups that their parameter groups name."""
+"""The parameters of an in-place call, as a flat list, and the process groups that their parameter groups name."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +16,9 @@ UNNAMED = object()
 
 @dataclass(frozen=True)
 class ParameterList:
-    """Parameters, the sizes of the parameter groups that they came in, and the process groups beside each of these.
+    """Parameters, the sizes of their parameter groups, and the process groups `beside` each parameter group.
 
-    Or a `tree` of NumPy arrays, the gradients themselves.
+    If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays.
     """
 
     parameters: Sequence[Any]
@@ -31,10 +31,11 @@ class ParameterList:
 
     @classmethod
     def of(cls, parameters: Parameters) -> "ParameterList":
-        """List what a user passes: one parameter, an iterable of them, parameter groups as of an optimizer, or a tree.
+        """List the parameters a user passes: one, an iterable, an optimizer's parameter groups, or a tree.
 
-        Parameters may come with names, as pairs or in a dict. A group is a dict with its parameters under "params". Of
-        the rest, "param_names", "process_group" and "mesh" matter. Raises TypeError and ValueError as `as_list` does.
+        Parameters may have names, as pairs or in a dict. A parameter group is a dict with its parameters under
+        "params"; of its other keys only "param_names", "process_group" and "mesh" are read. Raises TypeError and
+        ValueError as `as_list` does.
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
@@ -54,8 +55,8 @@ class ParameterList:
 
     @property
     def gradients(self) -> list[Any]:
-        """The `.grad` of each parameter, read once; None where it has no such attribute."""
-        # No `cached_property`: compiled code cannot take its lock.
+        """The `.grad` of each parameter, read once; None for a parameter without this attribute."""
+        # Not a `cached_property`: compiled code cannot take its lock.
         if self._gradients is None:
             try:
                 gradients = self._gradients_of_all()
@@ -70,7 +71,7 @@ class ParameterList:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
             return [parameter.grad for parameter in listed]
-        # A property may hand out another object each time, so that a parameter listed twice would count twice.
+        # A property may return a new object each time, and a parameter listed twice would count twice.
         each = {id(parameter): parameter for parameter in listed}
         grads = {key: parameter.grad for key, parameter in each.items()}
         return [grads[id(parameter)] for parameter in listed]
@@ -81,12 +82,12 @@ class ParameterList:
         if lacking is not None:
             raise TypeError(
                 f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "
-                "parameters, such as model.parameters() or model.named_parameters(); for a tree of gradients use "
+                "parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
                 "gradclip.clip_by_global_norm."
             )
 
     def name(self, index: int) -> str:
-        """Return what a parameter is called in an error."""
+        """Return the name of a parameter, for errors."""
         if self.names and self.names[index] is not None:
             return str(self.names[index])
         for group, size in enumerate(self.sizes):
@@ -96,7 +97,7 @@ class ParameterList:
         return f"parameters[{index}]"
 
     def beside_each(self) -> list[Any]:
-        """Return for each parameter the process groups that its parameter group names."""
+        """Return, for each parameter, the process groups that its parameter group names."""
         if not self.sizes:
             return [UNNAMED] * len(self.parameters)
         return [named for named, size in zip(self.beside, self.sizes, strict=True) for _ in range(size)]
@@ -107,7 +108,7 @@ def _is_group(entry: object) -> bool:
 
 
 def _beside(group: dict[str, Any]) -> Any:
-    """Return the process groups and meshes that a parameter group names, `UNNAMED` where it has neither key."""
+    """Return the process groups and meshes that a parameter group names; `UNNAMED` if it has neither key."""
     if "process_group" not in group and "mesh" not in group:
         return UNNAMED
     return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
@@ -121,7 +122,7 @@ def as_tuple(named: object) -> tuple[Any, ...]:
 
 
 def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | None]]:
-    """Return parameters as a list, and their names where they come with names."""
+    """Return the parameters as a list, and their names if they have names."""
     if isinstance(parameters, Mapping) and not hasattr(parameters, "grad"):
         return _values(parameters), list(map(str, parameters))
     listed = as_list(parameters)
@@ -134,14 +135,14 @@ def _values(parameters: Mapping[Any, Any]) -> list[Any]:
     values = list(parameters.values())
     if any(isinstance(value, np.ndarray) for value in values):
         raise TypeError(
-            f"parameters is a {type(parameters).__name__}, which may hand out its arrays as copies, so that what is "
-            "written into them would be lost. Pass a dict: arrays = dict(...), clip arrays, and save those."
+            f"parameters is a {type(parameters).__name__}, which may return copies of its arrays: clipping the copies "
+            "would have no effect. Make a dict, arrays = dict(...), then clip and save its arrays."
         )
     return values
 
 
 def as_list(parameters: Parameters) -> Sequence[Any]:
-    """Return the parameters as a list. Raises where they are none, or an exhausted generator."""
+    """Return the parameters as a list. Raises if they are not iterable, or come from an exhausted generator."""
     if isinstance(parameters, list | tuple):
         return parameters
     if hasattr(parameters, "grad"):
@@ -161,14 +162,14 @@ def as_list(parameters: Parameters) -> Sequence[Any]:
 
 
 def checked_list(parameters: Parameters) -> Sequence[Any]:
-    """Return the parameters as a list. Raises where one has no `.grad`, or there are none."""
+    """Return the parameters as a list. Raises if one has no `.grad`, or if a generator is exhausted."""
     listed = as_list(parameters)
     ParameterList(listed).check_all_hold()
     return listed
 
 
 def _is_array_tree(parameters: Parameters) -> bool:
-    """Say whether arrays themselves were passed, rather than what has a gradient."""
+    """Return whether the arrays themselves were passed, rather than objects with a `.grad`."""
     if isinstance(parameters, np.ndarray):
         return True
     if hasattr(parameters, "grad"):

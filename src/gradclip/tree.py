@@ -1,9 +1,8 @@
-"""Trees: flatten, rebuild, and the paths that error messages name.
+"""Trees: flatten and rebuild them, and find the paths that error messages name.
 
-Containers are dicts, lists, tuples, namedtuples and whatever is registered with `optree`. A tree that holds
-a JAX array, or a node that only JAX knows, goes through `jax.tree_util`, so that classes registered there keep
-working. Containers of TensorFlow are taken apart by `tf.nest`. `None` is an empty container: it has no leaves and
-comes back as it was.
+Containers are dicts, lists, tuples, namedtuples and all classes registered with `optree`. A tree that contains a JAX
+array, or a node that only JAX knows, goes through `jax.tree_util`, so classes registered there work too. `tf.nest`
+handles TensorFlow's containers. `None` is an empty container: it has no leaves and stays None.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +17,7 @@ from gradclip.wording import listed
 
 
 class _Optree:
-    """The functions of `Trees`, by `optree`, whose leaves are dense."""
+    """`Trees` with `optree`, for dense leaves."""
 
     def knows(self, leaf: object) -> bool:
         return False
@@ -57,19 +56,19 @@ _OPTREE = _Optree()
 
 @dataclass(frozen=True)
 class FlatTree:
-    """The leaves of a tree in order, and what rebuilds a tree of the same structure around others."""
+    """The leaves of a tree in order, and the structure to rebuild a tree around other leaves."""
 
     leaves: list[Any]
     structure: Any
     trees: Trees
-    sparse: Mapping[int, Any] = field(default_factory=dict)  # the leaves that stand for sparse arrays
+    sparse: Mapping[int, Any] = field(default_factory=dict)  # sparse arrays, by the index of their leaf
 
     def paths(self) -> list[str]:
         """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
         return self.trees.paths(self.structure)
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
-        """Return a tree of this structure that holds `leaves`, arrays like its own; sparse ones are so again."""
+        """Return a tree of this structure from new leaves, arrays like its own. Sparse leaves become sparse again."""
         if self.sparse:
             remade, given = self.trees.with_elements, enumerate(leaves)
             leaves = [remade(self.sparse[i], x) if i in self.sparse else x for i, x in given]
@@ -80,9 +79,9 @@ class FlatTree:
         return self.trees.unflatten(self.structure, values)
 
     def split_by(self, prefix: object, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
-        """Return the flattened `prefix` and, for each of its leaves, the indices of the leaves below it.
+        """Return the flattened `prefix` and, for each of its leaves, the indices of this tree's leaves below it.
 
-        Raises ValueError that says `what` it is where `prefix` is not a prefix of this tree.
+        Raises ValueError if `prefix` is not a prefix of this tree; the error calls it `what`.
         """
         leaves, structure = self.trees.flatten(prefix)
         numbered = self.arrange(range(len(self.leaves)))
@@ -95,8 +94,8 @@ class FlatTree:
             if not idle and not alone:
                 return given, groups
             paths = self.paths()
-            lacking = f"there is none for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
-            beyond = f"no gradient lies at {listed([path or 'the root' for path in idle])}" if idle else ""
+            lacking = f"nothing is given for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
+            beyond = f"there is no gradient at {listed([path or 'the root' for path in idle])}" if idle else ""
             raise ValueError(
                 f"{what} must be one number or a prefix of the tree of gradients (the same containers, cut off at any "
                 f"depth): {', and '.join(filter(None, (lacking, beyond)))}."
@@ -108,9 +107,9 @@ class FlatTree:
 def _matched_by_keys(
     prefixes: Sequence[tuple[Any, ...]], paths: Sequence[tuple[Any, ...]]
 ) -> tuple[list[list[int]], list[int]]:
-    """Return the indices of the paths that begin with each prefix, and of those that begin with none.
+    """Return the indices of the paths that begin with each prefix, and of the paths without a prefix.
 
-    So plain dicts are prefixes of other containers with the same keys, such as a State of Flax.
+    This lets plain dicts be prefixes of other containers with the same keys, such as Flax's State.
     """
     groups: dict[tuple[Any, ...], list[int]] = {prefix: [] for prefix in prefixes}
     alone: list[int] = []
@@ -121,7 +120,7 @@ def _matched_by_keys(
 
 
 def first_sparse(flat: FlatTree) -> Sparse | None:
-    """Return the first leaf of a tree that is a sparse array; None where all are dense."""
+    """Return the first leaf of a tree that is a sparse array; None if all are dense."""
     for place, array in flat.sparse.items():
         return flat.trees.described(place, array)
     for entry in entries_of(flat.leaves):
@@ -132,7 +131,7 @@ def first_sparse(flat: FlatTree) -> Sparse | None:
 
 
 def flatten(tree: object) -> FlatTree:
-    """Flatten `tree` with the functions that know its nodes."""
+    """Flatten `tree` with the library that knows its nodes."""
     leaves, structure = optree.tree_flatten(tree)
     trees = trees_of(leaves)
     if trees is None:

@@ -1,7 +1,7 @@
-"""The types of what public functions take and return, for editors and type checkers.
+"""Types of the public functions, for editors and type checkers.
 
-Trees may be any containers, so what returns a tree of the same structure is typed by the variable `Tree`. Norms and
-other scalars belong to the framework of the tree, which its type does not tell: they are `Scalar`.
+Trees may be any containers; a function that returns a tree of the same structure uses the variable `Tree`. Norms and
+other scalars belong to the tree's framework, which its type does not show; their type is `Scalar`.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -24,10 +24,10 @@ Threshold: TypeAlias = SupportsFloat
 """A number, or a scalar array of any framework; it may be traced."""
 
 Thresholds: TypeAlias = object
-"""A `Threshold`, or a prefix of a tree that holds them, whose containers may be of any type."""
+"""A `Threshold`, or a tree prefix of them; its containers may be of any type."""
 
 UnitAxis: TypeAlias = int | Sequence[int] | None
-"""The axis, or axes, along which the units of a layer lie; None for the framework's own layout."""
+"""The axis or axes that index the units of a layer; None for the framework's own layout."""
 
 Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
 Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
@@ -51,7 +51,7 @@ class HasDtype(Protocol):
 
 
 class HasGrad(Protocol):
-    """A parameter: what carries its gradient, an array or None, in `.grad`."""
+    """A parameter: an object whose `.grad` is its gradient, an array or None."""
 
     @property
     def grad(self) -> Any: ...
@@ -76,4 +76,4 @@ Meshes: TypeAlias = DeviceMesh | Sequence[DeviceMesh] | None
 WideDtype: TypeAlias = Literal["float32", "float64"] | type | HasItemsize
 SumDtype: TypeAlias = WideDtype | Literal["float16", "bfloat16"]
 Dtype: TypeAlias = str | type | HasItemsize
-"""A dtype by its name, as a type of NumPy or JAX, or as an object."""
+"""A dtype: its name, a type of NumPy or JAX, or a dtype object."""

@@ -1,4 +1,4 @@
-"""The kernels in use, and the versions of what is installed, read from its metadata so that nothing is imported."""
+"""The kernels in use and the versions of installed libraries, read from metadata so that nothing is imported."""
 
 import platform
 from importlib.metadata import PackageNotFoundError, version
@@ -24,7 +24,7 @@ LIBRARIES = (
 
 
 def info_text() -> str:
-    """Return a line for the kernels in use and for the version of each library."""
+    """Return one line for the kernels in use and one for the version of each library."""
     lines = {name: version or "not installed" for name, version in installed_versions().items()}
     return "\n".join(f"{name:<18} {text}" for name, text in {"native kernels": str(native_status()), **lines}.items())
 
@@ -35,7 +35,7 @@ def version_text() -> str:
 
 
 def installed_versions() -> dict[str, str | None]:
-    """Versions by name, gradclip and Python first; None stands for a library not installed."""
+    """Return versions by name, gradclip and Python first; None if a library is not installed."""
     versions: dict[str, str | None] = {"gradclip": _version("gradclip")}
     versions["python"] = platform.python_version()
     versions.update((name, _version(name)) for name in LIBRARIES)

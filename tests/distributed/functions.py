@@ -73,7 +73,7 @@ def units_are_clipped_by_functional_calls():
             clipped, norms = clip(laid_out(full, mesh(), laid))
             torch.testing.assert_close(clipped.full_tensor(), expected, rtol=1e-6, atol=0)
             torch.testing.assert_close(norms.full_tensor(), wanted, rtol=1e-6, atol=0)
-        with pytest.raises(ValueError, match=r"or units of theirs by the functional call, gradclip\.\w+, which"):
+        with pytest.raises(ValueError, match=r"To clip by unit, call gradclip\.\w+, which"):
             in_place([parameter(full, mesh(), [Shard(0)])])
 
 

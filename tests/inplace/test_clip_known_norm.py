@@ -35,21 +35,21 @@ def holder(framework):
 def test_what_is_no_number_is_refused(framework, holder):
     with framework.mode():
         for norm in (*NO_NORMS, *no_scalars(framework)):
-            with pytest.raises(TypeError, match="total_norm must be a real number or a scalar array of one, got"):
+            with pytest.raises(TypeError, match="total_norm must be a real number or a scalar array of real dtype"):
                 clip_grads_with_norm_([holder], 1.0, norm)
 
 
 def test_negative_and_huge_numbers_are_refused(framework, holder):
     with framework.mode():
         for norm in (*NEGATIVE, 10**400):
-            with pytest.raises(ValueError, match="total_norm must not be negative, nor beyond float64's range, got"):
+            with pytest.raises(ValueError, match="total_norm must be non-negative and within float64's range, got"):
                 clip_grads_with_norm_([holder], 1.0, norm)
 
 
 @pytest.mark.parametrize("framework", [f for f in ALL if f.name in ("numpy", "torch", "jax")], ids=by_name)
 def test_negative_arrays_are_refused_where_they_can_be_looked_at(framework, holder):
     for norm in (framework.array(-5.0), framework.array(-5.0, "float16"), framework.array(-math.inf)):
-        with pytest.raises(ValueError, match="must not be negative, nor beyond float64's range, got"):
+        with pytest.raises(ValueError, match="must be non-negative and within float64's range, got"):
             clip_grads_with_norm_([holder], 1.0, norm)
 
 

@@ -46,7 +46,7 @@ def test_a_group_that_is_no_longer_fused_is_refused_at_the_step():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"nonfinite": "zero"}, "has to write the gradients before the step"),
+        ({"nonfinite": "zero"}, "must write the gradients before the step"),
         ({"nonfinite": "drop"}, "nonfinite must be one of"),
         ({"ord": 0}, "ord must be"),
         ({"max_norm": -1.0}, "max_norm must not be negative"),
@@ -63,7 +63,7 @@ def test_arguments_are_checked_at_once(arguments, message):
 def test_twice_is_refused():
     _, optimizer = plain()
     fold_into(optimizer, 1.0)
-    with pytest.raises(ValueError, match="clips already"):
+    with pytest.raises(ValueError, match="was already called for this optimizer"):
         fold_into(optimizer, 2.0)
 
 
@@ -72,7 +72,7 @@ def test_a_gradient_of_two_parameters_is_refused():
     optimizer = torch.optim.SGD(params, lr=1.0, fused=True)
     fold_into(optimizer, 1.0)
     params[0].grad = params[1].grad = torch.ones(2)
-    with pytest.raises(ValueError, match="share the memory of their gradients"):
+    with pytest.raises(ValueError, match="have gradients that share memory"):
         optimizer.step()
 
 

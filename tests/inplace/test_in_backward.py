@@ -73,7 +73,7 @@ def test_before_optimizers_that_step_in_the_backward_pass():
 def test_after_them_it_is_refused():
     params = model()
     step_in_backward(params)
-    with pytest.raises(ValueError, match="v has hooks already that run after its gradient is accumulated"):
+    with pytest.raises(ValueError, match="v already has hooks that run after its gradient is accumulated"):
         clip_in_backward(params, 1.0)
 
 

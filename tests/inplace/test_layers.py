@@ -76,7 +76,7 @@ def test_errors_change_nothing():
     layers = gradclip.clip_grad_layer_norm_
     for call, error, message in (
         (lambda: layers(parameters, 1.0, nonfinite="raise"), FloatingPointError, "parameters"),
-        (lambda: layers(parameters, [1.0]), ValueError, "one for each of the 2 parameters"),
+        (lambda: layers(parameters, [1.0]), ValueError, "one number for each of the 2 parameters"),
         (lambda: layers(parameters, [1.0, -1.0]), ValueError, "must not be negative"),
         (lambda: layers(parameters, [1.0, "x"]), TypeError, "must be a real number"),
         (lambda: layers([3], 1.0), TypeError, "which has no"),
@@ -99,7 +99,7 @@ def test_policies_are_those_of_a_layer(policy, result):
 )
 def test_thresholds_without_an_order_or_in_one_array_are_refused(framework, max_norm):
     parameters = holders(framework, ([3.0, 4.0],), ([6.0, 8.0],))
-    with pytest.raises(TypeError, match=r"a number, or a list with one for each of the 2 parameters, in their order"):
+    with pytest.raises(TypeError, match=r"a number, or a list with one number for each of the 2 parameters, in order"):
         gradclip.clip_grad_layer_norm_(parameters, max_norm)
     assert [framework.to_numpy(p.grad).tolist() for p in parameters] == [[3.0, 4.0], [6.0, 8.0]]
 
@@ -119,6 +119,8 @@ def test_thresholds_of_layers_in_place_are_any_numbers(threshold):
 @pytest.mark.parametrize("thresholds", [{1.0}, {"w": 1.0}, len, iter([1.0])])
 def test_thresholds_of_parameters_stand_in_order(thresholds):
     gradient = holder()
-    with pytest.raises(TypeError, match="max_norm must be a number, or a list with one for each of the 1 parameters"):
+    with pytest.raises(
+        TypeError, match="max_norm must be a number, or a list with one number for each of the 1 parameters"
+    ):
         gradclip.clip_grad_layer_norm_([gradient], thresholds)
     assert gradient.grad.tolist() == [3.0, 4.0]

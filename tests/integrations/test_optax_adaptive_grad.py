@@ -58,7 +58,7 @@ def test_the_bound_holds_exactly(axis):
 
 def test_all_leaves_need_the_axis_that_is_named():
     assert np.allclose(clipped(UPDATES, PARAMS, 0.1, axis=0)["b"], [6e-5, 8e-5], rtol=1e-6)
-    with pytest.raises(ValueError, match=r"axis names the axis 1, which \['b'\] of shape \(2,\) does not have"):
+    with pytest.raises(ValueError, match=r"axis is 1, but \['b'\] of shape \(2,\) has no such axis"):
         clipped(UPDATES, PARAMS, 0.1, axis=1)
 
 

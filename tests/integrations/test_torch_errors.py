@@ -62,9 +62,9 @@ def test_unknown_orders(norm_type, pair):
 @every_call
 def test_gradients_instead_of_parameters(call):
     grads = [torch.tensor([3.0]), torch.tensor([4.0])]
-    with pytest.raises(ValueError, match=r"parameters\[0\] .* gradients were passed where the parameters belong"):
+    with pytest.raises(ValueError, match=r"parameters\[0\] .* looks like a gradient"):
         call(grads)
-    with pytest.raises(ValueError, match="gradients were passed where the parameters belong"):
+    with pytest.raises(ValueError, match="looks like a gradient"):
         call(grads[0])
     assert [g.item() for g in grads] == [3.0, 4.0]
 
@@ -104,7 +104,7 @@ def test_integer_gradients(call, pair):
 
 def test_complex_gradients_have_no_order(pair):
     third = parameter([3 + 4j], torch.complex64)
-    with pytest.raises(TypeError, match=r"complex numbers have no order, so parameters\[2\]\.grad"):
+    with pytest.raises(TypeError, match=r"parameters\[2\]\.grad is complex and cannot be clipped by value"):
         clip_grad_value_([*pair, third], 1.0)
     assert third.grad.tolist() == [3 + 4j]
 

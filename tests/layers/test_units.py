@@ -37,9 +37,9 @@ def test_parameters_of_other_containers_with_the_same_keys():
     flat = flatten({"a": 1.0, "b": {"c": 2.0}})
     assert parameters_beside(flat, {"b": {"c": 3.0}, "a": 4.0}) == [4.0, 3.0]
     assert parameters_beside(flat, OrderedDict([("b", {"c": 3.0}), ("a", 4.0)])) == [4.0, 3.0]
-    with pytest.raises(ValueError, match=r"there is no parameter for .*, and no gradient lies at \[0\]"):
+    with pytest.raises(ValueError, match=r"there is no parameter for .*, and there is no gradient at \[0\]"):
         parameters_beside(flat, [3.0])
-    with pytest.raises(ValueError, match="no gradient lies at the root"):
+    with pytest.raises(ValueError, match="no gradient at the root"):
         parameters_beside(flat, 3.0)
 
 

@@ -1,1 +1,1 @@
-"""What clipping means. Nothing here knows a framework."""
+"""The rules and proofs of clipping, independent of any framework."""

@@ -1,25 +1,25 @@
-"""The norm of what several hold together: processes, devices, files.
+"""The norm of a gradient held in parts: by processes, on devices, or in files.
 
-What one holder knows of a norm becomes a few accumulators, wide numbers. Those of all holders are added up, element by
-element, in any order (for the orders `inf` and `-inf` the largest of each element is taken instead), and the result is
-the norm of everything. So one small reduction serves every layout, whatever the number of arrays.
+Each holder turns its partial norm into a few accumulators, which are wide numbers. The accumulators of all holders are
+added element by element, in any order (for the orders `inf` and `-inf`, the maximum of each element is used instead).
+The result is the norm of the whole. So one small reduction serves every layout, whatever the number of arrays.
 
-A sum of powers may leave the range of its format. So there is an accumulator for each of several magnitudes, the
-integers k from -K to K: a holder with the norm m * r, r its divisor (or m = 1 and r the norm itself), writes
+A sum of powers may leave the range of its format. So there is one accumulator for each of several magnitudes, the
+integers k from -K to K. A holder with the norm m * r, r its divisor (or m = 1 and r the norm itself), writes
 
-    T_k = (m * r * 2**(-k*w))**p    in that k with 2**(k*w - w/2) <= r < 2**(k*w + w/2), zeros in the others,
+    T_k = (m * r * 2**(-k*w))**p    for the k with 2**(k*w - w/2) <= r < 2**(k*w + w/2), and zeros for the others.
 
-the outermost ones taking whatever lies beyond. With w*p <= 1400 and at most 200/p digits beyond, all T_k lie
-between 2**-900 and 2**940, so that 2**40 of them can be added in float64, and scaling by a power of two is exact. The
-accumulators are then added from the smallest magnitude: what lies two magnitudes below another is no more than 2**-300
-of it, and is left out, as is what becomes subnormal beside a T_k above 2**-700. They are those of Blue (A portable
-Fortran program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
+The outermost accumulators also hold everything beyond. With w*p <= 1400 and at most 200/p digits beyond, all T_k are
+between 2**-900 and 2**940. So 2**40 of them can be added in float64, and scaling by a power of two is exact. The
+accumulators are then added from the smallest magnitude up. A magnitude two steps below another is at most 2**-300 of it
+and is left out; so is anything that becomes subnormal next to a T_k above 2**-700. These are the accumulators of Blue
+(A portable Fortran program to find the Euclidean norm of a vector, ACM TOMS 1978), for any order.
 
-The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It writes d_i * T_k, too, so that the
-sums hold d = sum(d_i * T_i) / sum(T_i). The exact norm is then at most m * (1 + 1.01 * d) as long as
-p * d_i <= 0.01. The additions of n holders' numbers, the powers and the root add less than three times what
-`norms.relative_error` states for a sum of n terms. The orders `inf` and `-inf` carry the largest d_i beside them: it
-is zero but for complex numbers.
+The error. Holder i has proven that its exact norm is at most m_i / (1 - d_i). It also writes d_i * T_k, so the sums
+give d = sum(d_i * T_i) / sum(T_i). The exact norm is then at most m * (1 + 1.01 * d), provided p * d_i <= 0.01. The
+additions over n holders, the powers and the root together add less than three times the error that
+`norms.relative_error` states for a sum of n terms. The orders `inf` and `-inf` also carry the largest d_i, which is
+zero except for complex numbers.
 """
 
 import math
@@ -35,29 +35,30 @@ from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
 LARGEST_ORDER = 8.0
 
 _MOST_ERROR = 0.01
-"""Above which relative error, times the order, the argument of this module does not hold."""
+"""The proof in this module needs a relative error, times the order, of at most this."""
 
 
 def check_order(order: Order) -> Order:
-    """Return the order. Raises ValueError for one whose powers would need too many accumulators."""
+    """Return the order. Raises ValueError if its powers would need too many accumulators."""
     if order.extreme or order.p <= LARGEST_ORDER:
         return order
     raise ValueError(
-        f"ord must be at most {LARGEST_ORDER:g}, or inf or -inf, where several hold parts of the gradients, got "
-        f"{order.p:g}. For a norm of a high order take ord=inf."
+        f"ord must be at most {LARGEST_ORDER:g}, inf or -inf for gradients held in several parts, got {order.p:g}. "
+        "For a higher order, pass ord=inf."
     )
 
 
 def check_wide(backend: Backend) -> None:
-    """Raise a ValueError where numbers do not have the range that accumulators need."""
+    """Raise a ValueError if the backend's numbers lack the range that accumulators need."""
     if backend.wide is not FLOAT64:
         raise ValueError(
-            "norms of which several hold parts need a device that computes in 64 bits; move the gradients to the CPU."
+            "norms of gradients held in several parts need a device that computes in 64 bits. Move the gradients to "
+            "the CPU."
         )
 
 
 def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> list[Array]:
-    """Return the accumulators of one holder, wide scalars, from its norm; `empty` says that it holds no element."""
+    """Return the accumulators of one holder, wide scalars, from its norm; `empty`: the holder has no elements."""
     if order.extreme:
         return [*_extreme(xp, norm.product(), order, empty), xp.full_like(norm.value, norm.error)]
     finite = xp.isfinite(norm.value)
@@ -65,7 +66,7 @@ def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> 
     factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
     width, most = _magnitudes(order)
     inside = []
-    # A unit that is chosen, and no constant: a compiler may square a constant by itself, and that leaves the range.
+    # Chosen at run time, not a constant: a compiler may square a constant on its own, which leaves the range.
     unit = xp.full_like(magnitude, 2.0 ** (-most * width))
     for k in range(-most, most + 1):
         lowest = 2.0 ** (k * width - width / 2) if k > -most else 0.0
@@ -79,45 +80,45 @@ def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> 
 
 
 def length(order: Order) -> int:
-    """Return how many accumulators one holder has."""
+    """Return the number of accumulators of one holder."""
     return 3 if order.extreme else 2 * (2 * _magnitudes(order)[1] + 1)
 
 
 def check(known: tuple[float, ...], order: Order) -> None:
-    """Raise a ValueError where numbers are neither the accumulators of a norm nor sums of such."""
+    """Raise a ValueError if numbers cannot be the accumulators of a norm or sums of accumulators."""
     wanted = length(order)
     if len(known) != wanted:
-        raise ValueError(f"numbers must be {wanted} for ord={order.p:g}, got {len(known)}.")
+        raise ValueError(f"numbers must have {wanted} entries for ord={order.p:g}, got {len(known)}.")
     if order.extreme:
         magnitude, unknown, error = known
         right = magnitude >= 0 if order.p > 0 else magnitude <= 0
         right = right and unknown in (0.0, 1.0) and 0 <= error <= _MOST_ERROR
     else:
         totals, errors = known[: wanted // 2], known[wanted // 2 :]
-        # The last total is NaN or infinite where an element is.
+        # The last total is NaN or infinite if an element is.
         pairs = list(zip(totals, errors, strict=True))[: None if math.isfinite(totals[-1]) else -1]
         right = all(0 <= total < math.inf and 0 <= error <= total * _MOST_ERROR / order.p for total, error in pairs)
         right = right and not totals[-1] < 0 and 0 <= errors[-1] < math.inf
     if not right:
         raise ValueError(
-            f"numbers of the order {order.p:g} must be what partial_norm returns, or sums of that: none negative or "
-            f"NaN where it cannot be, each error a small part of its sum; got {known!r:.200}."
+            f"numbers for ord={order.p:g} must be what partial_norm returns, or sums of that, got {known!r:.200}: one "
+            "is out of range, or an error is too large for its sum."
         )
 
 
 def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any) -> Norm:
-    """Return the norm that the accumulators of so many holders, reduced to one of each, stand for."""
+    """Return the norm that the reduced accumulators of `holders` holders stand for."""
     xp = backend.xp
     if order.extreme:
         return Norm(_extreme_of(xp, reduced[:2], order), None, reduced[2], 0.0)
     width, most = _magnitudes(order)
     count = 2 * most + 1
-    decay = 2.0 ** (-width * order.p / 2)  # its square, the step to the next magnitude, may be no float64
+    decay = 2.0 ** (-width * order.p / 2)  # its square, the step to the next magnitude, may not fit float64
     whole, error = reduced[0], reduced[count]
     divisor = xp.full_like(whole, 2.0 ** (-most * width))
     for k in range(1 - most, most + 1):
         total, of_total = reduced[k + most], reduced[count + k + most]
-        # A choice between two plain numbers would be float32 in PyTorch, where the decay is zero.
+        # In PyTorch, a choice between two plain numbers is float32, in which the decay is zero.
         below = xp.where(divisor == 2.0 ** ((k - 1) * width), xp.full_like(whole, decay), 0.0)
         whole, error = (
             xp.where(total != 0, total + below * (below * whole), whole),
@@ -138,7 +139,7 @@ def _magnitudes(order: Order) -> tuple[int, int]:
 
 
 def _extreme(xp: ModuleType, value: Array, order: Order, empty: bool) -> list[Array]:
-    """Return a magnitude whose largest, or the negative of the smallest, is asked for; and whether it is NaN."""
+    """Return a magnitude to maximize (negated for the smallest), and whether it is NaN."""
     unknown = xp.isnan(value)
     number = xp.where(unknown, 0.0, value)
     if order.p < 0:

@@ -1,34 +1,35 @@
-"""The coefficient: what gradients are multiplied by so that their norm is at most the threshold, exactly.
+"""The coefficient: multiplied by it, gradients have a norm of at most the threshold, exactly.
 
-Let N be the exact norm of the gradients, C the threshold `max_norm`. The result y of clipping x satisfies
-||y|| <= C in exact arithmetic, for every order, dtype and finite input. The argument:
+Let N be the exact norm of the gradients and C the threshold `max_norm`. The result y of clipping x satisfies
+||y|| <= C in exact arithmetic, for every order, dtype and finite input. The proof:
 
-1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor: d bounds the relative
-   error of m, and `floor` what elements can add that the device reads as zero, or rounds to its smallest step. d is 0
-   where m is exact (then upper is m itself) or overstates the error by more than 4u, u the unit roundoff of this
-   arithmetic, which covers the rounding of upper and of C in units of the norm's divisor.
-2. If upper <= C, the gradients stay as they are, and N <= upper <= C.
+1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor. Here d bounds the relative
+   error of m. `floor` bounds what elements can add that the device reads as zero, or rounds to its smallest step.
+   Either m is exact, then d is 0 and upper is m itself; or d overstates the error by more than 4u, where u is the
+   unit roundoff of this arithmetic. This covers the rounding of upper and of C in units of the norm's divisor.
+2. If upper <= C, the gradients stay unchanged, and N <= upper <= C.
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
-4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest. That is this
-   arithmetic, where the remaining 8u cover at most two multiplications, or float32, for which c is lowered by 2v, v =
-   2**-24: one v for c in float32, one for the product, since (1 - 2v) * (1 + v)**2 < 1 - 3v**2, and 3v**2 covers the
-   roundoff of (1 - 2v) * c. Then the product is rounded toward zero in the dtype of its leaf. A product below the
-   normal range of its own format, where rounding adds up to half a step, is moved one step toward zero, or to zero.
+4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest.
+   In this arithmetic, the remaining 8u cover at most two multiplications.
+   In float32, c is first lowered by 2v, v = 2**-24: one v for rounding c to float32, one for the product, since
+   (1 - 2v) * (1 + v)**2 < 1 - 3v**2, and 3v**2 covers the roundoff of (1 - 2v) * c.
+   The product is then rounded toward zero in the dtype of its leaf. Below the normal range of its own format, rounding
+   adds up to half a step, so such a product is moved one step toward zero, or to zero.
    So |y_i| <= (C / N) * |x_i| for every element i.
-   The half types, float32 and the parts of complex64 are multiplied in float32. Of the exact product with c a normal
-   float32 result lacks at most 3v, relatively, and half a unit in its last place: less than four units.
-5. Every norm grows with the magnitudes of the elements, and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
+   The half types, float32 and the parts of complex64 are multiplied in float32. A normal float32 result is below the
+   exact product with c by at most 3v, relatively, plus half a unit in its last place: less than four units.
+5. Every norm grows with the magnitudes of the elements and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
-A coefficient can lie beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
-steps 3 and 4 would not hold. Then it is two factors, one a power of two that multiplies exactly or leads below the
-normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
+A coefficient can be beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
+steps 3 and 4 would not hold. It is then split into two factors. One is a power of two, which multiplies exactly or
+leads below the normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
 
 Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
-here (`settled`), and no number is near the ends of the range that the result does not need.
+here (`settled`), and no number is near the ends of the range unless the result needs it.
 
-Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced
-clipping by the norm.
+Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural networks", 2013, introduced clipping by
+norm.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _NARROW_LOWERED = 1.0 - 2.0**-23
 
 @dataclass(frozen=True)
 class Factors:
-    """What elements are multiplied by, one after the other; a `second` of None is 1."""
+    """The factors that elements are multiplied by, one after the other; a `second` of None is 1."""
 
     first: Any
     second: Any = None
@@ -65,10 +66,10 @@ class Factors:
 
 @dataclass(frozen=True)
 class Coefficient:
-    """What happens to the elements that share a norm; each value is a scalar, or has one entry an example.
+    """What happens to the elements that share a norm. Each value is a scalar, or has one entry per norm.
 
-    `keep`: they stay bit for bit. `blank`: they become zeros. Otherwise they are multiplied: those of float32 and the
-    half types by `narrow`, in float32, all others, and sums over examples, by `wide`.
+    `keep`: the elements stay bit-identical. `blank`: they become zeros. Otherwise they are multiplied: float32 and the
+    half types by `narrow`, in float32; all others, and sums over examples, by `wide`.
     """
 
     keep: Any
@@ -77,19 +78,19 @@ class Coefficient:
     narrow: Factors
 
     def scaled(self, backend: Backend, arrays: Arrays) -> list[Any]:
-        """Return the arrays, of which all elements share a norm, scaled."""
+        """Return the arrays, whose elements all share one norm, scaled."""
         return backend.shrink(arrays, self, LAYER)
 
     def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
         return backend.update(leaves, arrays, new, self, TREE)
 
     def weights(self, xp: ModuleType) -> Factors:
-        """Return the factors of a sum over examples: 1 for those that are kept."""
+        """Return the factors of a sum over examples: 1 for kept examples."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
 
     def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
-        """Return the coefficient, NaN where `finite` is False."""
+        """Return the coefficient with NaN wherever `finite` is False."""
         wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
         narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
         return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
@@ -98,10 +99,10 @@ class Coefficient:
 def coefficient(
     backend: Backend, norm: Norm, max_norm: float | Array, target: Target = CLIP, *, split: bool = False
 ) -> Coefficient:
-    """Return the coefficient of a settled norm, lowered so that the bound of this module's docstring holds.
+    """Return the coefficient of a settled norm, lowered so that the bound in this module's docstring holds.
 
-    Where no element is kept bit for bit, the numerator stands for C in steps 3 to 5, and max(upper, keep_up_to) for
-    upper; the coefficient may exceed 1. `split` asks for two factors: a leaf is float64, whose coefficient may be tiny.
+    If the target never keeps elements, read numerator for C in steps 3 to 5, and max(upper, keep_up_to) for upper; the
+    coefficient may then exceed 1. `split` asks for two factors: a leaf is float64, so the coefficient may be tiny.
     """
     xp = backend.xp
     rule = target.rule(xp, max_norm)
@@ -125,23 +126,23 @@ KEPT = ((1.0, 1.0), (1.0, 1.0))
 
 
 def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, float], tuple[float, float]] | None:
-    """Return the factors, wide and narrow, that `coefficient` finds for one ordinary norm; `KEPT` where elements stay.
+    """Return the factors, wide and narrow, that `coefficient` finds for one ordinary norm; `KEPT` if elements stay.
 
-    None where the error leaves open which is larger, and where a factor would lie below the normal range of float32.
+    Return None if the error bound does not decide which is larger, or if a factor is below the normal range of float32.
     """
     upper = norm * (1.0 / (1.0 - error))
     if upper <= max_norm:
         return KEPT
     wide = max_norm / upper * LOWERED if upper else 0.0
     narrow = wide * _NARROW_LOWERED
-    # A threshold that is negative, or NaN, comes to no such factor.
+    # A negative or NaN threshold fails this comparison.
     if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
         return None
     return (wide, 1.0), (narrow, 1.0)
 
 
 def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, never: Array) -> Coefficient:
-    """Return numerator / larger, lowered, `larger` in units of the norm's divisor, for elements that are never kept."""
+    """Return numerator / larger, lowered, if no element is ever kept. `larger` is in units of the norm's divisor."""
     xp = backend.xp
     plain = _quotient(backend, norm, numerator, larger)
     if norm.divisor is None or backend.wide is not FLOAT64:
@@ -150,7 +151,7 @@ def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, n
         return Coefficient(never, never, Factors(plain), _narrow(backend, plain))
     wide = _tiny_too(backend, norm, numerator, larger, plain, ~never)
     huge = plain > 2.0**1010
-    # The norm is below 2**14 then, and its divisor at most 1.
+    # The norm is then below 2**14, and its divisor at most 1.
     reduced = xp.where(huge, larger, 1.0) * (xp.where(huge, norm.divisor, 1.0) * _WIDE_FIRST)
     rest = xp.clip(numerator / reduced * _lowered(backend), 0.0, 2.0**1022)
     first = xp.where(huge, xp.full_like(plain, _WIDE_FIRST), wide.first)
@@ -159,14 +160,14 @@ def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, n
 
 
 def _quotient(backend: Backend, norm: Norm, numerator: Array, larger: Array) -> Array:
-    """Return numerator / larger, lowered, `larger` in units of the norm's divisor; 0 where it is tiny."""
+    """Return numerator / larger, lowered; 0 if it is tiny. `larger` is in units of the norm's divisor."""
     above = _in_units_of(norm, numerator)
     above = above if norm.divisor is None else _flushed(backend.xp, above, backend.wide.tiny)
     return above / larger * _lowered(backend)
 
 
 def _tiny_too(backend: Backend, norm: Norm, numerator: Array, larger: Array, plain: Array, scaled: Array) -> Factors:
-    """Return the factors of a float64 quotient, which is `plain` but where it is tiny, and used where `scaled`."""
+    """Return the factors of a float64 quotient: `plain`, or two if it is tiny. Only `scaled` entries are used."""
     xp = backend.xp
     one = xp.ones_like(plain)
     tiny = scaled & (plain < _WIDE_SECOND)
@@ -174,9 +175,9 @@ def _tiny_too(backend: Backend, norm: Norm, numerator: Array, larger: Array, pla
     boost = one * 2.0**120
     if norm.divisor is not None:
         boost = xp.where(norm.divisor > 1, one * 2.0**-392, xp.where(norm.divisor < 1, 0.0, boost))
-    # A factor that is chosen, and no constant: compilers multiply by constants last.
+    # Chosen at run time, not a constant: compilers multiply by constants last.
     raised = xp.where(tiny, numerator, 0.0) * xp.where(tiny, one * 2.0**900, one)
-    # Only of 0, or of what is read as 0, is the quotient by less so tiny.
+    # With a smaller `larger`, the quotient is so tiny only if the numerator is 0, or is read as 0.
     boosted = raised * (boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend))
     first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1021)
     return Factors(first, xp.where(tiny, one * _WIDE_SECOND, one))
@@ -187,7 +188,7 @@ def _lowered(backend: Backend) -> float:
 
 
 def _narrow(backend: Backend, factor: Array) -> Factors:
-    """Return the factors of float32 products: a wide factor, lowered, split where it leaves float32's range."""
+    """Return the factors of float32 products: a wide factor, lowered, and split if it leaves float32's range."""
     if backend.wide is not FLOAT64:
         return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
     xp = backend.xp
@@ -202,7 +203,7 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
 
 
 def needs_split(backend: Backend, arrays: Arrays) -> bool:
-    """Say whether an array is as wide as the arithmetic, so that its coefficient may be tiny."""
+    """Return whether an array is as wide as the arithmetic, so that its coefficient may be tiny."""
     return backend.wide in arrays.formats
 
 
@@ -216,19 +217,19 @@ def _flushed(xp: ModuleType, factor: float | Array, smallest: float) -> Array:
 
 
 def _upper(norm: Norm, offset: float = 0.0) -> Array:
-    """Return the upper of a rule with an offset, in units of the norm's divisor, its error and floor counted in."""
-    # PyTorch divides a number by multiplying with the inverse: 0 / 1e-320 is NaN there.
+    """Return upper for a rule with an offset, in units of the norm's divisor, including error and floor."""
+    # PyTorch divides a number by multiplying with the inverse, so 0 / 1e-320 is NaN.
     floor = 0.0 if isinstance(norm.floor, float) and norm.floor == 0 else _in_units_of(norm, norm.floor)
     return raised_by(norm.value, 1.0 / (1.0 - norm.error), floor + _in_units_of(norm, offset) if offset else floor)
 
 
 def undecided(norm: Norm, max_norm: float | Array) -> bool:
-    """Say whether a known norm is too close to the threshold for its error bound to tell which is larger."""
+    """Return whether a known norm is so close to the threshold that its error bound does not decide which is larger."""
     return bool(open_between(norm, max_norm))
 
 
 def open_between(norm: Norm, max_norm: float | Array) -> Array:
-    """Say whether a norm, or each of many, is too close to its threshold for its error bound to tell."""
+    """Return the same for one norm or each of many, as an array."""
     threshold = _in_units_of(norm, max_norm)
     lower = norm.value * (1.0 - 2.0 * norm.error)
     lower = lower - _in_units_of(norm, norm.floor) if norm.floor else lower
@@ -236,5 +237,5 @@ def open_between(norm: Norm, max_norm: float | Array) -> Array:
 
 
 def exceeds(norm: Norm, max_norm: float | Array) -> Array:
-    """Say whether the computed norm is larger than the threshold: what counts as clipped."""
+    """Return whether the computed norm is larger than the threshold, that is, counts as clipped."""
     return norm.value > _in_units_of(norm, max_norm)

@@ -1,4 +1,4 @@
-"""From arrays and a threshold to a norm and a coefficient: the one path that every way of clipping takes."""
+"""From arrays and a threshold to a norm and a coefficient: the one path for all ways of clipping."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Clipping:
-    """What is asked for: a threshold that has been checked, an order, what happens to NaN and infinities, a target."""
+    """One request: a checked threshold, an order, a policy for NaN and infinity, and a target."""
 
     max_norm: Any
     order: Order
@@ -34,10 +34,10 @@ class Clipping:
 
 @dataclass(frozen=True)
 class Decision:
-    """What was measured and what follows: the norm, the coefficient, the arrays to scale."""
+    """The measured norm, the coefficient that follows, and the arrays to scale."""
 
     norm: Norm
-    coefficient: Any  # a `Coefficient`, or where all elements share a norm perhaps a `Multiplier`
+    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
     arrays: Arrays
 
 
@@ -54,15 +54,14 @@ def decide(
 ) -> Decision:
     """Measure the norm of `arrays` together (or each norm of the scope) and decide what happens to them.
 
-    `at_once` says whether all arrays may be scaled by a `Multiplier`.
-    `names` returns what the arrays are called in an error; examples outside of `mask` count as zeros, whatever they
-    hold; `holders` are those of the whole, of which `arrays` may be a part. Raises FloatingPointError under the policy
-    "raise".
+    `at_once`: a `Multiplier` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
+    `mask` count as zeros, whatever they contain. `holders` hold the whole gradient; `arrays` may be a part of it.
+    Raises FloatingPointError under the policy "raise".
     """
     xp = backend.xp
     if clipping.nonfinite.raises:
         clipping.nonfinite.check_visible(backend)
-    # Where a look at the norm costs nothing, only what is not finite is read twice.
+    # If reading the norm is free, only non-finite gradients are read twice.
     if clipping.nonfinite.zeroes and not backend.concrete:
         arrays = backend.without_nonfinite(arrays)
     norm = _measured(backend, arrays, clipping.order, scope, mask, holders)
@@ -81,9 +80,9 @@ def decide(
 def decide_each(
     backend: Backend, groups: Sequence[Arrays], clipping: Clipping, holders: "Holders"
 ) -> tuple[Norm, Coefficient | Multiplier, list[Any]]:
-    """Decide for many groups of traced arrays at once: return norms, coefficients, as vectors, and the arrays to scale.
+    """Decide for many traced groups at once; return vectors of norms and coefficients, and the arrays to scale.
 
-    A threshold is one for all of them, or a vector.
+    The threshold is one number for all groups, or a vector.
     """
     clipping.nonfinite.check_visible(backend)
     if clipping.nonfinite.zeroes:
@@ -121,10 +120,10 @@ def _decided(
 def _multiplier(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
 ) -> Multiplier | None:
-    """Return the one number that all elements are to be multiplied by; None where that is not the way."""
+    """Return the one number that scales all elements; None if that does not apply."""
     order, elsewhere = clipping.order, holders.unseen_dtypes
     one_for_all = clipping.target.keeps and (order.p >= 1 or order.extreme)
-    # The 2-norm of complex numbers is that of their parts.
+    # The 2-norm of complex numbers equals that of their parts.
     by_parts = order.p == 2 or not arrays.any_complex
     everything = holders.sees_all and isinstance(norm.error, float) and isinstance(norm.floor, float)
     at_once = backend.at_once(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
@@ -152,15 +151,15 @@ def _bounds(
 def from_norm(
     backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays
 ) -> Coefficient | Multiplier:
-    """Return the coefficient for a norm that is given, and right but for rounding to float32.
+    """Return the coefficient for a norm given by the caller, which is right up to rounding to float32.
 
-    All becomes NaN for a norm that is NaN, or, where its value could not be looked at, negative.
+    If the norm is NaN, or negative and its value cannot be read, everything becomes NaN.
     """
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
     at_once = backend.at_once(arrays)
     if at_once is not None:
-        # The order of the norm is not told. Of those from 1, products below the normal range add the most at 1.
+        # The order of the norm is unknown. Among orders >= 1, products below the normal range add the most at 1.
         asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
         found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
         if found is not None:
@@ -184,7 +183,7 @@ def _measured(
 def _chosen(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, threshold: float | Array, holders: "Holders"
 ) -> Coefficient:
-    # Processes that share a norm must come to the same coefficient, whatever they hold of it.
+    # Processes that share a norm must compute the same coefficient, whatever parts they hold.
     split = holders.unseen_dtypes or needs_split(backend, arrays)
     chosen = coefficient(backend, norm, threshold, clipping.target, split=split)
     at_most = holders.exact_check(backend) if clipping.target.keeps else None

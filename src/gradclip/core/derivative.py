@@ -1,18 +1,19 @@
-"""Derivatives of clipping and of norms, finite everywhere: one rule for both modes, in every framework.
+"""Derivatives of clipping and of norms, finite everywhere: one rule for forward and reverse mode, in every framework.
 
 With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k*x. Its differential is
 
     dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
 
-Where a `rules.Rule` does not keep elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the
-numerator is the threshold, else 0. Where it does, k = kept, and a = 0: if bits are kept, b = 0 and scale = 1, else
-scale = keep_up_to, and b = -k.
+If a `rules.Rule` scales the elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the numerator is
+the threshold, else 0. If it keeps them, k = kept and a = 0. Then b = 0 and scale = 1 if bits are kept, else b = -k
+and scale = keep_up_to.
 
-At zero, where a norm has no derivative, w is 0, and so is k where it would be a quotient by 0. Elements that share an
-extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. What does
-not count (examples outside of a mask, what a policy leaves out) has the derivative 0, whatever it holds. Of a batch
-each example has its own norm and the sum over examples is differentiated. These rules run in the dtype of the returned
-norm, and can be differentiated themselves. `total` adds up what the leaves know, and others who hold parts of them.
+At zero, where a norm has no derivative, w is 0, and k is 0 if it would be a quotient by 0. Elements that share an
+extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. Elements
+that do not count (examples outside a mask, elements that a policy removes) have the derivative 0, whatever they
+contain. In a batch, each example has its own norm, and the sum over examples is differentiated. The rules run in the
+dtype of the returned norm and can be differentiated themselves. `total` adds the contributions of the leaves, and of
+other holders of the gradient.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from gradclip.core.scopes import Scope
 
 
 class At(NamedTuple):
-    """Where a derivative is taken: the leaves, their norm or norms, the threshold, which examples count."""
+    """The point where a derivative is evaluated: the leaves, their norm or norms, the threshold, and the mask."""
 
     leaves: Sequence[Array]
     norm: Any
@@ -37,7 +38,7 @@ class At(NamedTuple):
 
 
 class _Multiplier(NamedTuple):
-    """The coefficient, and the factors of dN and of dC in the differential above, at one place."""
+    """The coefficient, and the factors of dN and dC in the differential above, at one point."""
 
     k: Array
     scale: Array
@@ -49,8 +50,8 @@ class _Multiplier(NamedTuple):
 class ClipRule:
     """How the clipped leaves and the norm change with the leaves and the threshold.
 
-    `max_norm`: the threshold, None where it is given with each call; it is multiplied by `share`. `scope`: which
-    elements share a norm. `summed`: the results are sums over examples. `measures`: a norm comes with the results.
+    `max_norm`: the threshold, multiplied by `share`; None if each call passes it. `scope`: which elements share a norm.
+    `summed`: the results are sums over examples. `measures`: the results include a norm.
     """
 
     measures: ClassVar[bool] = True
@@ -65,13 +66,13 @@ class ClipRule:
     total: Callable[[Sequence[Any]], Any] = sum
 
     def at(self, leaves: Sequence[Array], norm: Array, max_norm: float | Array | None, mask: Array | None) -> At:
-        """Return the place of a call: `max_norm` is None where the threshold is the rule's own."""
+        """Return the point of a call; with `max_norm` None, the threshold is the rule's own."""
         return At(leaves, norm, self.max_norm if max_norm is None else max_norm, mask)
 
     def jvp(
         self, xp: ModuleType, at: At, changes: Sequence[Array], change: float | Array, dtypes: Sequence[Any]
     ) -> tuple[list[Array], Array]:
-        """Return the changes of the results, whose dtypes these are, and of the norm; `change` is the threshold's."""
+        """Return the changes of the results, in these dtypes, and of the norm; `change` is the threshold's."""
         counted, norm = self._counted(xp, at)
         xs, dxs = self._wide(xp, at.leaves, norm, counted), self._wide(xp, changes, norm, counted)
         dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs))
@@ -87,9 +88,9 @@ class ClipRule:
         return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
 
     def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
-        """Return the gradients with respect to the leaves and the threshold, given those of the results and norm.
+        """Return the gradients for the leaves and the threshold, given those of the results and the norm.
 
-        Where each norm has a threshold of its own, there is one for each of these.
+        If each norm has its own threshold, so does the gradient for it.
         """
         counted, norm = self._counted(xp, at)
         xs = self._wide(xp, at.leaves, norm, counted)
@@ -109,7 +110,7 @@ class ClipRule:
         return gxs, gmax if getattr(at.max_norm, "ndim", 0) else xp.sum(gmax)
 
     def _counted(self, xp: ModuleType, at: At) -> tuple[list[Array | None], Array]:
-        """Return which elements of each leaf count, None for all, and the norm, 1 where nothing does."""
+        """Return which elements of each leaf count (None for all), and the norm, with 1 where nothing counts."""
         norm = at.norm
         inside = self.nonfinite.counted(xp, norm, at.mask)
         if inside is not None:
@@ -122,7 +123,7 @@ class ClipRule:
     def _wide(
         self, xp: ModuleType, arrays: Sequence[Array], norm: Array, counted: Sequence[Array | None]
     ) -> list[Array]:
-        """Return the arrays in the norm's precision, 0 where an element does not count."""
+        """Return the arrays in the norm's precision, with 0 for elements that do not count."""
         kept = [
             a if here is None else xp.where(here, a, xp.zeros_like(a)) for a, here in zip(arrays, counted, strict=True)
         ]
@@ -136,7 +137,7 @@ class ClipRule:
         divisor = xp.where(above, upper, one if self.target.keeps else rule.keep_up_to)
         some = (divisor > 0) & (threshold >= 0)
         scale = xp.where(some, divisor, one)
-        # A threshold that is not used may be infinite, which has no place in a derivative of this.
+        # An unused threshold may be infinite, which would spoil the derivative of this rule.
         numerator = xp.where(above, rule.numerator, rule.kept)
         k = xp.where(some, numerator / xp.where(above, scale, one), zero)
         slope = one if self.target.follows else zero
@@ -161,7 +162,7 @@ class ClipRule:
             return [sign * _real_beside(xp, mine, sign) for sign, mine in zip(signs, shares, strict=True)]
         if p == 1:
             return signs
-        # For p < 2 the power has no derivative at zero: there it is that of 1, times a sign of 0.
+        # For p < 2 the power has no derivative at zero. There it uses the power of 1, times a sign of 0.
         powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
         return [sign * _real_beside(xp, power, sign) for sign, power in zip(signs, powers, strict=True)]
 
@@ -179,25 +180,26 @@ class ClipRule:
         return _real_beside(xp, self._over(value, like), like)
 
     def _extremes(self, xp: ModuleType, magnitudes: Sequence[Array], norm: Array) -> list[Any]:
-        """Say which magnitudes are the norm.
+        """Return which magnitudes equal the norm.
 
-        The norm of complex numbers is rounded in another way than their magnitudes here: the extreme of these counts.
+        For complex numbers the norm is rounded differently from the magnitudes here, so it is compared with their
+        extreme.
         """
         reduce = xp.max if self.order.p > 0 else xp.min
         found = [reduce(m, axis=self.scope.shared_axes(m.ndim)) for m in magnitudes if 0 not in m.shape]
         if not found:
             return [m == self._over(norm, m) for m in magnitudes]
         extreme = reduce(xp.stack(found), axis=0)
-        if self.total is not sum:  # Others may hold it.
+        if self.total is not sum:  # Another holder may have the extreme.
             extreme = xp.where(xp.abs(extreme - norm) <= 8 * xp.finfo(norm.dtype).eps * norm, extreme, norm)
         return [m == self._over(extreme, m) for m in magnitudes]
 
 
 @dataclass(frozen=True)
 class LayersRule:
-    """How clipped leaves and norms change where each group of leaves, in order, of so many has a norm of its own.
+    """How clipped leaves and norms change if consecutive groups of leaves, of these sizes, each have their own norm.
 
-    The threshold, and its change, is one for all groups, or a vector.
+    The threshold and its change are one number for all groups, or a vector.
     """
 
     measures: ClassVar[bool] = True
@@ -207,7 +209,7 @@ class LayersRule:
     total: Callable[[Sequence[Any]], Any] = sum
 
     def at(self, leaves: Sequence[Array], norm: Sequence[Array], max_norm: float | Array | None, mask: None) -> At:
-        """Return the place of a call, as that of a `ClipRule`; there is a norm for each group."""
+        """Return the point of a call, as `ClipRule.at` does, with one norm for each group."""
         return At(leaves, norm, self.rule.max_norm if max_norm is None else max_norm)
 
     def jvp(
@@ -226,7 +228,7 @@ class LayersRule:
 
 
 def _real_beside(xp: ModuleType, value: Array, like: Array) -> Array:
-    """Return real numbers as a factor of an array that may be complex: some frameworks do not mix the two."""
+    """Convert real numbers so that they can multiply a possibly complex array: some frameworks do not mix the two."""
     beside = getattr(xp, "beside", None)
     return value if beside is None else beside(value, like)
 
@@ -237,14 +239,14 @@ def _entry(value: float | Array, number: int) -> float | Array:
 
 @dataclass(frozen=True)
 class ValueRule:
-    """How leaves clamped to [-C, C] change: as they do where |x| <= C, elsewhere as C, with their sign."""
+    """How leaves clamped to [-C, C] change: like the leaves if |x| <= C, else like C, with the sign of x."""
 
     measures: ClassVar[bool] = False
 
     max_value: float | Array | None
 
     def at(self, leaves: Sequence[Array], norm: None, max_value: float | Array | None, mask: None) -> At:
-        """Return the place of a call, as that of a `ClipRule`."""
+        """Return the point of a call, as `ClipRule.at` does."""
         return At(leaves, norm, self.max_value if max_value is None else max_value)
 
     def jvp(
@@ -258,7 +260,7 @@ class ValueRule:
         return dys, None
 
     def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: None) -> tuple[list[Array], float | Array]:
-        """Return the gradients with respect to the leaves and to C."""
+        """Return the gradients for the leaves and for C."""
         gxs, gmax = [], 0.0
         for x, gy in zip(at.leaves, gys, strict=True):
             inside, held = self._held(xp, x, at.max_norm)
@@ -267,7 +269,7 @@ class ValueRule:
         return gxs, gmax
 
     def _held(self, xp: ModuleType, x: Array, max_value: float | Array) -> tuple[Array, Array]:
-        """Return which elements stay as they are, and how the others change with C: 1, -1, or 0 where C is below 0."""
+        """Return which elements are unchanged, and how the others change with C: 1, -1, or 0 if C is negative."""
         limit = xp.zeros_like(x) + max_value
         inside = xp.abs(x) <= limit
         one = xp.ones_like(x)

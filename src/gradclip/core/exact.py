@@ -1,11 +1,12 @@
-"""Whether a norm is at most the threshold, decided in exact arithmetic; and exact distances.
+"""Decide in exact arithmetic whether a norm is at most the threshold; compute exact distances.
 
-Asked only where the computed norm is within its error bound of the threshold, as for the gradient (3, 4) and the
-threshold 5. Magnitudes and squares are added up exactly: terms are cut at a common unit, so that a sum of the parts has
-at most 53 bits and is exact in any order, and the rests are cut again (Rump, Ogita and Oishi, "Accurate floating-point
-summation", 2008). The square of a float64 is two terms, the rounded one and what it lacks (Dekker, "A floating-point
-technique for extending the available precision", 1971). Powers above 2 are first taken in pairs of numbers, of some 100
-bits; where that does not tell, those of equal magnitudes are counted together, as integers of any size.
+This is needed only if the computed norm is within its error bound of the threshold, as for the gradient (3, 4) and the
+threshold 5. Magnitudes and squares are added exactly: terms are cut at a common unit, so that a sum of the upper parts
+has at most 53 bits and is exact in any order, and the remainders are cut again (Rump, Ogita and Oishi, "Accurate
+floating-point summation", 2008). The square of a float64 is two terms: the rounded square and its rounding error
+(Dekker, "A floating-point technique for extending the available precision", 1971). Powers above 2 are first computed as
+pairs of numbers with some 100 bits. If that does not decide, equal magnitudes are counted, and their powers added as
+integers of any size.
 """
 
 import math
@@ -23,7 +24,7 @@ from gradclip.backends.protocols import HostBackend
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256
-_MOST_WORK = 1_000_000  # distinct magnitudes times the order: some 0.2 s
+_MOST_WORK = 1_000_000  # distinct magnitudes times the order: about 0.2 s
 _FAR_APART, _LARGEST_SCALE = 400, 1000
 _PAIRS_ERROR = 2.0**-70
 _PLAIN_VALUES = 4
@@ -32,17 +33,17 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def decidable(p: float, *, any_complex: bool) -> bool:
-    """Say whether any norm of order `p` can be compared exactly: that of complex numbers takes roots unless p is 2."""
+    """Return whether norms of order `p` can be compared exactly; for complex numbers, orders but 2 need roots."""
     return math.isinf(p) or p == 2 or (not any_complex and p.is_integer() and p <= LARGEST_POWER)
 
 
 def at_most(
     backend: HostBackend, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False
 ) -> bool:
-    """Say whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
+    """Return whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
-    False also where that cannot be told, which clips: a `p` that is not `decidable`, or, unless `patient`, too many
-    distinct magnitudes at a tie.
+    Return False, which clips, also if it cannot be decided: `p` is not `decidable`, or, unless `patient`, a tie has too
+    many distinct magnitudes.
     """
     if not decidable(p, any_complex=arrays.any_complex):
         return not arrays.any_complex and _alone_at_most(arrays, max_norm)
@@ -58,7 +59,7 @@ def at_most(
 
 
 def power_sum(backend: HostBackend, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:
-    """Return the exact sum of the powers |v|**p of finite arrays in host memory; NaN where that cannot be told."""
+    """Return the exact sum of the powers |v|**p of finite arrays in host memory; NaN if it cannot be computed."""
     if math.isinf(p) or not decidable(p, any_complex=arrays.any_complex):
         return math.nan
     power = int(p)
@@ -74,7 +75,7 @@ def power_sum(backend: HostBackend, arrays: Arrays, p: float, *, patient: bool =
 
 
 def _wide_chunks(arrays: Iterable[HostArray]) -> Callable[[], Iterator[np.ndarray]]:
-    """Return what yields the real numbers of arrays in host memory as float64 pieces."""
+    """Return a function that yields the real numbers of arrays in host memory as float64 pieces."""
     return lambda: chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
 
 
@@ -99,7 +100,7 @@ def _times_power(number: int, exponent: int) -> Fraction:
 
 
 def _parts_of_sum(x: np.ndarray, p: int) -> Iterator[Fraction]:
-    """Yield what adds up to the sum of |v|**p, p being 1 or 2, of at most 2**20 numbers."""
+    """Yield numbers that add up to the sum of |v|**p, p being 1 or 2, of at most 2**20 numbers."""
     for scaled, exponent in _in_turns(np.abs(x[x != 0])):
         for terms in [scaled] if p == 1 else _exact_squares(scaled):
             for part in _exact_parts(terms):
@@ -107,7 +108,7 @@ def _parts_of_sum(x: np.ndarray, p: int) -> Iterator[Fraction]:
 
 
 def _in_turns(magnitudes: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield numbers that are not too far apart, divided by a power of two near the largest, and its exponent."""
+    """Yield numbers of similar magnitude, divided by a power of two near the largest, and its exponent."""
     while magnitudes.size:
         exponent = int(np.clip(np.frexp(magnitudes.max())[1], -_LARGEST_SCALE, _LARGEST_SCALE))
         near = magnitudes >= np.ldexp(1.0, exponent - _FAR_APART)
@@ -137,7 +138,7 @@ def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
 
 
 def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction) -> Fraction | None:
-    """Return the sum of the powers less that of `max_norm`, in some unit, or None where the error could be larger."""
+    """Return the sum of the powers minus that of `max_norm`, in some unit; None if the error may be larger."""
     if power > _LARGEST_IN_PAIRS:
         return None
     exponent = math.frexp(max_norm)[1]
@@ -155,11 +156,11 @@ def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: fl
 
 
 def _condensed(terms: np.ndarray) -> tuple[float, float]:
-    """Return two numbers that add up to the sum of at most 2**20 terms, but for a relative error below 2**-80.
+    """Return two numbers that add up to the sum of at most 2**20 terms, with a relative error below 2**-80.
 
-    Terms are added in pairs, and the rounding error of each addition, found exactly (Knuth's TwoSum), is added up
-    apart. Over 20 levels these errors are at most 20 * 2**-53 of the sum, and adding up 2**20 of them errs by
-    at most 2**20 * 2**-53 of that.
+    Terms are added in pairs. The rounding error of each addition, found exactly (Knuth's TwoSum), goes into a separate
+    sum. Over 20 levels these errors are at most 20 * 2**-53 of the sum, and adding 2**20 of them errs by at most 2**20
+    * 2**-53 of that.
     """
     errors = 0.0
     while terms.size > 1:
@@ -173,7 +174,7 @@ def _condensed(terms: np.ndarray) -> tuple[float, float]:
 
 
 def _power(x: np.ndarray, power: int) -> Pairs:
-    """Return x**power as pairs of numbers, with a relative error below power * 2**-100 where none underflows."""
+    """Return x**power as pairs of numbers, with a relative error below power * 2**-100 if nothing underflows."""
     base: tuple[np.ndarray, Any] = (x, None)
     result: Any = None
     while True:
@@ -190,7 +191,7 @@ def _square(x: tuple[np.ndarray, Any]) -> Pairs:
 
 
 def _times(x: tuple[np.ndarray, Any], y: tuple[np.ndarray, Any]) -> Pairs:
-    """Multiply pairs of numbers; a low part of None is zero, and without them the product is exact (Dekker)."""
+    """Multiply pairs of numbers. A low part of None is zero; if both are None, the product is exact (Dekker)."""
     (a, a_low), (b, b_low) = x, y
     product = a * b
     head, tail = _halves(a)
@@ -207,14 +208,14 @@ def _times(x: tuple[np.ndarray, Any], y: tuple[np.ndarray, Any]) -> Pairs:
 
 
 def _halves(x: np.ndarray) -> Pairs:
-    """Return two parts of each number, of at most 26 bits each."""
+    """Split each number into two parts of at most 26 bits."""
     shifted = x * 134217729.0
     head = shifted - (shifted - x)
     return head, x - head
 
 
 def _counted(magnitudes: np.ndarray) -> dict[float, int]:
-    """Return how often each number occurs; quick where these are few, as for the signs of gradients."""
+    """Return how often each number occurs; fast if there are few distinct ones, as in sign gradients."""
     found: dict[float, int] = {}
     for _ in range(_PLAIN_VALUES):
         if not magnitudes.size:
@@ -226,17 +227,17 @@ def _counted(magnitudes: np.ndarray) -> dict[float, int]:
     return found | dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
-# The largest and the smallest magnitude, and what has no power sum
+# The largest and the smallest magnitude, and orders without an exact power sum
 
 
 def _extreme_at_most(arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
-    """Compare the largest magnitude (or the smallest, for -inf), by squares where there are complex numbers."""
+    """Compare the largest magnitude (the smallest for -inf), by squares to cover complex numbers."""
     found = [_extreme_square(x, p) for x in arrays if math.prod(x.shape)]
     return not found or (max if p > 0 else min)(found) <= Fraction(max_norm) ** 2
 
 
 def _extreme_square(x: HostArray, p: float) -> Fraction:
-    """Return the square of an extreme magnitude: the exact one of those elements that come near it in float64."""
+    """Return the exact square of an extreme magnitude, found among the elements close to it in float64."""
     near = set()
     for pieces in zip(*map(wide_chunks, x.parts()), strict=True):
         real = np.abs(pieces[0])
@@ -249,7 +250,7 @@ def _extreme_square(x: HostArray, p: float) -> Fraction:
 
 
 def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
-    """Say whether there is but one element that is not zero, whose magnitude is any norm, and that is <= `max_norm`."""
+    """Return whether at most one element is nonzero and its magnitude, which is then the norm, is <= `max_norm`."""
     found: list[float] = []
     for chunk in _wide_chunks(arrays)():
         found += np.abs(chunk[chunk != 0])[:2].tolist()
@@ -262,7 +263,7 @@ def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
 
 
 def squared_distance(first: Sequence[np.ndarray], second: Sequence[np.ndarray]) -> Fraction:
-    """Return the sum of the squares of all differences, exactly. The arrays hold finite float64 numbers or integers."""
+    """Return the exact sum of the squares of all differences. The arrays hold finite float64 numbers or integers."""
     return sum((_squared_difference(x, y) for x, y in zip(first, second, strict=True)), Fraction(0))
 
 
@@ -277,7 +278,7 @@ def _squared_difference(x: np.ndarray, y: np.ndarray) -> Fraction:
 
 
 def _in_units(x: np.ndarray, exponent: int) -> np.ndarray:
-    """Return float64 numbers, none of them with an exponent below this one, as integers of any size."""
+    """Return float64 numbers, whose exponents are at least `exponent`, as integers of any size."""
     mantissa, exponents = np.frexp(x)
     shifts = np.where(x == 0, 0, exponents - exponent)
     return (mantissa * 2.0**53).astype(np.int64).astype(object) << shifts.astype(object)

@@ -1,9 +1,9 @@
-"""The fast path: ordinary calls in few steps, with plain numbers of Python.
+"""The fast path: ordinary calls in a few steps, with plain Python numbers.
 
-A call is ordinary where one process asks, the kernels read all arrays, the threshold is a number, the order is 1, 2 or
-infinite, and the norm is finite and clearly on one side of the threshold. The general path would do the same
-arithmetic, and come to the same bits, through a hundred functions. For what is not ordinary these functions return
-None, and nothing has been changed. The general path then looks closer, and raises what is to be raised.
+A call is ordinary if one process makes it, the kernels read all arrays, the threshold is a number, the order is 1, 2 or
+infinite, and the norm is finite and clearly on one side of the threshold. The general path would do the same arithmetic
+and return the same bits, through a hundred functions. If a call is not ordinary, these functions change nothing and
+return None. The general path then takes over, and raises any errors.
 """
 
 import math
@@ -28,11 +28,11 @@ from gradclip.typing import Parameters
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
 
-_LARGEST_NORM = 2.0**127  # a scalar of float32 can hold it
+_LARGEST_NORM = 2.0**127  # fits a float32 scalar
 
 
 class Ordinary(NamedTuple):
-    """Arrays that the kernels read, all of them, the backend they belong to, and what they are in the framework."""
+    """Arrays that the kernels can all read, with their backend and the framework's own arrays."""
 
     backend: HostBackend
     known: "KernelArrays"
@@ -42,16 +42,16 @@ class Ordinary(NamedTuple):
 class _Norm(NamedTuple):
     value: float
     error: float
-    dtype: str  # in which it is handed out
+    dtype: str  # of the returned scalar
 
 
 def is_number(max_norm: object) -> TypeGuard[float]:
-    """Say whether a threshold is a number of Python that a float holds exactly."""
+    """Return whether a threshold is a Python number that a float holds exactly."""
     return type(max_norm) is float or (type(max_norm) is int and 0 <= max_norm <= 2**53)
 
 
 def reusable(parameters: Parameters) -> Parameters:
-    """Return parameters that can be read twice: those that an iterator yields, if any, as a list."""
+    """Return parameters that can be read twice: the items of a non-empty iterator as a list, else the parameters."""
     return (list(parameters) or parameters) if isinstance(parameters, Iterator) else parameters
 
 
@@ -68,16 +68,16 @@ def global_norm(tree: object, ord: object) -> Any:
 def clip_grad_norm_(
     parameters: object, max_norm: object, ord: object, nonfinite: object, each: list[float] | None = None
 ) -> Any:
-    """Clip gradients where they lie; return their norm as a scalar of their framework.
+    """Clip gradients in place; return their norm as a scalar of their framework.
 
-    Where a list is given, the sum of the powers of each gradient is put in there.
+    If `each` is a list, the sum of the powers of each gradient is written to it.
     """
     if not is_number(max_norm):
         return None
     given = gradients(parameters)
     if given is None or not given.known.writable:
         return None
-    # Only now: of several processes, which have no gradients here, each must hear of an error.
+    # Check only now: with several processes, which never get here, an error must reach all of them.
     order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
     norm = measured(given, order, each)
     factors = norm and of_number(norm.value, norm.error, max_norm)
@@ -128,7 +128,7 @@ def gradients(parameters: object) -> Ordinary | None:
 
 
 def read(leaves: Sequence[Any]) -> Ordinary | None:
-    """Return the leaves of a tree of which no derivative is asked for."""
+    """Return the leaves of a tree, if no derivative is requested for it."""
     framework = framework_of(leaves[0]) if leaves else None
     backend = framework.on_fast_path(leaves) if framework else None
     return _known(backend, leaves) if backend and backend.plain(leaves) else None
@@ -145,7 +145,7 @@ def _norm_of(given: Ordinary | None, ord: object) -> Any:
 
 
 def measured(given: Ordinary, order: Order, each: list[float] | None = None) -> _Norm | None:
-    """Return the norm of the arrays together, if one reading settles it; put the sum of each in the list, if given."""
+    """Return the global norm if one pass settles it; put the sum of each array in `each`, if given."""
     known, threads, dtypes = given.known, given.backend.threads(), tuple(given.known.dtypes)
     arrays, error = alike(dtypes), 0.0
     if arrays.any_complex or order.p not in (1, 2, math.inf if each is None else 2):
@@ -159,7 +159,7 @@ def measured(given: Ordinary, order: Order, each: list[float] | None = None) -> 
             total, _ = known.sum(order.p, 1.0, arrays.only_halves, threads)
         else:
             *each[:], total = known.sums_of_each(order.p, arrays.only_halves, threads)
-        # The sum shows whether terms were lost. Powers of narrower numbers never are.
+        # The sum shows whether terms underflowed. Powers of narrower dtypes never do.
         if not total > (ENOUGH if FLOAT64 in arrays.formats else -1.0):
             return None
         value = math.sqrt(total) if order.p == 2 else total
@@ -169,17 +169,17 @@ def measured(given: Ordinary, order: Order, each: list[float] | None = None) -> 
 
 @lru_cache(maxsize=64)
 def alike(dtypes: tuple[str, ...]) -> Arrays:
-    """Return arrays of these dtypes, none at all, which answer what follows from dtypes alone."""
+    """Return an empty collection with these dtypes, to ask questions that depend on dtypes alone."""
     return Arrays((), dtypes)
 
 
 @lru_cache(maxsize=64)
 def dtype_of_norm(dtypes: tuple[str, ...]) -> str:
-    """Return the dtype in which the norm of arrays of these dtypes is handed out."""
+    """Return the dtype of the returned norm of arrays of these dtypes."""
     return norm_dtype(alike(dtypes))
 
 
 @lru_cache(maxsize=64)
 def error_of_norm(count: int, order: Order, dtypes: tuple[str, ...]) -> float:
-    """Return a bound on the relative error of the norm of so many elements, added up by the kernels."""
+    """Return a bound on the relative error of the norm of `count` elements that the kernels add."""
     return relative_error(order, kernels_sum_error(count, alike(dtypes), order.p), FLOAT64, exact=False)

@@ -1,9 +1,9 @@
-"""Who holds the parts of one gradient, and what clipping has to ask of them.
+"""The holders of the parts of one gradient, and what clipping must ask them.
 
-Usually one process holds all of it. But processes or devices of a mesh may hold shards, and parts may be read one
-after the other. Four things differ then: how the norm of the whole is found, whether exact arithmetic can compare it
-with a threshold, the dtype it is handed out in, and who knows where a NaN is. Each kind of holder is a class that
-answers these four questions; where it says nothing, the usual answer holds.
+Usually one process holds the whole gradient. But processes or devices of a mesh may hold shards, or parts may be read
+one after the other. Four things then differ: how to compute the global norm, whether exact arithmetic can compare it
+with a threshold, the dtype of the returned norm, and who knows where a NaN is. Each kind of holder is a class that
+answers these four questions; for answers it does not define, the usual ones apply.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,11 +17,11 @@ from gradclip.core import exact, nonfinite, norms
 from gradclip.core.norms import Norm, Order
 
 Check = Callable[[Arrays, float, float], bool]
-"""Says of arrays, an order p and a threshold whether the norm of the whole is at most that, in exact arithmetic."""
+"""From arrays, an order p and a threshold: whether the global norm is at most the threshold, in exact arithmetic."""
 
 
 class Holders(Protocol):
-    """Those who hold parts of one gradient, of which this one has the arrays that each method is given."""
+    """Those who hold parts of one gradient. This holder has the arrays passed to each method."""
 
     unseen_dtypes: bool = False
     """Whether another holder may have arrays of dtypes that this one cannot see."""
@@ -30,28 +30,28 @@ class Holders(Protocol):
     """Whether the arrays of a call are the whole gradient."""
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm of the whole."""
+        """Return the global norm."""
         ...
 
     def measure_each(self, backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
-        """Return the norms of several gradients as a vector, where each group is what is here of one of them."""
+        """Return the norms of several gradients as a vector; each group is the local part of one gradient."""
         return norms.stacked(backend, [self.measure(backend, group, order) for group in groups])
 
     def exact_check(self, backend: Backend) -> Check | None:
-        """Return what checks a norm exactly; None where that cannot be done, the same for all holders."""
+        """Return a function that checks a norm exactly; None if that is impossible, the same for all holders."""
         return None
 
     def norm_dtype(self, arrays: Arrays) -> str:
-        """Return the dtype in which the norm of the whole is handed out."""
+        """Return the dtype of the returned global norm."""
         return norms.norm_dtype(arrays)
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
-        """Raise a FloatingPointError that names what holds NaN or infinities, and who has it."""
+        """Raise a FloatingPointError that names the arrays with NaN or infinity, and who holds them."""
         nonfinite.raise_nonfinite(backend, arrays, names)
 
 
 class Alone(Holders):
-    """One process, which holds all."""
+    """One process that holds the whole gradient."""
 
     sees_all = True
     measure = staticmethod(norms.measure)
@@ -60,7 +60,7 @@ class Alone(Holders):
     raise_nonfinite = staticmethod(nonfinite.raise_nonfinite)
 
     def exact_check(self, backend: Backend) -> Check | None:
-        """Return what checks a norm exactly, where the values can be seen."""
+        """Return a function that checks a norm exactly, if the values can be read."""
         return partial(exact.at_most, backend) if in_host_memory(backend) else None
 
 

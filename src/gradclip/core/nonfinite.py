@@ -1,9 +1,9 @@
-"""What happens when gradients hold NaN or an infinity.
+"""The policies for gradients that contain NaN or infinity.
 
 | `nonfinite=`  | result                                                                       |
 |---------------|------------------------------------------------------------------------------|
-| `"propagate"` | every gradient becomes NaN, so that it is seen                               |
-| `"raise"`     | FloatingPointError that names the leaves; nothing has been changed           |
+| `"propagate"` | every gradient becomes NaN, which makes the problem visible                  |
+| `"raise"`     | FloatingPointError that names the leaves; nothing is changed                 |
 | `"zero"`      | NaN and infinite elements count as 0, the rest is clipped                    |
 | `"skip"`      | the whole result is zeros                                                    |
 
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Nonfinite:
-    """One line of the table of this module's docstring. No other module knows the policies by their names.
+    """One row of the table in this module's docstring. No other module knows the policies by name.
 
     Attributes:
-        name: what users call it.
-        raises: an error is raised, for which the values have to be looked at.
-        zeroes: elements that are not finite count as 0.
+        name: the user's name for it.
+        raises: an error is raised, which requires reading the values.
+        zeroes: non-finite elements count as 0.
         blanks: the whole result becomes zeros.
-        tells: how a sum over private examples would tell that one of them is not finite; empty where it does not.
+        tells: how a sum over private examples would reveal that one of them is not finite; empty if it does not.
 
     """
 
@@ -47,21 +47,21 @@ class Nonfinite:
 
     @classmethod
     def named(cls, nonfinite: object) -> Nonfinite:
-        """Return the policy of a name. Raises ValueError where it is none of the four."""
+        """Return the policy with this name. Raises ValueError if it is not one of the four."""
         if isinstance(nonfinite, str) and nonfinite in _POLICIES:
             return _POLICIES[nonfinite]
         raise ValueError(f"nonfinite must be one of {', '.join(map(repr, _POLICIES))}, got {nonfinite!r}.")
 
     def check_visible(self, backend: Backend) -> None:
-        """Raise a ValueError where values have to be looked at, and a traced call cannot."""
+        """Raise a ValueError if the policy needs the values and the call is traced."""
         if self.raises and not backend.visible:
             raise ValueError(
-                "nonfinite='raise' has to look at the values, which a traced call cannot. Call it outside of jit and "
-                "vmap, or pass nonfinite='skip' and look at the returned norm."
+                "nonfinite='raise' needs the values of the gradients, which a traced call does not have. Call it "
+                "outside jit and vmap, or pass nonfinite='skip' and check the returned norm."
             )
 
     def settled(self, backend: Backend, finite: Any, coefficient: Coefficient) -> Coefficient:
-        """Return the coefficient, changed where `finite` (of the norm) is False."""
+        """Return the coefficient, adjusted wherever `finite` (of the norm) is False."""
         if backend.concrete and finite.all():
             return coefficient
         if self.blanks:
@@ -69,7 +69,7 @@ class Nonfinite:
         return coefficient.spoiled(backend.xp, finite)
 
     def counted(self, xp: ModuleType, norm: Array, mask: Array | None) -> Array | None:
-        """Return which norms count, of those in the mask: None for all. The others have the derivative 0."""
+        """Return which norms in the mask count, None for all. The others have the derivative 0."""
         if not self.blanks:
             return mask
         finite = xp.isfinite(norm)
@@ -90,13 +90,13 @@ _POLICIES = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
 
 
 def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:
-    """Raise a FloatingPointError that names the arrays which hold NaN or infinities and counts them."""
+    """Raise a FloatingPointError that names the arrays with NaN or infinity and counts these elements."""
     found = nonfinite_leaves(backend, arrays, names)
     raise FloatingPointError(explained(f"in {len(found)} of {len(arrays)} leaves", found))
 
 
 def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> list[str]:
-    """Return the name of each array that holds NaN or infinities, and how many."""
+    """Return, for each array with NaN or infinity, its name and the counts."""
     found = []
     for x, name in zip(arrays, names, strict=True):
         nans, infinities = backend.count_nonfinite(x)
@@ -106,7 +106,7 @@ def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[st
 
 
 def explained(where: str, found: Sequence[str]) -> str:
-    """Return the message of an error about such arrays."""
+    """Return the error message for these arrays."""
     return (
         f"the gradients are not finite {where}: {listed(found, '; ')}. "
         "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."

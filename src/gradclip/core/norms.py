@@ -1,24 +1,24 @@
-"""What a norm is: its order, what one array knows of it, and how such partial norms combine.
+"""Norms: their orders, the partial norm of one array, and how partial norms combine.
 
-The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude
-for `inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file),
-their combination, and the root. Sums run in float64 where the device has it. A dtype whose powers cannot leave that
-range is summed as it is; otherwise the magnitudes are divided by the largest of them first, unless the sum shows
+The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude for
+`inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file), their
+combination, and the root. Sums run in float64 if the device has it. If the powers of a dtype cannot leave that range,
+its elements are summed directly. Otherwise the magnitudes are first divided by the largest one, unless the sum shows
 that nothing was lost.
 
 The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
 more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
-Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is
-small; elsewhere k is the number of terms. The kernels add squares of half types, which are exact in float32, four at
-a time there, which adds 2**-22. Each term carries at most the errors of a division and a multiplication, and
-the root, by its derivative, divides the relative error by p and adds its own rounding: less than (k + 8)*u for p = 1
-and 2, stated as (k + 16)*u. For other p the power adds what `_POW_ERROR` allows for. The largest and smallest
-magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the smallest step; where
-it matters, the norm's `floor` holds that.
+Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is small;
+elsewhere k is the number of terms. Squares of half types are exact in float32, and the kernels add four at a time in
+float32, which adds 2**-22 to the error. Each term carries at most the errors of a division and a multiplication. The
+root, by its derivative, divides the relative error by p and adds its own rounding. The total is less than (k + 8)*u for
+p = 1 and 2, stated as (k + 16)*u. For other p, the power adds the error in `_POW_ERROR`. The largest and smallest
+magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the smallest step; if that
+matters, the norm's `floor` accounts for it.
 
-Finite parts may have a magnitude beyond the range. Where a norm is not finite, and numbers are complex128, it is
-that of their quarters, times 4, if these have one. What a quarter loses is less than two steps: beside a norm so large
-it is nothing, and the smallest magnitude has it in its `floor`.
+Complex numbers with finite parts may have a magnitude beyond the range. If the norm of complex128 numbers is not
+finite, but that of their quarters is, the norm is 4 times the latter. A quarter loses less than two steps. Compared
+with so large a norm this is nothing; for the smallest magnitude, it is part of the `floor`.
 """
 
 import math
@@ -44,14 +44,14 @@ class Order:
     """The order of a norm: `p` > 0, `inf` or `-inf`. For p < 1 it is not a norm, but clipping by it is defined."""
 
     p: float
-    extreme: bool = field(init=False, repr=False)  # whether it is a largest or smallest magnitude instead of a sum
+    extreme: bool = field(init=False, repr=False)  # whether it is the largest or smallest magnitude instead of a sum
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "extreme", self.p in (math.inf, -math.inf))
 
     @classmethod
     def parse(cls, ord: object) -> "Order":
-        """Return the order a user means: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
+        """Return the order that a user passes: a number >= 1, `inf`, `-inf`, these as strings, or None for 2.
 
         Raises ValueError for anything else.
         """
@@ -82,7 +82,7 @@ _USUAL_ORDERS: dict[object, Order] = {1.0: Order(1.0), 2.0: EUCLIDEAN, math.inf:
 
 @dataclass(frozen=True)
 class Partial:
-    """What one array, shard or file knows of a norm.
+    """The contribution of one array, shard or file to a norm.
 
     `total` is the sum of (|x| / divisor)**p, or the extreme magnitude; a `divisor` of None is 1.
     """
@@ -93,9 +93,9 @@ class Partial:
 
 @dataclass(frozen=True)
 class Norm:
-    """A computed norm: `value * divisor`, with a proven relative `error`, and `floor` added to it at most.
+    """A computed norm, `value * divisor`, with a proven relative `error` plus at most `floor`.
 
-    Or many of them, as vectors, where `error` and `floor` may be one number for all.
+    Or many norms, as vectors; `error` and `floor` may then be one number for all.
     """
 
     value: Any
@@ -104,12 +104,12 @@ class Norm:
     floor: float
 
     def product(self) -> Any:
-        """Return the norm as one wide number, inf where it lies beyond the range."""
+        """Return the norm as one wide number, inf if it is beyond the range."""
         return self.value if self.divisor is None else self.value * self.divisor
 
 
 def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Partial:
-    """Return what `arrays`, not all of them empty, know of their norm together, or of each norm of the scope."""
+    """Return the contribution of `arrays`, not all of them empty, to their norm, or to each norm of the scope."""
     if order.extreme:
         extreme = backend.largest if order.p > 0 else backend.smallest
         return Partial(extreme(arrays, scope), None)
@@ -120,7 +120,7 @@ def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Par
 
 
 def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
-    """Return what several arrays know together."""
+    """Return the combined contribution of several arrays."""
     xp = backend.xp
     totals = backend.gather([part.total for part in partials])
     if order.extreme:
@@ -141,7 +141,7 @@ def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Part
 
 
 def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
-    """Return the norm that a combined partial stands for, in units of its divisor."""
+    """Return the norm of a combined partial, in units of its divisor."""
     if order.extreme or order.p == 1:
         return whole.total
     return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
@@ -162,7 +162,7 @@ def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE)
 
 
 def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
-    """Return the norms of groups of arrays, as a vector with one for each."""
+    """Return the norms of groups of arrays, as a vector with one norm per group."""
     counts = [group.elements() for group in groups]
     everything = Arrays([x for group in groups for x in group])
     found = backend.norms_of(everything, order.p) if len(everything) == len(groups) else None
@@ -186,7 +186,7 @@ def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> No
 
 
 def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
-    """Return norms as a vector of them."""
+    """Return several norms as one vector."""
     values = [norm.value for norm in norms]
     divisor = _stacked_divisors(backend, values, [norm.divisor for norm in norms])
     errors, floors = [norm.error for norm in norms], [norm.floor for norm in norms]
@@ -212,7 +212,7 @@ def _stacked_divisors(backend: Backend, values: Sequence[Any], divisors: Sequenc
 
 
 def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
-    """Return one number for all where they are the same, else a vector."""
+    """Return one number if all are the same, else a vector."""
     if all(isinstance(number, float) for number in numbers):
         return numbers[0] if len(set(numbers)) == 1 else backend.scalar(np.array(numbers), ())
     return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
@@ -233,10 +233,10 @@ def _computed(arrays: Arrays, order: Order, scope: Scope, backend: Backend) -> t
 def _beyond_range(
     backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Array, divisor: Array | None
 ) -> tuple[Array, Array | None]:
-    """Return a norm of complex128 numbers and its divisor, those of quarters where only these have one."""
+    """Return a norm of complex128 numbers and its divisor, from their quarters if only those give a finite one."""
     xp = backend.xp
     known = xp.isfinite(value)
-    # The norm of parts that have been divided first is finite where these are.
+    # If the parts were divided first, their norm is finite whenever they are.
     by_parts = order.p == 2 and scope.whole and backend.at_once(arrays) is not None
     if by_parts or (backend.concrete and xp.all(known)):
         return value, divisor
@@ -245,7 +245,7 @@ def _beyond_range(
     def of_quarters() -> tuple[Any, Any]:
         quarter, unit = _computed(backend.quartered(arrays), order, scope, backend)
         unit = xp.ones_like(quarter) if unit is None else unit
-        # With such a number it has no other divisor; and the product with one may be beyond the range.
+        # A number this large has no other divisor. Multiplied by 4 it could leave the range.
         large = quarter > 2.0**500
         new = xp.where(large, quarter * 2.0**-1020, quarter * 4.0), xp.where(large, xp.full_like(unit, 2.0**1022), unit)
         finite = xp.isfinite(quarter)
@@ -255,24 +255,24 @@ def _beyond_range(
 
 
 def floor_of(backend: Backend, arrays: Arrays, count: int, order: Order) -> float:
-    """Return what `count` elements add to a norm at most that are read as zero, or whose magnitudes are rounded."""
+    """Return the most that `count` elements add to a norm if they are read as zero or their magnitudes are rounded."""
     floor = count * max(map(backend.flushed_below, arrays.formats))
     if not arrays.any_complex:
         return floor
-    # Each of two parts may be read as zero. A step for the root of their squares and two for a quarter, four times.
+    # Each of two parts may be read as zero. One step for the root of their squares and two for a quarter, times 4.
     rounded = 0.0 if order.p == 2 or "complex128" not in arrays.dtypes else count * 16 * FLOAT64.step
     return 2 * floor + rounded
 
 
 def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
-    """Split off the arrays whose powers may leave the range, where that cannot be seen from their sum."""
+    """Split off the arrays whose powers may leave the range, if their sum cannot show it."""
     fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
     groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
     return list(map(arrays.alike, groups))
 
 
 def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool) -> float:
-    """Return a proven bound on the relative error of a norm from that of the additions in its sum."""
+    """Return a proven bound on the relative error of a norm, given that of the additions in its sum."""
     if exact:
         return 0.0
     sum_error += 16 * wide.roundoff
@@ -282,12 +282,12 @@ def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool)
 
 
 def norm_dtype(arrays: Arrays) -> str:
-    """Return the dtype a norm is handed out in: float64 if an array has that precision, else float32."""
+    """Return the dtype of a returned norm: float64 if an array has that precision, else float32."""
     return "float64" if FLOAT64 in arrays.formats else "float32"
 
 
 def settled(backend: Backend, norm: Norm) -> Norm:
-    """Return the norm with a power of two for a divisor, 1 for ordinary norms, and a value well inside the range."""
+    """Return the norm with a power of two as divisor, 1 for ordinary norms, and a value well inside the range."""
     if norm.divisor is None:
         return norm
     xp, digits = backend.xp, backend.wide.max_exponent  # 1024, or 128

@@ -1,7 +1,6 @@
-"""Rules: which coefficient follows from a norm and a threshold, before it is lowered for what rounding can add.
+"""Rules: the coefficient that follows from a norm and a threshold, before it is lowered for rounding.
 
-`coefficient` lowers it, and proves the bound. The kernels and the derivatives are given a `Rule`: they know no other
-form.
+`coefficient` lowers it and proves the bound. The kernels and the derivatives receive a `Rule`; they know no other form.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ import numpy as np
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.values import Array
 
-# Step 3 of the argument in `coefficient`, for arithmetic in float64.
+# Step 3 of the proof in `coefficient`, for arithmetic in float64.
 LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
 
 
 class Rule(NamedTuple):
-    """The coefficient of a norm N: `kept` where upper <= keep_up_to, else numerator / upper.
+    """The coefficient of a norm N: `kept` if upper <= keep_up_to, else numerator / upper.
 
-    There upper = N * inflate + offset. Each value is a scalar, or has one entry for each norm.
+    Here upper = N * inflate + offset. Each value is a scalar, or has one entry per norm.
     """
 
     inflate: Any
@@ -33,20 +32,20 @@ class Rule(NamedTuple):
     numerator: Any
 
     def upper(self, norms: Array) -> Array:
-        """Return what norms are compared with, and divided by."""
+        """Return upper for these norms, which is compared with keep_up_to and divides the numerator."""
         return raised_by(norms, self.inflate, self.offset)
 
 
 def raised_by(norms: Array, inflate: Any, offset: Any) -> Array:
     """Return norms * inflate + offset."""
     raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
-    # Not even zero is added where it is known: in compiled code that would be one more operation.
+    # A known zero is not added: in compiled code that would be an extra operation.
     return raised if isinstance(offset, float) and offset == 0 else raised + offset
 
 
 @dataclass(frozen=True)
 class Target:
-    """Which `Rule` follows from a threshold C, of which a negative one counts as 0.
+    """Which `Rule` follows from a threshold C; a negative C counts as 0.
 
     | target                  | offset | keep_up_to | kept       | numerator |
     |-------------------------|--------|------------|------------|-----------|
@@ -54,8 +53,8 @@ class Target:
     | a `length`              | 0      | C * share  | length / C | length    |
     | either, with a `gamma`  | gamma  | none       |            | as above  |
 
-    A length is 1, or the steps of a grid, of which the threshold has a `share` and to whose `integers` the result is
-    rounded. With the threshold for a target, what is kept stays bit for bit.
+    A length is 1, or the number of steps of a grid; then the threshold has a `share` in steps, and the result is
+    rounded to `integers`. If the target is the threshold, kept elements stay bit-identical.
     """
 
     length: float | None = None
@@ -65,7 +64,7 @@ class Target:
 
     @property
     def keeps(self) -> bool:
-        """Whether elements may stay bit for bit."""
+        """Whether elements may stay bit-identical."""
         return self.length is None and self.gamma is None
 
     @property
@@ -79,7 +78,7 @@ class Target:
         if self.length is None and self.gamma is None:
             return Rule(1.0, 0.0, threshold, 1.0, threshold)
         numerator = threshold
-        if self.length is not None:  # A choice between two plain numbers would be float32 in PyTorch: it may round up.
+        if self.length is not None:  # In PyTorch, a choice between two plain numbers is float32, which may round up.
             none = max_norm <= 0 if self.integers else max_norm < 0
             numerator = xp.where(none, 0.0, xp.full_like(threshold, self.length))
         if self.gamma is not None:
@@ -93,14 +92,14 @@ CLIP = Target()
 
 
 def rule_for_sums(xp: ModuleType, target: Target, max_norm: float | Array, error: float) -> Rule:
-    """Return the rule for norms with a relative error, in float64, lowered as in step 3 of the module's docstring."""
-    # Below that numbers may be too coarse to be lowered; of narrower elements nothing would be left anyway.
+    """Return the rule for norms with a relative error, in float64, lowered as in step 3 of `coefficient`'s proof."""
+    # Smaller numbers may be too coarse to lower; narrower elements would become zeros anyway.
     rule = target.rule(xp, xp.where(max_norm < 2.0**-1000, 0.0, max_norm))
     kept = rule.kept if target.keeps else rule.kept * LOWERED
     return rule._replace(inflate=1.0 / (1.0 - error), kept=kept, numerator=rule.numerator * LOWERED)
 
 
-# Layers of one size and threshold are weighed alike, which takes longer to find out than to add up a small layer.
+# Cached: layers of equal size and threshold share a rule, and computing it takes longer than adding a small layer.
 @lru_cache(maxsize=64)
 def known_rule_for_sums(target: Target, max_norm: float, error: float) -> Rule:
     """Return the same rule in plain numbers."""

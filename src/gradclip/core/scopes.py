@@ -1,7 +1,7 @@
 """Scopes: which elements share a norm. A tree or a layer as a whole, each example of a batch, or each unit of a layer.
 
-Norms, coefficients and divisors of one scope are arrays of one shape: the lengths of the scope's own axes. A new scope
-is one more value here; backends and rules ask it for the axes.
+Norms, coefficients and divisors of one scope are arrays of one shape: the lengths of the scope's own axes. To add a
+scope, add a value here; backends and rules ask it for the axes.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,11 +12,11 @@ from gradclip.backends.values import Array, elements_of
 
 @dataclass(frozen=True)
 class Scope:
-    """A choice of axes: each place along the own axes has a norm, which all elements along the other axes share.
+    """A choice of axes: each position along the own axes has a norm, shared by all elements along the other axes.
 
-    `own` returns the own axes for a number of axes, negative ones counted from the end. It is None where all elements
-    of all arrays share one norm. Otherwise arrays that are measured together have own axes of the same lengths. `fixed`
-    says that a norm must be the same, to the last bit, whatever else is measured.
+    `own` returns the own axes for a number of axes; negative ones count from the end. It is None if all elements of all
+    arrays share one norm. Otherwise, arrays measured together have own axes of the same lengths. `fixed`: a norm must
+    be the same, to the last bit, whatever else is measured.
     """
 
     name: str
@@ -28,11 +28,11 @@ class Scope:
         object.__setattr__(self, "whole", self.own is None)
 
     def own_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes, in order, along which each place has a norm of its own."""
+        """Return the sorted axes along which each position has its own norm."""
         return () if self.own is None or not ndim else tuple(sorted(axis % ndim for axis in self.own(ndim)))
 
     def shared_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes, in order, whose elements share a norm."""
+        """Return the sorted axes whose elements share a norm."""
         own = self.own_axes(ndim)
         return tuple(axis for axis in range(ndim) if axis not in own)
 
@@ -45,7 +45,7 @@ class Scope:
         return elements_of([shape[axis] for axis in self.shared_axes(len(shape))])
 
     def over(self, value: Array, like: Array) -> Array:
-        """Shape what there is one of for each norm so that it broadcasts to an array; a scalar does as it is."""
+        """Reshape a value with one entry per norm so that it broadcasts to an array; scalars are returned unchanged."""
         if self.own is None or getattr(value, "ndim", 0) == 0:
             return value
         own = self.own_axes(like.ndim)
@@ -54,7 +54,7 @@ class Scope:
 
 @dataclass(frozen=True)
 class _Along:
-    """The same own axes for every array, so that scopes with the same ones are equal."""
+    """The same own axes for every array; scopes with the same axes are equal."""
 
     axes: tuple[int, ...]
 
@@ -63,14 +63,14 @@ class _Along:
 
 
 def units_along(axes: tuple[int, ...]) -> Scope:
-    """Return the scope of units that lie along these axes: without any, an array is one unit."""
+    """Return the scope of units indexed by these axes; without axes, an array is one unit."""
     return Scope("unit", _Along(axes))
 
 
 def units_of_layer(shape: Sequence[int], *, first: bool) -> Scope:
-    """Return the scope of a layer's units, one for each output, which lie along the first axis, or along the last ones.
+    """Return the scope of a layer's units, one for each output; outputs are on the first axis, or on the last axes.
 
-    Along the last ones: a matrix is (inputs, outputs), three axes are (inputs, heads, outputs of a head), more of them
+    For the last axes: a matrix is (inputs, outputs), three axes are (inputs, heads, outputs of a head), more axes are
     (..., inputs, outputs), and an array with at most one axis longer than 1 is one unit.
     """
     ndim = len(shape)

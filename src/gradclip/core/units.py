@@ -1,12 +1,12 @@
-"""Units: the parts of a layer that have norms of their own, as all that leads to one output; thresholds that follow.
+"""Units: the parts of a layer with their own norms, for example all weights of one output; adaptive thresholds.
 
-Adaptive clipping holds the norm of each unit's gradient at `clipping * max(N, eps)`, N the norm of the unit itself
+Adaptive clipping limits the norm of each unit's gradient to `clipping * max(N, eps)`, N the norm of the unit itself
 (Brock, De, Smith and Simonyan, "High-Performance Large-Scale Image Recognition Without Normalization", 2021).
 
-The threshold T that is computed is at most that, exactly. `norms` computes a number m with a relative error of d at
-most, which may lack `floor` besides, so N >= m (1 - d) - floor. Fewer than 8 roundings lead from m to T, each of which
-errs by at most u, relatively, the unit roundoff of this arithmetic, and T is lowered by 16u. A T, or N, so small that
-numbers may be too coarse for that counts as 0. Then `coefficient` proves that the norm of the result is at most T.
+The computed threshold T is at most that, exactly. `norms` computes a number m with a relative error of at most d, plus
+at most `floor`, so N >= m (1 - d) - floor. Fewer than 8 roundings lead from m to T. Each errs by at most u, relatively,
+the unit roundoff of this arithmetic, and T is lowered by 16u. A T or N so small that numbers may be too coarse for that
+counts as 0. Then `coefficient` proves that the norm of the result is at most T.
 """
 
 import math
@@ -32,7 +32,7 @@ from gradclip.core.scopes import Scope
 
 @dataclass(frozen=True)
 class Units:
-    """Arrays of which each unit is scaled by its own coefficient."""
+    """Coefficients for arrays, one for each unit."""
 
     coefficient: Coefficient
     scope: Scope
@@ -42,16 +42,16 @@ class Units:
         return backend.shrink(arrays, self.coefficient, self.scope)
 
     def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves`, which are `arrays`, from `new` on; return them, or others that replace them."""
+        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
         if backend.concrete and new is arrays and self.coefficient.keep.all():
             return leaves
         return backend.update(leaves, arrays, new, self.coefficient, self.scope)
 
 
 def decide_units(backend: Backend, arrays: Arrays, clipping: Clipping, name: str, scope: Scope) -> Decision:
-    """Measure each unit of one array, which has this name, and decide what happens to it.
+    """Measure each unit of one array, called `name` in errors, and decide what happens to it.
 
-    The threshold is one for all units, or an array of the norms' shape.
+    The threshold is one number for all units, or an array of the norms' shape.
     """
     made = decide(backend, arrays, clipping, lambda: [name], scope=scope, holders=ALONE)
     at_most = ALONE.exact_check(backend)
@@ -62,7 +62,7 @@ def decide_units(backend: Backend, arrays: Arrays, clipping: Clipping, name: str
 
 
 def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: Scope, at_most: Check) -> Coefficient:
-    """Return the coefficient, with the units kept whose norms are as close to the threshold as their error, and fit."""
+    """Return the coefficient; units within their error of the threshold are kept if the exact norm fits."""
     norm = settled(backend, made.norm)
     thresholds = np.broadcast_to(np.asarray(backend.scalar(clipping.max_norm, made.arrays)), np.shape(norm.value))
     undecided = np.asarray(open_between(norm, thresholds))
@@ -85,33 +85,33 @@ def _piece(x: HostArray, place: tuple[Any, ...]) -> HostArray:
 class Adaptive:
     """Thresholds that follow the norms of parameters.
 
-    `known`: `clipping` and `eps`, None where one is traced. `as_arrays`: which of them came as arrays, of which
-    derivatives may be asked for; these come with each call.
+    `known`: `clipping` and `eps`, None if traced. `as_arrays`: which of them are differentiable arrays; each call
+    passes these.
     """
 
     known: tuple[float | None, float | None]
     as_arrays: tuple[bool, bool] = (False, False)
 
     def settings(self, given: Sequence[Any]) -> list[Any]:
-        """Return `clipping` and `eps`, with the arrays of a call among them."""
+        """Return `clipping` and `eps`, filling in the arrays of a call."""
         rest = list(given)
         return [rest.pop(0) if came else known for known, came in zip(self.known, self.as_arrays, strict=True)]
 
     def thresholds(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope, given: Sequence[Any]) -> Array:
-        """Return the threshold of each unit of one array of parameters, as this module's docstring says."""
+        """Return the threshold of each unit of one array of parameters, as in this module's docstring."""
         return self.of_norm(backend, measure(backend, arrays, order, scope), arrays, given)
 
     def of_norm(self, backend: Backend, norm: Norm, arrays: Arrays, given: Sequence[Any]) -> Array:
-        """Return the same where the norms of the units are known."""
+        """Return the same from the known norms of the units."""
         both = zip(self.known, self.settings(given), strict=True)
-        # No generator, which `torch.compile` does not take.
+        # Not a generator: `torch.compile` does not support it here.
         clipping, eps = [backend.scalar(one if known is None else known, arrays) for known, one in both]
         return _lowered(backend, norm, clipping, eps)
 
 
 def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array:
     xp, largest, coarse = backend.xp, backend.wide.largest, backend.wide.tiny * 2.0**22
-    # A norm beyond the range is at least the largest number.
+    # A norm beyond the range is at least the largest finite number.
     lower = xp.clip(norm.product(), 0.0, largest) * (1.0 - norm.error) - norm.floor
     base = xp.maximum(xp.where(lower < coarse, 0.0, lower), eps)
     product = base * clipping * (1.0 - 16.0 * backend.wide.roundoff)
@@ -121,9 +121,9 @@ def _lowered(backend: Backend, norm: Norm, clipping: Array, eps: Array) -> Array
 
 @dataclass(frozen=True)
 class AdaptiveRule:
-    """How a gradient x clipped to adaptive thresholds changes with x, the parameter w, and with `clipping` and `eps`.
+    """How a gradient x, clipped to adaptive thresholds, changes with x, the parameter w, `clipping` and `eps`.
 
-    With T = clipping * max(N, eps), dT = dclipping * max(N, eps) + clipping * (dN where N > eps, else deps). `rule` is
+    With T = clipping * max(N, eps), dT = dclipping * max(N, eps) + clipping * (dN if N > eps, else deps). `rule` is
     that of x.
     """
 
@@ -133,7 +133,7 @@ class AdaptiveRule:
     adaptive: Adaptive
 
     def at(self, leaves: Sequence[Array], norm: Array, max_norm: None, mask: None) -> At:
-        """Return the place of a call: x, w, which of `clipping` and `eps` came as arrays, and the norms of x."""
+        """Return the point of a call: x, w, those of `clipping` and `eps` given as arrays, and the norms of x."""
         return At(leaves, norm, max_norm)
 
     def jvp(
@@ -148,7 +148,7 @@ class AdaptiveRule:
         return self.rule.jvp(xp, At([x], at.norm, of.threshold), [dx], dthreshold, dtypes)
 
     def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], float]:
-        """Return the gradients with respect to the leaves of the place."""
+        """Return the gradients for the leaves of the point."""
         x, w, *given = at.leaves
         of = self._threshold(xp, w, at.norm, given)
         gxs, gthreshold = self.rule.vjp(xp, At([x], at.norm, of.threshold), gys, gnorm)
@@ -173,7 +173,7 @@ class AdaptiveRule:
         return _Threshold(size, above, base, slope, xp.where(infinite, clipping, slope * base))
 
     def _size(self, xp: ModuleType, w: Array, like: Array) -> Array:
-        """Return the norms of the units of w, as precisely as their dtype is."""
+        """Return the norms of the units of w, in the precision of their dtype."""
         axes, p = self.rule.scope.shared_axes(w.ndim), self.rule.order.p
         if 0 in w.shape:
             return xp.zeros_like(like)
@@ -188,7 +188,7 @@ class AdaptiveRule:
 
 
 class _Threshold(NamedTuple):
-    """The norms of units, whether they exceed eps, the larger of the two, and `clipping`, and what follows."""
+    """The norms of units, whether they exceed eps, the larger of both, its factor, and the threshold."""
 
     size: Array
     above: Array

@@ -1,1 +1,1 @@
-"""Clipping in place: the gradients of parameters, or trees of NumPy arrays."""
+"""Clip in place: the gradients of parameters, or trees of NumPy arrays."""

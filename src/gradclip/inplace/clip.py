@@ -1,8 +1,8 @@
-"""Clipping in place: the gradients of parameters, objects that carry one in `.grad`, or a tree of NumPy arrays.
+"""Clip in place: the gradients of parameters (objects with a `.grad`), or a tree of NumPy arrays.
 
-Everything is checked and decided before the first element is written. Memory that several gradients share counts,
-and is scaled, once. Where several processes hold parts of the gradients, each calls with its own, and all
-get the same norm.
+Everything is checked and decided before the first element is written. Memory shared by several gradients counts once
+and is scaled once. If several processes hold parts of the gradients, each passes its own part, and all get the same
+norm.
 """
 
 from __future__ import annotations
@@ -32,21 +32,23 @@ if TYPE_CHECKING:
 def grad_norm(
     parameters: Parameters, ord: Ord | Order = 2, *, process_group: ProcessGroups = None, mesh: Meshes = None
 ) -> Scalar:
-    """Return the norm of the gradients of `parameters` together, without changing them.
+    """Return the global norm of the gradients of `parameters`, without changing them.
 
     Args:
         parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
-            themselves. A `.grad` of None is skipped. Views of the same elements, as W and W.T, count once.
+            themselves. A `.grad` of None is skipped. Views of the same elements, such as W and W.T, count once.
         ord: which norm, as in `gradclip.global_norm`.
-        process_group: the processes of which each holds other gradients, as in `clip_grad_norm_`.
-        mesh: the same as a mesh.
+        process_group: the processes that hold different gradients, as in `clip_grad_norm_`.
+        mesh: the same, given as a mesh.
 
     Returns:
-        A scalar of the gradients' framework on the first one's device: float64 if one is float64, else float32.
+        A scalar of the gradients' framework on the first gradient's device: float64 if a gradient is float64, else
+        float32.
 
     Raises:
-        TypeError: something without `.grad`. ValueError: gradients instead of parameters, an exhausted generator,
-        gradients that share only some of their elements.
+        TypeError: a parameter has no `.grad`.
+        ValueError: gradients were passed instead of parameters, a generator is exhausted, or two gradients share only
+            some of their elements.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -83,36 +85,38 @@ def clip_grad_norm_(
     mesh: Meshes = None,
     monitor: Monitor | None = None,
 ) -> Scalar:
-    """Scale the gradients of `parameters` in place by min(1, max_norm / norm); their norm is then at most `max_norm`.
+    """Scale the gradients of `parameters` in place by min(1, max_norm / norm). Their norm is then at most `max_norm`.
 
     Args:
-        parameters: as in `grad_norm`. The gradients are written where they lie; one that cannot be written (a JAX
-            array, a read-only or expanded one) is replaced in its `.grad`. NumPy arrays passed themselves must be
+        parameters: as in `grad_norm`. Gradients are written in place. A gradient that cannot be written (a JAX array, a
+            read-only or expanded array) is replaced in its `.grad`. In a tree of NumPy arrays, all arrays must be
             writable. Memory that is listed twice is scaled once.
-        max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. A `gradclip.AdaptiveNorm`
-            is a threshold that follows the norms of these calls.
+        max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. Pass a
+            `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
-        process_group: processes of which each holds other gradients, or other parts of them, and calls: a process
-            group of PyTorch, or a list; an empty list says that this process is alone. Distributed tensors say
-            themselves how they are split, gradients of DistributedDataParallel are not split. A parameter group
-            (`{"params": [...], "process_group": ...}`) may name its own.
-        mesh: the same as a mesh of PyTorch, for the processes along all of its dimensions.
-        monitor: what records the norm and the threshold of this call, once it has succeeded.
+        process_group: a process group of PyTorch, or a list of them, if each of its processes holds different gradients
+            or different shards; all of them must call. Pass an empty list to clip on this process alone. Not needed for
+            distributed tensors, which know their sharding, nor for DistributedDataParallel, which replicates gradients.
+            A parameter group (`{"params": [...], "process_group": ...}`) may name its own.
+        mesh: the same, given as a mesh of PyTorch: the processes along all of its dimensions.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold after each successful call.
 
     Returns:
         The norm before clipping, as `grad_norm` returns it.
 
     Raises:
-        TypeError: something without `.grad`, a gradient of integers, what is no process group. ValueError: a negative
-        or NaN `max_norm`, an unknown `ord` or policy, gradients instead of parameters, an exhausted generator, a
-        read-only array that nothing holds, gradients that share only some of their elements; where several processes
-        call, other arguments on some of them, a group without this process, shards of FSDP1 with no group named,
-        gradients that all of a group hold alike. RuntimeError: an error on another process, or one that has ended.
-        FloatingPointError: under "raise". In every case the gradients are as they were.
+        TypeError: a parameter has no `.grad`, a gradient has an integer dtype, or `process_group` is not a process
+            group.
+        ValueError: `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients were passed instead of
+            parameters, a generator is exhausted, an array in a tree is read-only, or two gradients share only some of
+            their elements. With several processes: their arguments differ, this process is not in the group, parameters
+            are FSDP1 shards without a group, or all processes of the group hold the same gradients.
+        RuntimeError: another process failed or has ended.
+        FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
-    Nothing is written where the norm is at most `max_norm`. On an accelerator the call waits for nothing, unless
-    `nonfinite="raise"`, and so always writes.
+    After an error, the gradients are unchanged. If the norm is at most `max_norm`, nothing is written. On an
+    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -125,7 +129,7 @@ def clip_grad_norm_(
 
     """
     if monitor is not None:
-        from gradclip.inplace.watched import clip_watched  # most calls do without
+        from gradclip.inplace.watched import clip_watched  # most calls have no monitor
 
         clip = partial(
             clip_grad_norm_, max_norm=max_norm, ord=ord, nonfinite=nonfinite, process_group=process_group, mesh=mesh
@@ -158,19 +162,19 @@ def clip_grad_norm_(
 
 @ordinary_arithmetic
 def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
-    """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm known already.
+    """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm that you already have.
 
     Args:
         parameters: as in `clip_grad_norm_`.
         max_norm: the threshold, >= 0.
-        total_norm: the norm the gradients count as having, >= 0, of an order from 1: a number or a scalar array,
-            trusted to float32 precision. The bound holds if the gradients' norm is no larger. One that is NaN makes all
-            NaN, an infinite one makes finite gradients zero, unless `max_norm` is infinite, too.
+        total_norm: the norm of the gradients, >= 0, of any order >= 1: a number or a scalar array, trusted to float32
+            precision. The bound holds if the true norm is no larger. If it is NaN, all gradients become NaN. If it is
+            infinite, finite gradients become zero, unless `max_norm` is infinite too.
 
     Raises:
-        TypeError, ValueError: as `clip_grad_norm_`, of `total_norm` too; the gradients are as they were.
+        TypeError, ValueError: as in `clip_grad_norm_`, also for `total_norm`. The gradients are then unchanged.
 
-    On an accelerator a scalar array is not looked at: there a negative `total_norm` makes all NaN.
+    On an accelerator the value of a scalar array is not read. There, a negative `total_norm` makes all gradients NaN.
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
@@ -184,15 +188,18 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
 
 @ordinary_arithmetic
 def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
-    """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]; NaN stays.
+    """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
 
     Args:
         parameters: as in `clip_grad_norm_`.
-        clip_value: the largest magnitude, >= 0. Where a gradient's dtype cannot hold it, the next number toward zero.
+        clip_value: the largest magnitude, >= 0. If a gradient's dtype cannot represent it, it is rounded toward zero.
 
     Raises:
-        TypeError: a complex gradient, something without `.grad`. ValueError: a negative or NaN `clip_value`, gradients
-        instead of parameters, an exhausted generator. In every case the gradients are as they were.
+        TypeError: a gradient is complex, or a parameter has no `.grad`.
+        ValueError: `clip_value` is negative or NaN, gradients were passed instead of parameters, or a generator is
+            exhausted.
+
+    After an error, the gradients are unchanged.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -218,7 +225,7 @@ def _clip_by_holder(
     process_group: ProcessGroups,
     mesh: Meshes,
 ) -> Scalar:
-    """Clip to the threshold that a holder has for this step. What it refuses reaches the other processes, too."""
+    """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
     try:
         order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
         max_norm.check_order(order)
@@ -230,7 +237,7 @@ def _clip_by_holder(
 
 
 def _parameters(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
-    """Return the parameters as a list. An error about them reaches the processes that are named, too."""
+    """Return the parameters as a list. Errors also reach the other processes, if any are named."""
     try:
         return ParameterList.of(parameters)
     except Exception:

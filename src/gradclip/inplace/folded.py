@@ -1,7 +1,7 @@
-"""Clipping within the step of a fused optimizer of PyTorch, which divides gradients as it reads them.
+"""Clip within the step of a fused PyTorch optimizer, which divides the gradients as it reads them.
 
-A hook before the step measures the norm and sets `optimizer.grad_scale`, by which the fused kernels divide, and
-`optimizer.found_inf`, with which they skip the step. A hook after it puts both back.
+A hook before the step measures the norm. It sets `optimizer.grad_scale`, by which the fused kernels divide, and
+`optimizer.found_inf`, which makes them skip the step. A hook after the step restores both.
 """
 
 import math
@@ -34,9 +34,9 @@ _FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 
 @dataclass(frozen=True)
 class Measured:
-    """What a step needs: the norm before clipping, the divisor, and what skips the step, a tensor of 0.0 or 1.0.
+    """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
-    None stands for a divisor that is known to be 1: with one the kernels write every gradient.
+    A divisor of None is known to be 1: given a divisor, the kernels would write every gradient.
     """
 
     norm: torch.Tensor
@@ -49,8 +49,9 @@ class Folded:
     """Clipping within the steps of one optimizer, until `remove()`.
 
     Attributes:
-        norm: the norm before clipping at the last step, of unscaled gradients; None before the first.
-        max_norm: the threshold, or the `AdaptiveNorm` that it follows from; another one holds from the next step on.
+        norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
+        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
+            step on.
 
     """
 
@@ -78,7 +79,7 @@ class Folded:
 
     @property
     def max_norm(self) -> float | AdaptiveNorm:
-        """The threshold, or what it follows from."""
+        """The threshold, or the `AdaptiveNorm` that sets it."""
         return self._max_norm
 
     @max_norm.setter
@@ -90,7 +91,7 @@ class Folded:
         self._max_norm = check_foldable(number if isinstance(number, float) else float(number))
 
     def remove(self) -> None:
-        """End it: from the next step on the optimizer gets gradients as they are."""
+        """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
         for hook in self._hooks:
             hook.remove()
         self._restore(self._optimizer)
@@ -100,7 +101,7 @@ class Folded:
     # The step
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Measure before the step; where a closure makes the gradients, after that."""
+        """Measure before the step; if a closure computes the gradients, measure after the closure."""
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._fold(optimizer)
@@ -131,7 +132,7 @@ class Folded:
         processes = processes_of(params, *self._groups)
         follows = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
         max_norm: Scalar = self._max_norm if follows is None else follows.for_order(self._order)
-        # A step that GradScaler skips is no error: its scale was too large.
+        # A step that GradScaler skips is not an error: the scale was too large.
         skips = self._nonfinite.raises and found_inf is not None and bool(found_inf.item())
         policy = PROPAGATE if skips else self._nonfinite
         with processes.preparing():
@@ -167,7 +168,7 @@ class Folded:
             self._max_norm.observe(last.norm, last.max_norm, self._order, self._nonfinite)
 
     def _restore(self, optimizer: Optimizer) -> None:
-        """Put the attributes back: GradScaler deletes what it has set, and others raise where they find them."""
+        """Restore the attributes: GradScaler deletes those it has set, and other callers raise if they find them."""
         self._without_momentum, self._measured_last = [], None
         before, self._before = self._before, None
         if before is None:
@@ -186,41 +187,46 @@ def fold_into(
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
 ) -> Folded:
-    """Make each `optimizer.step()` clip the gradients of all its parameters together, without a pass of its own.
+    """Make each `optimizer.step()` clip the gradients of all its parameters together, without an extra pass over them.
 
-    The step measures the norm N and divides every gradient by max(1, N / max_norm) as the optimizer reads it.
+    The step measures the norm N, and the optimizer divides every gradient by max(1, N / max_norm) as it reads it.
 
     Args:
-        optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, made with `fused=True`. Two optimizers clip apart: those with
-            the thresholds C1 and C2 together have a norm of at most sqrt(C1**2 + C2**2).
-        max_norm: the threshold, 0, inf or from 2**-50 to 2**100, in the units of unscaled gradients. Or a
-            `gradclip.AdaptiveNorm`, whose thresholds are kept within that range. The steps that its `skip_above` skips
-            leave parameters and state as they are.
+        optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, created with `fused=True`. Two optimizers clip separately:
+            with the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
+        max_norm: the threshold in the units of unscaled gradients: 0, inf, or from 2**-50 to 2**100. Or a
+            `gradclip.AdaptiveNorm`; its thresholds are kept within that range. A step that its `skip_above` skips
+            leaves parameters and optimizer state unchanged.
         ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what happens where a gradient holds NaN or infinities. "propagate": all become NaN. "raise": an
-            error before the step, for which each step waits. "skip": the step leaves parameters and state as they are.
-            GradScaler skips such steps whatever is said here.
-        process_group: as in `gradclip.clip_grad_norm_`, for parameters of which each process holds other ones.
-        mesh: the same as a mesh.
+        nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
+            error before the step; every step then waits for the device. "skip": the step leaves parameters and state
+            unchanged. GradScaler always skips these steps, whatever you pass here.
+        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters.
+        mesh: the same, given as a mesh.
 
     Returns:
-        A `Folded`: `.norm` is the norm before clipping at the last step, `.max_norm` may be set, `.remove()` ends it.
+        A `Folded`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()` to
+        stop.
 
     Raises:
-        TypeError: another optimizer. ValueError: one without `fused=True`, or folded already, a threshold out of range,
-        `nonfinite="zero"`, which takes a pass over the gradients. At a step, and then the parameters are as they were:
-        ValueError for two parameters whose gradients share memory, FloatingPointError under "raise", and the errors of
-        `gradclip.clip_grad_norm_`.
+        TypeError: the optimizer is not one of those above.
+        ValueError: the optimizer was created without `fused=True`, or is folded already; the threshold is out of range;
+            `nonfinite="zero"`, which needs an extra pass over the gradients. At a step: two parameters have gradients
+            that share memory.
+        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
-    The norm of what the update uses is at most `max_norm`, in exact arithmetic, for float32 and float64 parameters. The
-    optimizer puts these gradients in `.grad`, too. For half types it uses float32 quotients, for which the
-    bound holds, and rounds to nearest what it puts in `.grad`. `gradclip.core.divisor` has the argument.
+    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
+    unchanged.
 
-    Under GradScaler call `scaler.step(optimizer)`, with `scaler.unscale_(optimizer)` before it or without. `state_dict`
-    does not know of the clipping: for a new optimizer that loads a checkpoint call this again.
+    The gradients that the update uses have a norm of at most `max_norm`, in exact arithmetic, for float32 and float64
+    parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
+    the bound holds; `.grad` gets them rounded to nearest. `gradclip.core.divisor` has the proof.
 
-    The attributes `grad_scale` and `found_inf` of fused optimizers, which do this, are those that
-    `torch.amp.GradScaler` sets in PyTorch 2.13.
+    With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. The clipping
+    is not part of `state_dict`: when you load a checkpoint into a new optimizer, call `fold_into` again.
+
+    Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
+    PyTorch 2.13.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.zeros(2))
@@ -235,24 +241,24 @@ def fold_into(
     policy = Nonfinite.named(nonfinite)
     if policy.zeroes:
         raise ValueError(
-            "nonfinite='zero' has to write the gradients before the step, which folding into it is there to save. Call "
-            "gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step(), or pass nonfinite='skip'."
+            "fold_into does not support nonfinite='zero', which must write the gradients before the step. Pass "
+            "nonfinite='skip', or call gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step()."
         )
     check_fused(optimizer)
     if optimizer in _FOLDED:
         raise ValueError(
-            "this optimizer clips already, by an earlier fold_into. Set max_norm of what that returned, or call its "
+            "fold_into was already called for this optimizer. Assign max_norm of the Folded it returned, or call its "
             "remove() first."
         )
     return Folded(optimizer, max_norm, Order.parse(ord), policy, (process_group, mesh))
 
 
 def _check_apart(gradients: Gradients, params: ParameterList) -> None:
-    """Raise a ValueError where parameters share a gradient: the optimizer would divide it once for each."""
+    """Raise a ValueError if parameters share a gradient: the optimizer would divide it once for each."""
     if len(gradients.grads) < sum(grad is not None for grad in params.gradients):
         raise ValueError(
-            "some of the parameters share the memory of their gradients, which the optimizer would divide once for "
-            "each of them. Call gradclip.clip_grad_norm_, which scales it once, before the step, and remove() this."
+            "some parameters have gradients that share memory, which the optimizer would divide more than once. Call "
+            "remove(), and gradclip.clip_grad_norm_ before each step, which scales shared memory once."
         )
 
 
@@ -261,7 +267,7 @@ def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "floa
 
 
 def _skipping(found_inf: torch.Tensor | None, flags: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return what skips the step. It is at most 1.0: GradScaler adds up devices, and the kernels know only 1.0."""
+    """Return the tensor that skips the step, at most 1.0: GradScaler adds up devices, the kernels test for 1.0."""
     skipping = None if found_inf is None else found_inf.clamp(max=1.0)
     for flag in flags:
         skipping = flag if skipping is None else torch.maximum(skipping, flag.to(skipping.device))

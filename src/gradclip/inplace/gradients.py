@@ -1,4 +1,4 @@
-"""The gradients of an in-place call: those of parameters, or a tree of arrays itself."""
+"""The gradients of an in-place call: those of parameters, or a tree of arrays."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients, each once, and the parameters that carry them in `.grad`, if there are any.
+    """Gradients without duplicates, and the parameters that hold them in `.grad`, if any.
 
-    `held` are the objects in `.grad`, `grads` the same, but of distributed tensors the local shards. `again` are views
-    of elements that `grads` counts already; they are listed where such an array cannot be written, but only replaced.
+    `held` are the objects in `.grad`. `grads` are the same, but for distributed tensors their local shards. `again` are
+    views of elements already counted in `grads`; they are listed only if such an array cannot be written and must be
+    replaced.
     """
 
     grads: Sequence[Any]
@@ -42,7 +43,7 @@ class Gradients:
 
     @classmethod
     def of(cls, params: ParameterList) -> "Gradients":
-        """Collect the gradients. Raises where there can be none, so that a mistake is not silent."""
+        """Collect the gradients. Raises if the parameters cannot have any, so that a mistake does not stay silent."""
         if params.tree is not None:
             return cls._of_tree(params.tree)
         params.check_all_hold()
@@ -65,15 +66,15 @@ class Gradients:
         for leaf, path in zip(flat.leaves, paths, strict=True):
             if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
                 raise TypeError(
-                    f"a tree to be clipped in place must hold NumPy arrays only, got {type(leaf).__name__} at {path}. "
-                    "Pass such a tree, or parameters that have a .grad; for new arrays use "
-                    "gradclip.clip_by_global_norm."
+                    f"a tree to clip in place must hold only NumPy arrays, got {type(leaf).__name__} at {path}. Pass "
+                    "NumPy arrays, or parameters with a .grad. For other arrays, call gradclip.clip_by_global_norm, "
+                    "which returns new ones."
                 )
         if any(map(may_be_weights, flat.leaves)):
             warnings.warn(
-                "these variables are trainable: their values are clipped, which are a model's weights as a rule. Clip "
-                "gradients by gradclip.clip_by_global_norm(tape.gradient(loss, variables), max_norm), or hold them in "
-                "variables that are made with trainable=False.",
+                "these variables are trainable, so they are probably weights, and their values are clipped. To clip "
+                "gradients, call gradclip.clip_by_global_norm(tape.gradient(loss, variables), max_norm), or store them "
+                "in variables created with trainable=False.",
                 UserWarning,
                 stacklevel=5,
             )
@@ -82,30 +83,30 @@ class Gradients:
         return cls(grads, ParameterList(()), grads, [named[id(grad)] for grad in grads])
 
     def names(self) -> list[str]:
-        """Return what each gradient is called in an error."""
+        """Return the name of each gradient, for errors."""
         if self.paths:
             return list(self.paths)
         places = {id(grad): index for index, grad in reversed(list(enumerate(self.params.gradients)))}
         return [f"{self.params.name(places[id(grad)])}.grad" for grad in self.held]
 
     def backend(self, *scalars: object, otherwise: Callable[[], Sequence[Any]]) -> Backend:
-        """Return the backend of the gradients; where none has one, of the arrays `otherwise`, or of the parameters."""
+        """Return the backend of the gradients. Without any, use the arrays `otherwise`, or the parameters."""
         leaves = self.grads or otherwise() or [p for p in self.params.parameters[:1] if known(p)]
         return find(leaves, self.names, *scalars)
 
     def check_writable(self) -> None:
-        """Raise a ValueError that names an array which no parameter holds and cannot be written."""
+        """Raise a ValueError that names a read-only array which no parameter holds."""
         for grad, path in zip(self.grads, self.paths, strict=True):
             if isinstance(grad, np.ndarray) and not grad.flags.writeable:
                 raise ValueError(
-                    f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or use "
+                    f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or call "
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
     def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
-        """Raise a TypeError that names a parameter which takes no other gradient, where its own cannot be written.
+        """Raise a TypeError that names a parameter whose gradient can be neither written nor replaced.
 
-        The parameters of a framework take any.
+        Parameters of a framework accept any gradient.
         """
         parameters = self.params.parameters
         if backend.can_write(self.grads, arrays) or all_known(parameters):
@@ -117,29 +118,29 @@ class Gradients:
                 parameter.grad = grad
             except (AttributeError, TypeError) as error:
                 raise TypeError(
-                    f"{self.params.name(index)}.grad cannot be written where it lies, and its holder, a "
-                    f"{type(parameter).__name__}, takes no other gradient. Pass holders whose .grad can be set, or use "
-                    "gradclip.clip_by_global_norm, which returns new arrays."
+                    f"{self.params.name(index)}.grad cannot be written in place, and its holder, a "
+                    f"{type(parameter).__name__}, does not accept a new one. Pass objects with a settable .grad, or "
+                    "call gradclip.clip_by_global_norm, which returns new arrays."
                 ) from error
-            except Exception:  # it has a setter, which need not take views: what replaces this is none
+            except Exception:  # it has a setter, which may reject views; the replacement is not a view
                 pass
 
     def enter(self, backend: Backend) -> Arrays:
-        """Return the arrays of the gradients, which share their memory. Raises TypeError for integers."""
+        """Return the gradients as backend arrays that share their memory. Raises TypeError for integers."""
         with backend.precision():
             return backend.enter_in_place(self.grads, self.names)
 
     def each_memory_once(self, backend: Backend) -> "tuple[Gradients, list[int]]":
-        """Return the gradients without views of the same elements as others, and the indices of what is left.
+        """Return the gradients without views of the same elements, and the indices of those kept.
 
-        Raises ValueError for two that share some of their elements.
+        Raises ValueError if two share only some of their elements.
         """
         groups, meeting = shared(list(map(backend.region, self.grads)))
         if meeting is not None:
             first, second = (self.names()[index] for index in meeting)
             raise ValueError(
-                f"{first} and {second} share some of their memory, but are no views of the same elements, so they "
-                "cannot be clipped in place together. Pass one that holds all the elements, or copies."
+                f"{first} and {second} share some of their memory but are not views of the same elements, so they "
+                "cannot be clipped in place together. Pass one array that holds all the elements, or copies."
             )
         kept, again = [], []
         for group in groups:
@@ -150,18 +151,18 @@ class Gradients:
         return replace(self.chosen(kept), again=self.chosen(again) if again else None), kept
 
     def chosen(self, indices: Sequence[int]) -> "Gradients":
-        """Return those of the gradients at `indices`."""
+        """Return the gradients at `indices`."""
         grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
         return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
 
     def writable(self, backend: Backend) -> bool:
-        """Say whether all gradients can be written where they lie."""
+        """Return whether all gradients can be written in place."""
         return self.again is None and all(map(backend.writable, self.grads))
 
     def cleared(self, backend: Backend, arrays: Arrays, clipping: Clipping) -> Clipping:
-        """Put zeros where the gradients, which are `arrays`, are not finite; return what is then left to be done.
+        """Set non-finite elements of the gradients (`arrays`) to zero; return the clipping without that policy.
 
-        Only under a policy that asks for it, and where few operations do: a copy would take as much memory again.
+        Done only under the policy "zero", and only if a few operations suffice: a copy would double the memory.
         """
         at_once = backend.at_once(arrays) if clipping.nonfinite.zeroes else None
         if at_once is None or not self.writable(backend):
@@ -172,7 +173,7 @@ class Gradients:
     def scale(
         self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier | Units
     ) -> None:
-        """Scale the gradients, which are `arrays`, from `new` on."""
+        """Scale the gradients, which are `arrays`, starting from the values in `new`."""
         self._replace(coefficient.update(backend, self.grads, arrays, new))
         if self.again is not None:
             others = self.again.enter(backend)
@@ -180,7 +181,7 @@ class Gradients:
             self.again.scale(backend, others, again, coefficient)
 
     def put(self, backend: HostBackend, arrays: Arrays, new: Arrays, numbers: Sequence[int]) -> None:
-        """Take `new` for those of the gradients, which are `arrays`, that have these numbers."""
+        """Replace the gradients with these numbers by `new`; `arrays` are all gradients."""
         if new is arrays:
             backend.wrote([self.grads[number] for number in numbers])
             return
@@ -196,20 +197,20 @@ class Gradients:
             self.again.clamp(backend, self.again.enter(backend), bound)
 
     def _replace(self, updated: Sequence[Any]) -> None:
-        """Put each updated gradient in the `.grad` of its parameters where it is another object."""
+        """Put each updated gradient that is a new object in the `.grad` of its parameters."""
         whole = self.shards.whole(updated) if self.shards else updated
         if whole is self.held:
             return
         changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
         if changed:
-            # As read at the start: a property may hand out another object each time.
+            # The gradients read at the start: a property may return a new object each time.
             for parameter, old in zip(self.params.parameters, self.params.gradients, strict=True):
                 if id(old) in changed:
                     parameter.grad = changed[id(old)]
 
 
 def _once(grads: list[Any]) -> list[Any]:
-    """Return the gradients without those that are another's object."""
+    """Return the gradients without repeated objects."""
     if len(set(map(id, grads))) == len(grads):
         return grads
     return list({id(grad): grad for grad in grads}.values())
@@ -220,16 +221,15 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
         entry = entry_of(parameter)
         if entry is not None and load(entry).is_bare(parameter):
             raise ValueError(
-                f"parameters[{index}] is a tensor that has no .grad and needs none: gradients were passed where the "
-                "parameters belong. Pass the parameters; to clip gradients themselves use "
-                "gradclip.clip_by_global_norm."
+                f"parameters[{index}] has no .grad and does not require one, so it looks like a gradient. Pass the "
+                "parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
             )
 
 
 def entered(
     params: ParameterList, processes: "Processes", *scalars: object, to_write: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
-    """Return the gradients, their backend, and the arrays that share their memory; all that can be wrong is checked."""
+    """Return the gradients, their backend, and the arrays that share their memory, after all checks."""
     gradients = Gradients.of(params)
     if to_write and gradients.paths:
         gradients.check_writable()

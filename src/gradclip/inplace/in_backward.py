@@ -1,4 +1,4 @@
-"""Clipping each gradient of PyTorch as the backward pass finishes it, for optimizers that step within that pass."""
+"""Clip each PyTorch gradient as soon as the backward pass finishes it, for optimizers that step within that pass."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -20,8 +20,8 @@ class ClippedInBackward:
     """Clipping of parameters in the backward pass, until `remove()`.
 
     Attributes:
-        thresholds: the threshold of each parameter, by its name.
-        norms: the norm of each gradient before clipping, by the name of its parameter, as of its last backward pass.
+        thresholds: the threshold of each parameter, by name.
+        norms: the norm of each gradient before clipping, by parameter name, from its last backward pass.
 
     """
 
@@ -36,7 +36,7 @@ class ClippedInBackward:
         ]
 
     def remove(self) -> None:
-        """End it: backward passes leave gradients as they are."""
+        """Stop clipping: backward passes leave the gradients unchanged."""
         for hook in self._hooks:
             hook.remove()
 
@@ -44,11 +44,11 @@ class ClippedInBackward:
         def clip(parameter: torch.Tensor) -> None:
             if parameter.grad is not None and parameter.grad.requires_grad:
                 raise RuntimeError(
-                    f"the gradient of {name} is to be differentiated itself (create_graph=True), which clipping in the "
-                    "backward pass would not follow. Call remove(), and gradclip.clip_by_global_norm on the gradients."
+                    f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
+                    "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
                 )
             with_memory_of_its_own(parameter)
-            # Names are for the error, and cost time.
+            # Only this error needs names, and they cost time.
             given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
             self.norms[name] = clip_grad_norm_(given, self.thresholds[name], self._order, nonfinite=self._nonfinite)
 
@@ -64,34 +64,36 @@ def clip_in_backward(
 ) -> ClippedInBackward:
     """Make the backward pass clip the gradient of each parameter as soon as it is finished.
 
-    The threshold of parameter k is max_norm * (D_k / D)**(1 / ord): D_k is the number of its elements, D that of all.
-    So the norm of all gradients together is at most `max_norm`, although they need not all be there at one time.
+    The threshold of parameter k is max_norm * (D_k / D)**(1 / ord): D_k is its number of elements, D that of all
+    parameters. So the global norm of all gradients is at most `max_norm`, although they need not exist at the same
+    time.
 
     Args:
-        parameters: a module, or its parameters as `gradclip.clip_grad_norm_` takes them. Those that do not require a
-            gradient are left out; a parameter that is listed twice counts once.
-        max_norm: the threshold of all together, or a dict with one for each parameter by its name.
-        ord: which norm, as in `gradclip.global_norm`, but not `-inf`.
-        nonfinite: "propagate", "raise", "zero" or "skip", of each parameter for itself.
+        parameters: a module, or its parameters as `gradclip.clip_grad_norm_` accepts them. Parameters that do not
+            require a gradient are ignored. A parameter listed twice counts once.
+        max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name.
+        ord: which norm, as in `gradclip.global_norm`, except `-inf`.
+        nonfinite: "propagate", "raise", "zero" or "skip", applied to each parameter separately.
 
     Returns:
-        A `ClippedInBackward`: `.norms` holds the norms before clipping, `.thresholds` the thresholds, both by name, and
-        `.remove()` ends it.
+        A `ClippedInBackward`: `.norms` has the norms before clipping and `.thresholds` the thresholds, both by name.
+        Call `.remove()` to stop.
 
     Raises:
-        ValueError: no parameter that requires a gradient, one that is computed from others, one with hooks already that
-        run after its gradient is accumulated, names that do not match, a threshold that is negative or NaN.
-        TypeError: what is no tensor, a dict of thresholds for parameters without names. In the backward pass:
-        FloatingPointError under "raise"; RuntimeError under `create_graph=True`.
+        ValueError: no parameter requires a gradient; a parameter is computed from others, or already has hooks that run
+            after its gradient is accumulated; names do not match; a threshold is negative or NaN.
+        TypeError: a parameter is not a tensor, or thresholds by name are given for parameters without names.
+        FloatingPointError: in the backward pass with `nonfinite="raise"`, a gradient contains NaN or infinity.
+        RuntimeError: in a backward pass with `create_graph=True`.
 
-    Call this before whatever makes optimizers step in the backward pass: hooks run in the order in which they were
-    registered. Clipping a model whose optimizers do so after the pass, by `clip_grad_norm_`, finds no gradients.
+    Call this before anything that makes optimizers step in the backward pass: hooks run in the order of registration.
+    With optimizers like that, `clip_grad_norm_` after the pass is too late: no gradients are left.
 
-    The bound is that of `gradclip.clip_grad_norm_` for each gradient, and the powers of the thresholds add up to at
-    most max_norm**ord in exact arithmetic. Where gradients accumulate over several passes, each pass clips what has
-    accumulated so far. Under DistributedDataParallel each process clips its own gradients, before they are averaged.
+    The bound of each gradient is that of `gradclip.clip_grad_norm_`, and the thresholds, each to the power ord, add up
+    to at most max_norm**ord in exact arithmetic. If gradients accumulate over several passes, each pass clips the sum
+    so far. With DistributedDataParallel, each process clips its own gradients before they are averaged.
 
-    The hook is that of `torch.Tensor.register_post_accumulate_grad_hook` in PyTorch 2.13.
+    This uses `torch.Tensor.register_post_accumulate_grad_hook` of PyTorch 2.13.
 
     >>> import torch
     >>> model = torch.nn.ParameterDict({"v": torch.ones(2), "w": torch.ones(2)})
@@ -103,7 +105,7 @@ def clip_in_backward(
     """
     order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
     if order.p < 0:
-        raise ValueError("ord must not be -inf: smallest magnitudes of parts say nothing of a norm. Pass 2, 1 or inf.")
+        raise ValueError("ord must not be -inf: clipping parts by it does not bound the global norm. Pass 2, 1 or inf.")
     by_name, named = _trained(parameters)
     if isinstance(max_norm, Mapping):
         if not named:
@@ -115,10 +117,10 @@ def clip_in_backward(
 
 
 def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, float]:
-    """Return thresholds for parts of these sizes, the sum of whose powers is at most `max_norm` to that power.
+    """Return thresholds for parts of these sizes; each to the power p, they add up to at most `max_norm` to that power.
 
-    Each is lowered by 2**-48, relatively. The quotient, the root and the product err by far less, and the step down
-    covers what rounding adds below the normal range.
+    Each is lowered by 2**-48, relatively. The quotient, the root and the product err by far less. The step down covers
+    the rounding below the normal range.
     """
     if math.isinf(p) or math.isinf(max_norm) or len(sizes) == 1:
         return dict.fromkeys(sizes, max_norm)
@@ -128,7 +130,7 @@ def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, flo
 
 
 def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.Tensor], bool]:
-    """Return the parameters that get gradients, each once, by their names, and whether these were given."""
+    """Return the parameters that get gradients by name, without duplicates, and whether they came with names."""
     if isinstance(parameters, torch.nn.Module):
         parameters = dict(parameters.named_parameters())
     params = ParameterList.of(parameters)
@@ -141,23 +143,23 @@ def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.
             found[name] = parameter
             seen.add(id(parameter))
     if not found:
-        raise ValueError("no parameter requires a gradient, so that a backward pass has nothing to clip.")
+        raise ValueError("no parameter requires a gradient, so the backward pass has nothing to clip.")
     return found, bool(params.names) and None not in params.names
 
 
 def _check(parameter: Any, name: str) -> None:
     if not isinstance(parameter, torch.Tensor):
-        raise TypeError(f"{name} is a {type(parameter).__name__}; only tensors of PyTorch have a backward pass.")
+        raise TypeError(f"{name} is a {type(parameter).__name__}. Only PyTorch tensors have a backward pass.")
     if not parameter.is_leaf:
         raise ValueError(
-            f"{name} is computed from other tensors, so that no gradient accumulates in it. Pass those it is computed "
+            f"{name} is computed from other tensors, so no gradient accumulates in it. Pass the tensors it is computed "
             "from."
         )
     if getattr(parameter, "_post_accumulate_grad_hooks", None):
         raise ValueError(
-            f"{name} has hooks already that run after its gradient is accumulated. If one of them makes an optimizer "
-            "step, that would step before the gradient is clipped. Call clip_in_backward before these are registered, "
-            "or remove() those of an earlier clip_in_backward."
+            f"{name} already has hooks that run after its gradient is accumulated. If one steps an optimizer, it would "
+            "do so before the gradient is clipped. Call clip_in_backward before registering other hooks. If an earlier "
+            "clip_in_backward registered them, call its remove()."
         )
 
 
@@ -170,12 +172,12 @@ def _checked_names(max_norm: Mapping[str, Threshold], parameters: Mapping[str, t
         told = [f"none for {listed(missing)}"] * bool(missing) + [f"one for {listed(unknown)}"] * bool(unknown)
         raise ValueError(
             f"max_norm must have a threshold for each parameter that requires a gradient, got {' and '.join(told)}. "
-            "For a parameter that is not to be clipped write math.inf."
+            "To leave a parameter unclipped, pass math.inf."
         )
     return {name: _number(max_norm[name], f"max_norm[{name!r}]") for name in parameters}
 
 
 def _number(threshold: Threshold, name: str = "max_norm") -> float:
     number = check_threshold(threshold, name)
-    # A scalar array, whose value is wanted now: once, not at each backward pass.
+    # Read the value of a scalar array now, once, not at each backward pass.
     return number if isinstance(number, float) else float(check_threshold(number.item(), name))

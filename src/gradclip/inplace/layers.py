@@ -1,4 +1,4 @@
-"""Clipping each gradient of parameters, or each layer of a tree of NumPy arrays, by its own norm, in place."""
+"""Clip each gradient of parameters, or each layer of a tree of NumPy arrays, in place by its own norm."""
 
 from __future__ import annotations
 
@@ -34,19 +34,21 @@ def clip_grad_layer_norm_(
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
-        parameters: as in `clip_grad_norm_`, but for distributed tensors.
-        max_norm: the threshold of each gradient, >= 0: a number, or a list with one for each parameter. Of a tree of
-            NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
+        parameters: as in `clip_grad_norm_`, but no distributed tensors.
+        max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. For a tree
+            of NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
         ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what to do with NaN and infinities in a gradient, as in `gradclip.clip_by_global_norm`.
+        nonfinite: what to do if a gradient contains NaN or infinity, as in `gradclip.clip_by_global_norm`.
 
     Returns:
-        The norms before clipping: a list with one for each parameter, None where it has no gradient. Of a tree of NumPy
-        arrays, a tree of norms, shaped as it, or as `max_norm`.
+        The norms before clipping: a list with one norm per parameter, None for a parameter without a gradient. For a
+        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix.
 
     Raises:
-        ValueError: distributed tensors, thresholds that are not one for each parameter. Others as in `clip_grad_norm_`;
-        in every case the gradients are as they were.
+        ValueError: a tensor is distributed, or `max_norm` is a list of the wrong length. Other errors are those of
+            `clip_grad_norm_`.
+
+    After an error, the gradients are unchanged.
 
     >>> import numpy as np
     >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([0.5])}
@@ -63,8 +65,8 @@ def clip_grad_layer_norm_(
     params = ParameterList.of(parameters)
     if any_distributed(params.parameters) or any_distributed(params.gradients):
         raise ValueError(
-            "clip_grad_layer_norm_ takes gradients that this process holds as a whole, got distributed tensors. Clip "
-            "them together by gradclip.clip_grad_norm_, or one by one by calls of it."
+            "clip_grad_layer_norm_ does not support distributed tensors. Call gradclip.clip_grad_norm_, once for all "
+            "parameters or once for each."
         )
     gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
     layers = Layerwise.of(params, max_norm, backend)
@@ -84,7 +86,7 @@ def _clip_each(
     thresholds: Sequence[Any],
     clipping: Clipping,
 ) -> list[Any]:
-    """Clip the gradients of each group of indices, once all groups are measured; return their norms."""
+    """Measure all groups, then clip each by its own norm; return the norms."""
     holders = holders_of(backend)
     made, norms = [], []
     for group, threshold in zip(groups, thresholds, strict=True):
@@ -105,7 +107,7 @@ def _clip_at_once(
     thresholds: Sequence[Any],
     clipping: Clipping,
 ) -> list[Any] | None:
-    """Do the same with few operations for all groups; None where that is not to be done, and nothing has been."""
+    """Do the same with a few operations for all groups; return None, with nothing changed, if that is not possible."""
     if backend.concrete or len(groups) < 2 or backend.at_once(arrays) is None:
         return None
     clipping = gradients.cleared(backend, arrays, clipping)
@@ -126,7 +128,7 @@ def _clip_at_once(
 
 
 def _together(backend: Backend, thresholds: Sequence[Any]) -> Any:
-    """Return thresholds as one number where all are the same, else as a vector."""
+    """Return the thresholds as one number if all are equal, else as a vector."""
     if not all(isinstance(threshold, float) for threshold in thresholds):
         return backend.stacked([backend.scalar(threshold, ()) for threshold in thresholds])
     return thresholds[0] if len(set(thresholds)) == 1 else np.array(thresholds)

@@ -1,4 +1,4 @@
-"""The layers of an in-place call: gradients that share a norm, each layer with its threshold."""
+"""The layers of an in-place call: each is a group of gradients with one norm and one threshold."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """Layers, each once: the gradients in each and its threshold; `arranged` makes of their norms what is returned."""
+    """The unique layers of a call and their thresholds. `arranged` puts their norms into the caller's structure."""
 
     layers: Sequence[Sequence[Any]]
     thresholds: Sequence[Any]
@@ -24,7 +24,7 @@ class Layerwise:
 
     @classmethod
     def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend) -> "Layerwise":
-        """Return the layers of parameters, each its own, or of a tree. Raises ValueError for other thresholds."""
+        """Make each parameter, or each part of a tree, a layer. Raises ValueError if the thresholds do not fit."""
         if params.tree is not None:
             return cls._of_tree(params.tree, max_norm, backend)
         grads = params.gradients
@@ -56,7 +56,7 @@ class Layerwise:
         backend: Backend,
         rebuild: Callable[[list[Any]], Any],
     ) -> "Layerwise":
-        """Return layers without those that are others again, which must have the same threshold."""
+        """Return layers without duplicates, which must have equal thresholds."""
         keys = [frozenset(map(id, layer)) for layer in layers]
         unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
         checked = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
@@ -64,8 +64,8 @@ class Layerwise:
         differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
         if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
             raise ValueError(
-                "a gradient occurs twice, in two layers or with two thresholds, so that it is not clear what it is "
-                "clipped to. Pass it once."
+                "a gradient occurs twice, in two layers or with two thresholds, so its threshold is ambiguous. Pass it "
+                "once."
             )
         places = {key: place for place, key in enumerate(unique)}
 
@@ -75,14 +75,14 @@ class Layerwise:
         return cls(list(unique.values()), [asked[key] for key in unique], arranged)
 
     def among(self, gradients: "Gradients") -> list[list[int]]:
-        """Return the indices of each layer's gradients. Raises ValueError where some are views of others."""
+        """Return the indices of each layer's gradients. Raises ValueError if some are views of others."""
         places = {id(grad): index for index, grad in enumerate(gradients.held)}
         if any(id(grad) not in places for layer in self.layers for grad in layer):
             raise ValueError(
-                "two gradients are views of the same memory, so they cannot be layers of their own. Pass one of them."
+                "two gradients are views of the same memory, so they cannot be separate layers. Pass one of them."
             )
         return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
 
 
 def _one_for_each(grads: Sequence[Any]) -> str:
-    return f"max_norm must be a number, or a list with one for each of the {len(grads)} parameters, in their order"
+    return f"max_norm must be a number, or a list with one number for each of the {len(grads)} parameters, in order"

@@ -1,4 +1,4 @@
-"""Clipping each unit of the gradients of parameters, or of a tree of NumPy arrays, by its own norm, in place."""
+"""Clip each unit of the gradients of parameters, or of a tree of NumPy arrays, in place by its own norm."""
 
 from __future__ import annotations
 
@@ -49,19 +49,20 @@ def clip_grad_unit_norm_(
 
     Args:
         parameters: as in `gradclip.clip_grad_layer_norm_`, with dense gradients.
-        max_norm: the threshold of each unit, >= 0: a number, or a list with one for each parameter. Of a tree of NumPy
-            arrays, a number or a prefix of the tree.
+        max_norm: the threshold of each unit, >= 0: a number, or a list with one threshold per parameter. For a tree of
+            NumPy arrays, a number or a prefix of the tree.
         ord: which norm, as in `gradclip.global_norm`.
-        unit_axis: what is a unit, as in `gradclip.clip_by_unit_norm`: None for the framework's own layout.
-        nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.clip_by_unit_norm`.
+        unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
+            own layout.
+        nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_unit_norm`.
 
     Returns:
-        The norms of the units before clipping: a list with an array for each parameter, None where it has no gradient.
-        Of a tree of NumPy arrays, a tree of such arrays.
+        The norms of the units before clipping: a list with one array per parameter, None for a parameter without a
+        gradient. For a tree of NumPy arrays, a tree of arrays.
 
     Raises:
-        As `gradclip.clip_grad_layer_norm_` and `gradclip.clip_by_unit_norm`; in every case the gradients are as they
-        were.
+        The errors of `gradclip.clip_grad_layer_norm_` and `gradclip.clip_by_unit_norm`. The gradients are then
+        unchanged.
 
     >>> import numpy as np
     >>> update = {"w": np.array([[3.0, 0.3], [4.0, 0.4]])}
@@ -90,22 +91,25 @@ def adaptive_grad_clip_(
     """Clip each unit of the gradients in place to clipping * max(norm of the same unit of the parameters, eps).
 
     Args:
-        parameters: as in `clip_grad_unit_norm_`. timm leaves out those of the last layer, and so should the caller.
-        clipping: how large a gradient may be beside its parameter, >= 0; `inf` clips nothing.
-        eps: what a unit's norm counts as at least, >= 0.
+        parameters: as in `clip_grad_unit_norm_`. Leave out those of the last layer, as timm does.
+        clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
+        eps: a lower limit for the parameter norm, >= 0.
         ord: which norm, as in `gradclip.global_norm`.
-        weights: the numbers of the parameters, where `parameters` are no arrays themselves: a list with one array for
-            each; for a tree of NumPy arrays, which are the gradients, a tree of the same structure.
-        unit_axis: what is a unit, as in `gradclip.clip_by_unit_norm`: None for the framework's own layout.
-        nonfinite: what to do with NaN and infinities in a unit, as in `gradclip.adaptive_grad_clip`.
+        weights: the values of the parameters. Needed only if `parameters` are not arrays themselves: then a list with
+            one array per parameter. For a tree of NumPy arrays (the gradients), a tree of the same structure.
+        unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
+            own layout.
+        nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.adaptive_grad_clip`.
 
     Returns:
         The norms of the gradients' units before clipping, as `clip_grad_unit_norm_` returns them. The bound is that of
         `gradclip.adaptive_grad_clip`.
 
     Raises:
-        TypeError: parameters that are no arrays, without `weights`. ValueError: weights of other shapes than the
-        gradients. Others as in `clip_grad_unit_norm_`; in every case the gradients are as they were.
+        TypeError: `parameters` are not arrays, and `weights` is missing.
+        ValueError: the shapes of weights and gradients differ. Other errors are those of `clip_grad_unit_norm_`.
+
+    After an error, the gradients are unchanged.
 
     >>> import numpy as np
     >>> update, weights = np.array([[3.0, 0.3], [4.0, 0.4]]), np.array([[6.0, 60.0], [8.0, 80.0]])
@@ -125,12 +129,12 @@ def adaptive_grad_clip_(
 
 @dataclass(frozen=True)
 class _Numbers:
-    """Thresholds, one for each gradient."""
+    """Fixed thresholds, one for each gradient."""
 
     each: Sequence[Any]
 
     def at_once(self) -> Sequence[Any]:
-        """Return all thresholds, where their values are known."""
+        """Return all thresholds; their values are known."""
         return self.each
 
     def of(self, number: int, order: Order, scope: Scope) -> Any:
@@ -140,7 +144,7 @@ class _Numbers:
 
 @dataclass(frozen=True)
 class _Following:
-    """Thresholds that follow the norms of weights, one for each gradient, and what came as arrays."""
+    """Thresholds that follow the norms of weights, one for each gradient, and the settings given as arrays."""
 
     backend: Backend
     adaptive: Adaptive
@@ -148,7 +152,7 @@ class _Following:
     given: Sequence[Any]
 
     def at_once(self) -> Following:
-        """Return what all thresholds follow from, where values are known."""
+        """Return the data from which all thresholds follow; all values are known."""
         return Following(Adaptive(self.adaptive.known), self.backend.enter(self.weights))
 
     def of(self, number: int, order: Order, scope: Scope) -> Any:
@@ -159,7 +163,7 @@ class _Following:
 
 @dataclass(frozen=True)
 class _Call:
-    """The gradients of a call: all that can be wrong with them has been checked."""
+    """The gradients of one call, fully checked."""
 
     params: ParameterList
     gradients: Gradients
@@ -172,19 +176,18 @@ class _Call:
         if any_distributed(params.parameters) or any_distributed(params.gradients):
             functional = "adaptive_grad_clip" if name.startswith("adaptive") else "clip_by_unit_norm"
             raise ValueError(
-                f"{name} takes gradients that this process holds as a whole, got distributed tensors. Clip them "
-                "together by gradclip.clip_grad_norm_, or units of theirs by the functional call, "
-                f"gradclip.{functional}, which returns new ones."
+                f"{name} does not support distributed tensors. To clip by unit, call gradclip.{functional}, which "
+                "returns new tensors; to clip by the global norm, call gradclip.clip_grad_norm_."
             )
         return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True))
 
     def names(self, groups: Sequence[Sequence[int]]) -> list[str]:
-        """Return what the gradient of each group of indices, which has but one, is called in an error."""
+        """Return the name of each group's only gradient, for errors."""
         names = self.gradients.names()
         return [names[index] for (index,) in groups]
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
-        """Return the parameter of each layer as a backend's array. Raises where it is none, or of another shape."""
+        """Return the weights of each layer as backend arrays. Raises if one is no array or has another shape."""
         grads = [grad for (grad,) in layers.layers]
 
         def names() -> list[str]:
@@ -197,7 +200,7 @@ class _Call:
     def clip(
         self, layers: Layerwise, thresholds: _Numbers | _Following, clipping: Clipping, unit_axis: UnitAxis
     ) -> Any:
-        """Clip the gradients, once all of them are measured; return their norms, arranged."""
+        """Measure all gradients, then clip them; return their norms in the caller's structure."""
         backend, made = self.backend, []
         groups = layers.among(self.gradients)
         scopes = scopes_of_leaves([grad for (grad,) in layers.layers], partial(self.names, groups), unit_axis)
@@ -226,7 +229,7 @@ class _Call:
         order: Order,
         scopes: Sequence[Scope],
     ) -> Decided | None:
-        """Decide what happens to all gradients that can be clipped with one call."""
+        """Decide for all gradients that one kernel call can clip."""
         backend, grads, arrays = self.backend, self.gradients.grads, self.arrays
         each_its_own = self.gradients.again is None and [index for (index,) in groups] == list(range(len(grads)))
         if not in_host_memory(backend) or not grads or not each_its_own:
@@ -237,7 +240,7 @@ class _Call:
 
 
 def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
-    """Return thresholds as a tree with one for each array where they are a prefix, else as they are."""
+    """Expand thresholds given as a prefix to one per array; return other thresholds unchanged."""
     if params.tree is None or is_single_threshold(max_norm):
         return max_norm
     flat = flatten(params.tree)
@@ -247,21 +250,21 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
 
 
 def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
-    """Return the numbers of each parameter by the id of its gradient. Raises where there are none, or too many."""
+    """Return the weights by the id of their gradient. Raises if they are missing or do not match the parameters."""
     if params.tree is not None:
         flat = flatten(params.tree)
         if weights is None:
             raise TypeError(
-                "a tree of NumPy arrays holds gradients alone. Pass weights=, a tree of the same structure that holds "
-                "the parameters."
+                "a tree of NumPy arrays holds only gradients. Pass the parameters as weights=, a tree of the same "
+                "structure."
             )
         return _once(flat.leaves, parameters_beside(flat, weights))
     if weights is None:
         for index, (parameter, grad) in enumerate(zip(params.parameters, params.gradients, strict=True)):
             if grad is not None and not (known(parameter) and is_array(parameter)):
                 raise TypeError(
-                    f"{params.name(index)} is a {type(parameter).__name__}, which is no array, so that its norm is not "
-                    "known. Pass weights=, a list with an array for each parameter."
+                    f"{params.name(index)} is a {type(parameter).__name__}, not an array, so it has no norm. Pass "
+                    "weights=, a list with one array for each parameter."
                 )
         weights = params.parameters
     if not isinstance(weights, list | tuple) or len(weights) != len(params.gradients):
@@ -272,8 +275,8 @@ def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
 
 
 def _once(grads: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
-    """Return weights by the ids of gradients. Raises ValueError where a gradient has two."""
+    """Return the weights by the id of their gradient. Raises ValueError if a gradient has two different weights."""
     found = {id(grad): weight for grad, weight in zip(grads, weights, strict=True) if grad is not None}
     if any(grad is not None and found[id(grad)] is not w for grad, w in zip(grads, weights, strict=True)):
-        raise ValueError("a gradient occurs twice, with two parameters. Pass it once.")
+        raise ValueError("the same gradient belongs to two parameters. Pass it once.")
     return found

@@ -1,4 +1,4 @@
-"""Clipping in place under the eyes of a monitor, which also asks for the norm of each gradient now and then."""
+"""In-place clipping with a monitor, which sometimes also wants the norm of each gradient."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -29,10 +29,10 @@ def clip_watched(
     *,
     alone: bool,
 ) -> Scalar:
-    """Clip parameters by `clip`, and have the monitor record it once that has succeeded; return the norm.
+    """Clip the parameters with `clip`, then have the monitor record the call; return the norm.
 
-    Only where this process is `alone` is the norm of each gradient recorded: others may hold parts of it. Raises
-    TypeError for what is no monitor.
+    The norm of each gradient is recorded only if this process is `alone`: otherwise others may hold parts of it. Raises
+    TypeError if `monitor` is not one.
     """
     if not hasattr(monitor, "record"):
         raise TypeError(f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}.")
@@ -54,7 +54,7 @@ def clip_watched(
 
 
 def _names_and_norms(parameters: Parameters, ord: Ord | Order) -> "tuple[list[str] | None, Array | None]":
-    """Return the name and the norm of each gradient, a vector; None where there are none, or only parts of them."""
+    """Return the names and a vector of the norms of the gradients; None if there are none or only parts of them."""
     params = ParameterList.of(parameters)
     if processes_of(params, None, None) is not ONE_PROCESS:
         return None, None

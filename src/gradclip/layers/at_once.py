@@ -1,8 +1,8 @@
-"""Many layers at once, each with its own norm: one call of the kernels measures them all, and one scales them.
+"""Clip many layers at once, each by its own norm: one kernel call measures them all, and one scales them.
 
-A layer is settled where its norm is finite, lost nothing to underflow, and is not so close to its threshold that its
-error leaves open which is larger. What holds for one norm and its coefficient holds for each of them then. The
-others, few if any, are left to be clipped one by one.
+A layer is settled if its norm is finite, lost nothing to underflow, and is far enough from its threshold that the error
+bound decides which is larger. Each settled layer then meets the same bound as a single norm with its coefficient. The
+other layers, usually few or none, are clipped one by one.
 """
 
 from collections.abc import Callable, Sequence
@@ -30,14 +30,14 @@ class _Known:
 
     sources: Sequence[Any]
     kernels: "KernelArrays"
-    arrays: Arrays  # says what follows from their dtypes
-    results: Callable[[], tuple[list[Any], Any]]  # arrays for results, and how the kernels know them, if they do
-    leave: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # what makes results the framework's own
+    arrays: Arrays  # answers questions about their dtypes
+    results: Callable[[], tuple[list[Any], Any]]  # arrays for results, and the same as the kernels know them, or None
+    leave: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]  # converts results to the framework's own
 
 
 @dataclass(frozen=True)
 class Layers:
-    """Layers in host memory whose sums of powers are known: their numbers, the leaves in them, their norms."""
+    """Layers in host memory with known sums of powers: their numbers, their leaves and their norms."""
 
     backend: HostBackend
     numbers: list[int]
@@ -49,12 +49,12 @@ class Layers:
     wide: np.ndarray  # whether a leaf of the layer has float64 precision
 
     def clipped(self, max_norms: Sequence[float]) -> "tuple[Layers, list[Any]] | None":
-        """Return those that are settled beside their thresholds, and all leaves scaled; None where they cannot be."""
+        """Return the layers settled for these thresholds, and all leaves scaled; None if that is impossible."""
         results, targets = self.known.results()
         return None if targets is None else (self.scaled(max_norms, targets), results)
 
     def scaled(self, max_norms: Sequence[float], to: "KernelArrays") -> "Layers":
-        """Scale the layers that are settled beside their thresholds; return these. The others are put there as are."""
+        """Write all leaves to `to`, scaling the layers settled for these thresholds; return the settled layers."""
         thresholds = np.array([max_norms[number] for number in self.numbers])
         split = needs_split(self.backend, self.known.arrays)
         chosen = coefficient(self.backend, self.norm, thresholds, split=split)
@@ -74,7 +74,7 @@ class Layers:
         return found
 
     def results(self, made: Sequence[Any], leaves: Sequence[Any]) -> dict[int, Any]:
-        """Return what was made of the leaves of settled layers, by their indices, as arrays of the framework."""
+        """Return the clipped leaves of settled layers by their indices, as arrays of the framework."""
         if self.settled.all():
             indices, results = self.members, made
         else:
@@ -93,7 +93,7 @@ class Layers:
 def measured(
     backend: HostBackend, leaves: Sequence[Any], groups: Sequence[Sequence[int]], order: Order
 ) -> Layers | None:
-    """Return those of the groups of indices all of whose leaves the kernels know; None without any."""
+    """Measure the groups of indices whose leaves the kernels all know; return None if there are none."""
     if order.p not in (1, 2):
         return None
     numbers, members = list(range(len(groups))), list(chain.from_iterable(groups))
@@ -124,7 +124,7 @@ def measured(
 
 
 def _as_they_are(backend: HostBackend, leaves: Sequence[Any]) -> _Known | None:
-    """Return leaves that the kernels know, and write in the order in which they lie; None where it takes more."""
+    """Return leaves that the kernels know and write in memory order; None if they need preparation."""
     kernels = backend.known(leaves)
     if kernels is None or not kernels.in_order:
         return None
@@ -144,7 +144,7 @@ def _prepared(backend: HostBackend, prepared: Sequence[Any]) -> _Known | None:
 
 
 def factors_of_groups(chosen: Coefficient) -> list[list[float]]:
-    """Return the two factors of wide formats, and those of narrow ones."""
+    """Return the two factors of wide formats, then the two of narrow formats."""
     ones = np.ones(chosen.keep.shape)
     pairs: list[tuple[Any, Any]] = [(factors.first, factors.second) for factors in (chosen.wide, chosen.narrow)]
     return [(ones if factor is None else ones * factor).tolist() for pair in pairs for factor in pair]

@@ -1,7 +1,8 @@
-"""The fast path of many layers, each one array with a norm of its own: one call measures all, and one scales them.
+"""The fast path of many layers, each one array with its own norm: one call measures all, and one scales them.
 
-What is ordinary is as in `core.fast_path`; arrays have one dtype, too. Where a layer is not ordinary, or its norm so
-close to the threshold that its error leaves open which is larger, None is returned, and the general path is taken.
+A call is ordinary as defined in `core.fast_path`; in addition, all arrays must have one dtype. If a layer is not
+ordinary, or its norm is so close to its threshold that the error bound does not decide, these functions return None and
+the general path takes over.
 """
 
 from collections.abc import Sequence
@@ -33,7 +34,7 @@ def layer_norms(tree: object, order: Order) -> Any:
 
 
 def clip_by_layer_norm(tree: object, max_norm: object, order: Order) -> tuple[Any, Any] | None:
-    """Return a new tree, each leaf clipped by its own norm, and a tree of these."""
+    """Return a new tree, each leaf clipped by its own norm, and a tree of the norms."""
     leaves, structure = optree.tree_flatten(tree)
     thresholds = [max_norm] * len(leaves)
     if not is_number(max_norm):
@@ -53,7 +54,7 @@ def clip_by_layer_norm(tree: object, max_norm: object, order: Order) -> tuple[An
 
 
 def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) -> list[Any] | None:
-    """Clip each gradient of a list by its own norm, where it lies; return the norms."""
+    """Clip each gradient of a list in place by its own norm; return the norms."""
     given = gradients(parameters) if isinstance(parameters, list) else None
     if given is None or not isinstance(parameters, list) or not given.known.writable:
         return None
@@ -70,7 +71,7 @@ def clip_grad_layer_norm_(parameters: object, max_norm: object, order: Order) ->
 
 
 def _measured(given: Ordinary, order: Order) -> Norm | None:
-    """Return the norms as a vector, if all of them are known from one reading."""
+    """Return the norms as a vector, if one pass over the arrays settles all of them."""
     known, dtypes = given.known, tuple(given.known.dtypes)
     arrays, many = alike(dtypes), len(given.leaves)
     if order.p not in (1, 2) or arrays.any_complex or len(dtypes) > 1:
@@ -85,9 +86,9 @@ def _measured(given: Ordinary, order: Order) -> Norm | None:
 def _scaled(
     given: Ordinary, to: "KernelArrays | None", thresholds: Sequence[object], order: Order
 ) -> tuple[Norm, list[bool]] | None:
-    """Scale each layer that has to be; return the norms, and which layers are kept.
+    """Scale each layer that exceeds its threshold; return the norms, and which layers are kept.
 
-    None where this has to be found out one by one.
+    Return None if the layers must be decided one by one.
     """
     max_norms = np.array([one if is_number(one) else -1.0 for one in thresholds])
     norm = _measured(given, order) if to is not None and (max_norms >= 0).all() else None

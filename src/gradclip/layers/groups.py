@@ -1,4 +1,4 @@
-"""Groups of leaves, each with one norm: measured and clipped, many groups by one call where a backend can."""
+"""Measure and clip groups of leaves, each with one norm; many groups with one call if the backend supports it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -73,15 +73,15 @@ def clip_groups(
 
 
 def _checked(max_norms: Sequence[Any], backend: Backend) -> tuple[list[Any], list[Any]]:
-    """Return thresholds, checked, and those of them that came as scalar arrays, None in place of numbers."""
-    if len(set(map(id, max_norms))) == 1:  # one for all layers, of which there may be many
+    """Return the checked thresholds, and those given as scalar arrays, with None in place of numbers."""
+    if len(set(map(id, max_norms))) == 1:  # one threshold for all layers, possibly many
         first = max_norms[0]
         return [check_threshold(first, backend=backend)] * len(max_norms), [scalar_array(first)] * len(max_norms)
     return [check_threshold(one, backend=backend) for one in max_norms], list(map(scalar_array, max_norms))
 
 
 def _any_nonfinite(backend: Backend, norms: Sequence[Any]) -> bool:
-    """Say whether one of these norms is not finite, or their sum is not: each is looked at then."""
+    """Return whether a norm, or the sum of the norms, is non-finite; if so, the caller checks each norm."""
     with backend.precision():
         total = backend.total([backend.scalar(norm, ()) for norm in norms])
         return not backend.xp.isfinite(total)
@@ -95,7 +95,7 @@ def _clip_at_once(
     clipping: Clipping,
     clipped: list[Any],
 ) -> dict[int, Any]:
-    """Put in `clipped` the leaves of the groups that can be clipped with one call; return the norms of these groups."""
+    """Put the leaves of the groups that one call can clip into `clipped`; return the norms of these groups."""
     if not clipping.target.keeps:
         return {}
     with backend.precision():
@@ -112,14 +112,14 @@ def _clip_at_once(
 def measured_at_once(
     backend: Backend, flat: FlatTree, groups: Sequence[Sequence[int]], order: Order
 ) -> at_once.Layers | None:
-    """Measure many groups of leaves with one call, where that can be done."""
+    """Measure many groups of leaves with one call; return None if that is impossible."""
     if len(groups) < 2 or not in_host_memory(backend) or not backend.plain(flat.leaves):
         return None
     return at_once.measured(backend, flat.leaves, groups, order)
 
 
 def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -> tuple[Backend, Holders]:
-    """Return the backend of a tree and its thresholds, over mesh axes where such are named, and who holds the tree."""
+    """Return the backend of a tree and its thresholds, over the mesh axes if any are named, and its holders."""
     backend = find(flat.leaves, flat.paths, *scalars)
     return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
 
@@ -137,9 +137,9 @@ def _clip_together(
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
 ) -> tuple[list[Any], Any]:
-    """Clip leaves by their common norm; `given` is the threshold where it came as a scalar array."""
+    """Clip leaves by their common norm; `given` is the threshold if it is a scalar array."""
     known = isinstance(clipping.max_norm, float)
-    # JAX keeps what the functions here hold on to, so no traced array may be among it.
+    # JAX keeps the values these functions capture, so none may be a traced array.
     clipping = clipping if known else replace(clipping, max_norm=None)
     patterns = backend.patterns(leaves)
 

@@ -1,6 +1,6 @@
-"""Many layers of traced arrays at once: all norms in one vector, so that what follows from a norm is traced once.
+"""Clip many layers of traced arrays at once: all norms form one vector, so what follows from a norm is traced once.
 
-Only the sum of each layer and the products of its elements are traced, and compiled, for each.
+Per layer, only the sum and the products of its elements are traced and compiled.
 """
 
 import itertools
@@ -34,9 +34,9 @@ def clipped(
     thresholds: Sequence[Any],
     clipping: Clipping,
 ) -> tuple[dict[int, Any], dict[int, Any]]:
-    """Clip each group of traced leaves by its norm; return leaves by their index and norms by the group's number.
+    """Clip each group of traced leaves by its norm; return the leaves by index and the norms by group number.
 
-    Both are empty where that is not to be done. Thresholds are checked: floats, or scalar arrays.
+    Groups that cannot be clipped this way are missing from both. Thresholds must be checked: floats, or scalar arrays.
     """
     results: dict[int, Any] = {}
     norms: dict[int, Any] = {}
@@ -53,7 +53,7 @@ def clipped(
 def measured(
     backend: Backend, holders: Holders, leaves: Sequence[Any], groups: Sequence[Sequence[int]], order: Order
 ) -> dict[int, Any]:
-    """Return the norm of each group of traced leaves by its number; none where that is not to be done."""
+    """Return the norm of each group of traced leaves by group number; groups that cannot be measured so are missing."""
     norms: dict[int, Any] = {}
     for numbers in _together(backend, leaves, groups, [math.inf] * len(groups)):
         clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
@@ -65,7 +65,7 @@ def measured(
 def _together(
     backend: Backend, leaves: Sequence[Any], groups: Sequence[Sequence[int]], thresholds: Sequence[Any]
 ) -> list[list[int]]:
-    """Return the numbers of those groups whose norms, and thresholds, can be in one vector."""
+    """Return, in lists, the numbers of the groups whose norms and thresholds can share a vector."""
     found: dict[Hashable, list[int]] = {}
     if backend.concrete or len(groups) < 2:
         return []
@@ -79,7 +79,7 @@ def _together(
 
 
 def _thresholds(backend: Backend, thresholds: Sequence[Any]) -> tuple[Any, Any]:
-    """Return thresholds as `(known, None)` or `(None, traced)`, one for all where they are the same."""
+    """Return the thresholds as `(known, None)` or `(None, traced)`, as one value if all are the same."""
     first = thresholds[0]
     if isinstance(first, float):
         return (first if len(set(thresholds)) == 1 else np.array(thresholds)), None
@@ -88,7 +88,7 @@ def _thresholds(backend: Backend, thresholds: Sequence[Any]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True)
 class _Layers:
-    """Groups of leaves. It holds no traced array: JAX keeps what the functions of its rules hold."""
+    """Groups of leaves. It holds no traced array: JAX keeps the values that functions of its rules capture."""
 
     backend: Backend
     holders: Holders
@@ -111,7 +111,7 @@ class _Layers:
         return cls(backend, holders, indices, list(map(len, groups)), patterns, clipping)
 
     def run(self, leaves: Sequence[Any], given: Array | None, *, with_leaves: bool) -> tuple[list[Any], list[Any]]:
-        """Return the clipped leaves, if they are asked for, and the norms; `given` are thresholds that are traced."""
+        """Return the clipped leaves, if requested, and the norms; `given` are the thresholds if they are traced."""
         asked = self.clipping
         rule = LayersRule(ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, LAYER), self.sizes)
         call = self.backend.differentiable(self._clipped if with_leaves else self._measured, rule)
@@ -156,7 +156,7 @@ class _Layers:
 
 
 def _each(backend: Backend, coefficient: Coefficient, *, narrow: bool) -> list[Coefficient]:
-    """Return what vectors hold, as one coefficient for each entry; `narrow` says whether half types are scaled."""
+    """Split vectors into one coefficient per entry; `narrow` says whether half types are scaled."""
     pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
     factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
     given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]

@@ -1,4 +1,4 @@
-"""The units of leaves: which they are, and each clipped by its own norm."""
+"""The units of leaves: find them, and clip each by its own norm."""
 
 import math
 import operator
@@ -25,9 +25,9 @@ from gradclip.wording import listed
 
 
 def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
-    """Return the scope of each leaf's units, by its framework's layout, or along the axis or axes that are named.
+    """Return the scope of each leaf's units: from its framework's layout, or from the given axis or axes.
 
-    Raises ValueError where a leaf lacks such an axis, TypeError for what is no axis, and for sparse leaves.
+    Raises ValueError if a leaf lacks an axis, and TypeError for an invalid axis or a sparse leaf.
     """
     sparse = first_sparse(flat)
     if sparse is not None:
@@ -36,7 +36,7 @@ def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
 
 
 def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], unit_axis: UnitAxis) -> list[Scope]:
-    """Return the same for leaves; `names` returns what they are called in errors."""
+    """Return the same for a list of leaves; `names` returns their names for errors."""
     for entry in entries_of(leaves):
         sparse = load(entry).first_sparse(leaves)
         if sparse is not None:
@@ -50,7 +50,7 @@ def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], 
 
 
 def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
-    """Return the scope of each leaf's units whose elements lie along these axes, which every leaf must have."""
+    """Return the scope of each leaf's units when elements share a norm along these axes, which every leaf must have."""
     scopes_of(flat, None)
     scopes = []
     for leaf, name in zip(flat.leaves, names_of(flat), strict=True):
@@ -61,7 +61,7 @@ def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
 
 
 def _no_units(sparse: Sparse, names: Sequence[str]) -> str:
-    return f"units are parts of dense arrays, got {sparse.kind} at {names[sparse.place]}. Call {sparse.method} on it."
+    return f"units must be in dense arrays, got {sparse.kind} at {names[sparse.place]}. Call {sparse.method} on it."
 
 
 def _axes(unit_axis: UnitAxis) -> tuple[int, ...]:
@@ -84,28 +84,28 @@ def _along(axes: tuple[int, ...], shape: tuple[int, ...], name: str) -> Scope:
 
 
 def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
-    """Return the axis counted from the start. Raises ValueError where the leaf of this name lacks it."""
+    """Return the axis counted from the start. Raises ValueError if the leaf of this name lacks it."""
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"{what} names the axis {axis}, which {name} of shape {shape} does not have. Clip leaves of other layouts "
-            "by calls of their own."
+            f"{what} is {axis}, but {name} of shape {shape} has no such axis. Clip leaves with different layouts in "
+            "separate calls."
         )
     return axis % len(shape)
 
 
 def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a ValueError that names the first parameter whose shape is not that of its gradient."""
+    """Raise a ValueError that names the first gradient whose parameter has a different shape."""
     for index, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
         shape, own = shape_of(leaf), shape_of(param)
         if shape != own:
             raise ValueError(
-                f"each gradient needs the parameter of its own shape: {names()[index]} has shape {shape}, and its "
+                f"gradient and parameter must have the same shape: {names()[index]} has shape {shape}, and its "
                 f"parameter {own}. Pass the parameters in the order and layout of their gradients."
             )
 
 
 def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
-    """Return the leaves of `params` in the order of the tree's. Raises ValueError where the trees differ."""
+    """Return the leaves of `params` in the order of the tree's. Raises ValueError if the trees differ."""
     leaves, structure = flat.trees.flatten(params)
     if structure == flat.structure:
         return leaves
@@ -117,15 +117,15 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     paths = flat.trees.paths(structure)
     beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(keys)]
     parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
-    parts += [f"no gradient lies at {listed(beyond)}"] if beyond else []
+    parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
     raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
 
 
 @dataclass(frozen=True)
 class UnitClip:
-    """How the units of leaves are clipped: to thresholds in `clipping`, or to what `adaptive` makes of parameters.
+    """How to clip units: to the thresholds in `clipping`, or to those that `adaptive` derives from parameters.
 
-    It holds no traced array: JAX keeps what the functions of its rules hold.
+    It holds no traced array: JAX keeps the values that functions of its rules capture.
     """
 
     backend: Backend
@@ -133,10 +133,10 @@ class UnitClip:
     adaptive: Adaptive | None = None
 
     def leaf(self, leaves: Sequence[Any], given: Array | None, scope: Scope, name: str) -> tuple[Any, Any]:
-        """Return the first of the leaves clipped, and its norms.
+        """Return the first of the leaves clipped, and the norms of its units.
 
-        `given` is the threshold where it came as a scalar array. If thresholds are adaptive, leaves are the gradient,
-        its parameter, and those settings that came as arrays.
+        `given` is the threshold if it is a scalar array. If thresholds are adaptive, leaves are the gradient, its
+        parameter, and the settings given as arrays.
         """
         backend, (pattern,) = self.backend, self.backend.patterns(leaves[:1])
 
@@ -166,7 +166,7 @@ class UnitClip:
 def clip_units(
     flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
 ) -> tuple[list[Any], list[Any]]:
-    """Clip the units of each leaf to its threshold; return the leaves and the norms of the units of each."""
+    """Clip the units of each leaf to its threshold; return the leaves and the norms of their units."""
     warn_of_parameters(flat.leaves)
     backend = find(flat.leaves, flat.paths, *max_norms)
     known = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
@@ -185,7 +185,7 @@ def clip_units(
 def clip_units_adaptively(
     flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
 ) -> tuple[list[Any], list[Any]]:
-    """Clip the units of each leaf to what follows from its parameter, and from `both`, `clipping` and `eps`."""
+    """Clip the units of each leaf to thresholds from its parameter; `both` are `clipping` and `eps`."""
     warn_of_parameters(flat.leaves)
     check_shapes(flat.leaves, params, partial(names_of, flat))
     backend = find([*flat.leaves, *params], lambda: with_parameters(names_of(flat)), *both)
@@ -207,7 +207,7 @@ def _clip_at_once(
     clipping: Clipping,
     scopes: Sequence[Scope],
 ) -> dict[int, tuple[Any, Any]]:
-    """Clip the leaves that can be clipped with one call; return the results and the norms of these."""
+    """Clip the leaves that one call can clip; return their results and norms."""
     leaves = flat.leaves
     if not leaves or not in_host_memory(backend) or not backend.plain([*leaves, *params]):
         return {}
@@ -229,7 +229,7 @@ def _clip_at_once(
 
 
 def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adaptive, list[Any]]:
-    """Return how thresholds follow, and those of `clipping` and `eps` that came as arrays."""
+    """Return the rule for adaptive thresholds, and those of `clipping` and `eps` that are arrays."""
     known = check_threshold(clipping, "clipping", backend=backend), check_threshold(eps, "eps", backend=backend)
     first, second = (one if isinstance(one, float) else None for one in known)
     arrays = scalar_array(clipping), scalar_array(eps)
@@ -238,10 +238,10 @@ def adaptive_of(backend: Backend, clipping: object, eps: object) -> tuple[Adapti
 
 
 def names_of(flat: FlatTree) -> list[str]:
-    """Return what each leaf is called in an error."""
+    """Return the name of each leaf, for errors."""
     return [path or "the gradient" for path in flat.paths()]
 
 
 def with_parameters(names: Sequence[str]) -> list[str]:
-    """Return what gradients of these names, and then their parameters, are called in an error."""
+    """Return the names of gradients, then of their parameters, for errors."""
     return [*names, *(f"the parameter of {name}" for name in names)]

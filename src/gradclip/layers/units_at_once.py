@@ -1,8 +1,8 @@
-"""The units of many leaves at once: one call of the kernels measures them all, and one scales them where they lie.
+"""Clip the units of many leaves at once: one kernel call measures them all, and one scales them in place.
 
-To the kernels a unit is a row of its leaf, dense in memory. Where units do not lie so, they do in a copy of the leaf;
-no copies are made of large leaves. A leaf is settled where all of its units are, as a layer is in `at_once`, beside
-their thresholds. The other leaves, few if any, are left to be clipped one by one.
+To the kernels a unit is a contiguous row of its leaf. Leaves with another layout are copied so that their units are
+rows; large leaves are not copied. A leaf is settled if all its units are, as layers are in `at_once`. The other leaves,
+usually few or none, are clipped one by one.
 """
 
 import math
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from gradclip.core.units import Adaptive
     from gradclip.native._kernels import Arrays as KernelArrays
 
-_COPIED = 1 << 16  # the most elements of a leaf that is copied, little enough for the copy to stay in cache
+_COPIED = 1 << 16  # leaves up to this many elements are copied; the copy stays in cache
 
 
 @dataclass(frozen=True)
 class Following:
-    """Thresholds that follow the norms of the units of parameters, one for each leaf."""
+    """Thresholds that follow the norms of the units of parameters, one parameter for each leaf."""
 
     adaptive: "Adaptive"
     params: Arrays
 
 
 class _Layout(NamedTuple):
-    """Where the units of a leaf lie, the shape of their norms, how many there are, and of how many elements."""
+    """The own axes of a leaf's units, the shape of their norms, the number of units, and the elements in each."""
 
     own: tuple[int, ...]
     norms_shape: tuple[int, ...]
@@ -48,7 +48,7 @@ class _Layout(NamedTuple):
     elements: int
 
 
-# Many leaves have one shape, and this takes longer than to measure a small one.
+# Cached: many leaves have the same shape, and this takes longer than measuring a small leaf.
 @lru_cache(maxsize=256)
 def _layout(scope: Scope, shape: tuple[int, ...]) -> _Layout:
     of_norms = scope.norms_shape(shape)
@@ -56,7 +56,7 @@ def _layout(scope: Scope, shape: tuple[int, ...]) -> _Layout:
 
 
 class _Laid(NamedTuple):
-    """The leaves whose units are rows to the kernels; copies of leaves, beside views of what they are copies of."""
+    """The leaves whose units are rows to the kernels; for copied leaves, the view copied from and the copy."""
 
     kernels: "KernelArrays"
     numbers: Sequence[int]
@@ -65,7 +65,7 @@ class _Laid(NamedTuple):
 
 @dataclass(frozen=True)
 class _Measured:
-    """The norms of all units of all leaves, as a vector; `known` are those of the leaves that the kernels know."""
+    """The norms of all units of all leaves, as a vector; `known` selects the leaves that the kernels know."""
 
     laid: _Laid
     counts: Sequence[int]
@@ -77,17 +77,17 @@ class _Measured:
 
 @dataclass(frozen=True)
 class Decided:
-    """What is to happen to leaves, whose units are known by their places in a vector."""
+    """What happens to the leaves; units are identified by their places in a vector."""
 
     backend: HostBackend
     arrays: Arrays
     layouts: Sequence[_Layout]
     measured: _Measured
     coefficient: Coefficient
-    settled: np.ndarray  # whether each leaf is
+    settled: np.ndarray  # one flag per leaf
 
     def scale(self) -> list[int]:
-        """Scale the leaves that are settled where they lie; return the indices of those that have been written."""
+        """Scale the settled leaves in place; return the indices of those that were written."""
         at, chosen = self.measured, self.coefficient
         keep = chosen.keep | ~self.settled[at.leaf_of]
         written = np.flatnonzero(np.bincount(at.leaf_of[~keep])).tolist()
@@ -103,7 +103,7 @@ class Decided:
         return written
 
     def norms(self, leaves: Sequence[Any]) -> dict[int, Any]:
-        """Return the norms of the units of each settled leaf, arrays of the framework."""
+        """Return the norms of the units of each settled leaf, as arrays of the framework."""
         numbers = np.flatnonzero(self.settled).tolist()
         ends = list(accumulate(layout.units for layout in self.layouts))
         values = [
@@ -134,9 +134,9 @@ def decided(
     order: Order,
     thresholds: Sequence[float] | Following,
 ) -> Decided | None:
-    """Measure the units of leaves of these shapes, and decide what happens to them; None where the kernels do not.
+    """Measure the units of leaves of these shapes, and decide what happens to them; None if the kernels cannot.
 
-    Thresholds are one number for each leaf, or follow.
+    Thresholds are one number for each leaf, or a `Following`.
     """
     layouts = list(map(_layout, scopes, shapes))
     units = _measured(backend, arrays, layouts, order)
@@ -174,7 +174,7 @@ def _measured(backend: HostBackend, arrays: Arrays, layouts: Sequence[_Layout], 
     sums = sums_of(order.p)
     settled = np.isfinite(sums)
     if FLOAT64 in arrays.formats:
-        # No magnitude is lost, as a square may be: without any all elements are zeros.
+        # Squares may underflow, magnitudes do not: if their sum is 0, all elements are zero.
         settled &= (sums > ENOUGH) | (sums_of(1.0) == 0) if (sums == 0).any() else sums > ENOUGH
     norm = Norm(rooted(backend, Partial(sums, None), order), None, _errors(layouts, order)[leaf_of], 0.0)
     return _Measured(laid, counts, known, leaf_of, norm, settled)
@@ -182,18 +182,18 @@ def _measured(backend: HostBackend, arrays: Arrays, layouts: Sequence[_Layout], 
 
 def _errors(layouts: Sequence[_Layout], order: Order) -> Any:
     """Return bounds on the relative errors of the norms of each leaf's units."""
-    # Squares of half types, too, are added in double.
+    # Squares of half types are also added in float64.
     sums = {count: examples_sum_error(count) for count in {layout.elements for layout in layouts}}
     errors = {count: relative_error(order, error, FLOAT64, exact=False) for count, error in sums.items()}
     return np.array([errors[layout.elements] for layout in layouts])
 
 
 def _laid(arrays: Arrays, layouts: Sequence[_Layout]) -> _Laid | None:
-    """Return the units along their own axes as rows; None without kernels."""
+    """Return the units as rows; None without kernels."""
     numbers = list(range(len(layouts)))
     first = all(layout.own == tuple(range(len(layout.own))) for layout in layouts)
     if first and isinstance(arrays, HostArrays) and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
-        return _Laid(arrays.kernels, numbers, {})  # without a view of each leaf, which takes long
+        return _Laid(arrays.kernels, numbers, {})  # creating a view of each leaf would take long
     rows = [_rows(x.data, layout.own) for x, layout in zip(arrays, layouts, strict=True)]
     numbers = [number for number in numbers if rows[number].flags.c_contiguous or rows[number].size <= _COPIED]
     copies = {i: (rows[i], np.ascontiguousarray(rows[i])) for i in numbers if not rows[i].flags.c_contiguous}
@@ -209,12 +209,12 @@ def _pair(factors: Factors) -> tuple[Any, Any]:
 
 
 def _rows(data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
-    """Return a view with the own axes first, and the others in the order in which they lie in memory."""
+    """Return a view with the own axes first and the other axes in memory order."""
     others = [axis for axis in range(data.ndim) if axis not in own]
     return data.transpose(*own, *sorted(others, key=lambda axis: -data.strides[axis]))
 
 
 def entered_copies(backend: HostBackend, leaves: Sequence[Any]) -> tuple[list[Any], Arrays]:
-    """Return copies of leaves, which may be written, and these as arrays."""
+    """Return writable copies of the leaves, and the same as arrays."""
     copies = backend.copies(backend.enter(list(map(backend.prepare, leaves))))
     return copies, backend.entered_copies(copies)
