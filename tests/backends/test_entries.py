@@ -33,7 +33,7 @@ MASKED = np.ma.array([3.0, 4.0], mask=[False, True])
 )
 def test_masked_arrays_do_not_lose_their_mask(call):
     before = MASKED.copy()
-    with pytest.raises(TypeError, match=r"is a masked array, of which the mask would be lost\. Pass x\.filled\(0\)"):
+    with pytest.raises(TypeError, match=r"is a masked array, and clipping would lose the mask\. Pass x\.filled\(0\)"):
         call(MASKED)
     assert MASKED.data.tolist() == before.data.tolist()
 
@@ -77,7 +77,7 @@ class Frame:
 @pytest.mark.parametrize(
     ("leaf", "advice"),
     [
-        (torch.nn.Linear(2, 1), "of type Linear .* Of a module pass the gradients"),
+        (torch.nn.Linear(2, 1), "of type Linear .* For a module, pass the gradients"),
         (UserDict(w=np.ones(2)), r"of type UserDict .* Pass dict\(...\) of it"),
         ({1.0, 2.0}, r"of type set .* Pass list\(...\) of it"),
         (Frame(), r"of type Frame .* Pass its to_numpy\(\)"),
