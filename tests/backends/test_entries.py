@@ -44,7 +44,7 @@ def tensors_of_other_kinds():
         yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"
         yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "unbind"
         yield "mkldnn", torch.ones(2, 3).to_mkldnn(), "to_dense"
-        yield "quantized|quint8", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dequantize|convert"
+        yield "quantized|quint8", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dequantize|Convert"
 
 
 @pytest.mark.parametrize(("kind", "tensor", "instead"), list(tensors_of_other_kinds()))
