@@ -193,7 +193,7 @@ def groups_named_in_another_order():
     p = parameter(numbers(3, seed=dist.get_rank()))
     for rank in range(WORLD):
         named = [tp, dp] if dist.get_rank() == rank else [dp, tp]
-        words = f"process groups .* or their order: .*rank {rank} splits over ranks"
+        words = f"process groups .* or their order, differ: .*rank {rank} splits over ranks"
         refused(ValueError, words, [p], 1.0, mesh=named)
 
 
