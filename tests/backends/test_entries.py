@@ -78,9 +78,9 @@ class Frame:
     ("leaf", "advice"),
     [
         (torch.nn.Linear(2, 1), "of type Linear .* For a module, pass the gradients"),
-        (UserDict(w=np.ones(2)), r"of type UserDict .* Pass dict\(...\) of it"),
-        ({1.0, 2.0}, r"of type set .* Pass list\(...\) of it"),
-        (Frame(), r"of type Frame .* Pass its to_numpy\(\)"),
+        (UserDict(w=np.ones(2)), r"of type UserDict .* Convert it with dict\(...\)"),
+        ({1.0, 2.0}, r"of type set .* Convert it with list\(...\)"),
+        (Frame(), r"of type Frame .* Pass the result of its to_numpy\(\)"),
     ],
 )
 def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
@@ -90,5 +90,5 @@ def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
 
 
 def test_generators_are_named_with_what_to_pass():
-    with pytest.raises(TypeError, match=r"of type generator at the root. Pass list\(...\) of it"):
+    with pytest.raises(TypeError, match=r"of type generator at the root. Convert it with list\(...\)"):
         gradclip.global_norm(x for x in [jnp.ones(2)])

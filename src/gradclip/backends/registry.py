@@ -271,12 +271,12 @@ def _instead_of(leaf: object) -> str:
     if models is not None:
         return f" For a module, pass {models.gradients}"
     if isinstance(leaf, Mapping):
-        return " Pass dict(...) of it."
+        return " Convert it with dict(...)."
     if hasattr(leaf, "to_numpy"):
-        return " Pass its to_numpy()."
+        return " Pass the result of its to_numpy()."
     if known(getattr(leaf, "value", None)):  # as a Keras variable does
-        return " Pass its value."
-    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
+        return " Pass its .value."
+    return " Convert it with list(...)." if isinstance(leaf, Iterator | Set | range) else ""
 
 
 for _entry in ENTRIES:

@@ -133,9 +133,8 @@ class ProcessGroups(Holders):
     def exact_check(self, backend: Backend) -> Check | None:
         """Return the exact check of the norm, or None if it is not safe. The check needs all processes.
 
-        It is safe only if every gradient is sharded over the same groups, because only then do all processes find the
-        same norm. If a replicated gradient is missing on one process, that process finds a different norm and would
-        skip the check.
+        It is safe only if every gradient is sharded over the same groups. Only then do all processes find the same
+        norm, and so agree on whether to check. A process that lacks a replicated gradient finds a different norm.
         """
         return partial(self._at_most, backend) if self.on_host and len(self._shardings) == 1 else None
 

@@ -2,8 +2,8 @@
 
 `kernels` is the compiled module, or None. Without it gradclip computes the same results in Python. The choice is made
 once, at the first import. The environment variable GRADCLIP_NATIVE controls it: "0" turns the kernels off, and
-"baseline" or "avx2" picks one variant. If unset or empty, gradclip takes the best variant that the processor can run.
-An invalid value turns the kernels off, with a warning.
+"baseline" or "avx2" picks one variant. If it is unset or empty, gradclip takes the best variant that the processor can
+run. An invalid value, or a variant that the processor cannot run, turns the kernels off, with a warning.
 """
 
 import os

@@ -34,8 +34,8 @@ def reduce(
         join = np.concatenate if on_host else torch.cat
         reduced = total(join([_vector(first, on_host), sent]))
         tail = slice(-len(marks), None)
-        # Marks are integers, so sums are exact. A sum equals n times the own mark only if all members have the same
-        # mark.
+        # Marks are integers, so sums are exact. Only if all members have the same mark is the sum n times this
+        # process's mark.
         same = reduced[tail] == sent[tail] * (1 if largest else len(group.ranks))
         found = [*reduced[: len(first)]]
         if rest:
