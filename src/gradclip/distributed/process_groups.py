@@ -1,11 +1,11 @@
 """Norms of gradients sharded over PyTorch processes, with as few collectives as possible.
 
 Gradients sharded over the same process groups share accumulators, which are reduced over one group after another (see
-`shardings`). Every process makes the same collectives.
+`shardings`). Every process makes the same collective calls.
 
 Four extra numbers (flags) travel with the accumulators:
 - the number of norms added up, which bounds the rounding error; inf if any process holds a non-finite element, even in
-a replica that the norm does not count;
+  a replica that the norm does not count;
 - the number of processes that hold float64;
 - the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all;
 - how often the members of a group passed different arguments.
