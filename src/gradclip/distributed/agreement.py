@@ -1,4 +1,4 @@
-"""Check that all processes of one call pass the same arguments, at no extra communication.
+"""Check that all processes of one call pass the same arguments, without extra communication.
 
 Each process sends two digests of its arguments, both integers, along with the values that are reduced anyway. If all n
 processes pass the same arguments, the sum of each digest is exactly n times the process's own digest. If two different

@@ -48,7 +48,7 @@ class PartialNorm:
         ord: the order of the norm.
         numbers: a sum of powers for each range of magnitudes, and their errors (see `gradclip.core.accumulators`).
         parts: how many parts have been added.
-        floor: the most that elements which a device read as zero can add to the norm.
+        floor: an upper bound on what elements that a device flushed to zero could add to the norm.
 
     Raises:
         TypeError, ValueError: if the numbers cannot come from `partial_norm` or a sum of its results. Whether they
