@@ -5,9 +5,9 @@ needed: in any order, a term of a sum of n goes through at most n - 1 additions,
 norm must be identical to the last bit whatever else is measured (for integer sums on a grid), the order is that of
 `halving_sum`.
 
-A sum over examples is one multiplication in float64 and one sum. An excluded example may contain NaN or infinity, and 0
-* NaN is NaN. So its weight is NaN, which makes all its products NaN, and `torch.nansum` ignores them. If a non-finite
-example should spoil the sum, its NaN is added to the sum afterwards.
+A sum over examples is one multiplication in float64 and one sum. An excluded example may contain NaN or infinity, and
+multiplying these by 0 gives NaN. So its weight is NaN, which makes all its products NaN, and `torch.nansum` ignores
+them. If a non-finite example should spoil the sum, its NaN is added to the sum afterwards.
 
 PyTorch's reductions in float64 read only float64 and first copy narrower numbers. So they process one block at a time.
 Long rows are passed as a list to `torch._foreach_norm`, whose CUDA kernel reads any type and accumulates in float64.
