@@ -33,7 +33,7 @@ def test_no_arrays_are_halves_of_no_elements():
 def test_the_first_dtype_that_cannot_be_clipped_is_named():
     good, bad = np.ones(1), np.ones(1, int)
     assert checked_dtype(good) is good
-    with pytest.raises(TypeError, match="b has dtype int64, which cannot be clipped; convert it to one of float16"):
+    with pytest.raises(TypeError, match=r"b has dtype int64, which cannot be clipped\. Convert it to one of float16"):
         check_dtypes([good, bad, bad], lambda: ["a", "b", "c"])
     with pytest.raises(TypeError, match="a gradient has dtype int64"):
         checked_dtype(bad)

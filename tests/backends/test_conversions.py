@@ -22,7 +22,7 @@ def test_integers_become_float64(make):
 def test_integers_that_float64_does_not_hold_are_refused():
     assert host_arrays([np.array([2**53, -(2**53)])], no_names)[0].data.tolist() == [2.0**53, -(2.0**53)]
     for beyond in (2**53 + 1, -(2**53) - 1):
-        with pytest.raises(ValueError, match=r"w holds integers beyond 2\*\*53; convert them to float64"):
+        with pytest.raises(ValueError, match=r"w holds integers beyond 2\*\*53. Convert them to float64"):
             host_arrays([np.array([beyond])], no_names)
 
 
@@ -55,7 +55,7 @@ def test_complex_numbers_are_two_arrays_and_integers_stay():
 
 
 def test_sparse_arrays_are_not_compared():
-    with pytest.raises(TypeError, match=r"arrays to be compared must be dense, got .* Call .to_dense\(\) on it"):
+    with pytest.raises(TypeError, match=r"arrays to compare must be dense, got .* Call .to_dense\(\) on it"):
         numbers_of(torch.eye(2).to_sparse())
 
 

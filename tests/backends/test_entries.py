@@ -33,7 +33,7 @@ MASKED = np.ma.array([3.0, 4.0], mask=[False, True])
 )
 def test_masked_arrays_do_not_lose_their_mask(call):
     before = MASKED.copy()
-    with pytest.raises(TypeError, match=r"is a masked array, of which the mask would be lost\. Pass x\.filled\(0\)"):
+    with pytest.raises(TypeError, match=r"is a masked array, and clipping would lose the mask\. Pass x\.filled\(0\)"):
         call(MASKED)
     assert MASKED.data.tolist() == before.data.tolist()
 
@@ -44,7 +44,7 @@ def tensors_of_other_kinds():
         yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), "unbind"
         yield "nested", torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged), "unbind"
         yield "mkldnn", torch.ones(2, 3).to_mkldnn(), "to_dense"
-        yield "quantized|quint8", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dequantize|convert"
+        yield "quantized|quint8", torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.quint8), "dequantize|Convert"
 
 
 @pytest.mark.parametrize(("kind", "tensor", "instead"), list(tensors_of_other_kinds()))
@@ -77,10 +77,10 @@ class Frame:
 @pytest.mark.parametrize(
     ("leaf", "advice"),
     [
-        (torch.nn.Linear(2, 1), "of type Linear .* Of a module pass the gradients"),
-        (UserDict(w=np.ones(2)), r"of type UserDict .* Pass dict\(...\) of it"),
-        ({1.0, 2.0}, r"of type set .* Pass list\(...\) of it"),
-        (Frame(), r"of type Frame .* Pass its to_numpy\(\)"),
+        (torch.nn.Linear(2, 1), "of type Linear .* For a module, pass the gradients"),
+        (UserDict(w=np.ones(2)), r"of type UserDict .* Convert it with dict\(...\)"),
+        ({1.0, 2.0}, r"of type set .* Convert it with list\(...\)"),
+        (Frame(), r"of type Frame .* Pass the result of its to_numpy\(\)"),
     ],
 )
 def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
@@ -90,5 +90,5 @@ def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
 
 
 def test_generators_are_named_with_what_to_pass():
-    with pytest.raises(TypeError, match=r"of type generator at the root. Pass list\(...\) of it"):
+    with pytest.raises(TypeError, match=r"of type generator at the root. Convert it with list\(...\)"):
         gradclip.global_norm(x for x in [jnp.ones(2)])

@@ -69,4 +69,4 @@ def test_what_differs_in_words():
     two = [(0, asked(1.0, "skip", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
     assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'skip' on rank 0, 'raise' on rank 1"
     same = [(rank, asked(2.0, "skip", 1.0), f"splits over {rank}") for rank in range(2)]
-    assert differences(same).endswith("or their order: rank 0 splits over 0; rank 1 splits over 1")
+    assert differences(same).endswith("or their order, differ: rank 0 splits over 0; rank 1 splits over 1")

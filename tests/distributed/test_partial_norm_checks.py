@@ -85,14 +85,14 @@ WRONG = [
     ({"numbers": [False] * 6}, TypeError, "numbers must hold numbers, got False"),
     ({"numbers": [None] * 6}, TypeError, "numbers must hold numbers"),
     ({"numbers": [0.0] * 5 + [1j]}, TypeError, "numbers must hold numbers"),
-    ({"numbers": [0, 10**400, 0, 0, 0, 0]}, ValueError, "a float64 can hold"),
+    ({"numbers": [0, 10**400, 0, 0, 0, 0]}, ValueError, "numbers in the range of float64"),
     ({"parts": 0}, ValueError, "parts must be from 1 to"),
     ({"parts": -3}, ValueError, "parts must be from 1 to"),
     ({"parts": 2**53}, ValueError, "parts must be from 1 to"),
     ({"parts": 1.0}, TypeError, "parts must be an integer"),
     ({"parts": True}, TypeError, "parts must be an integer"),
     ({"parts": None}, TypeError, "parts must be an integer"),
-    ({"floor": -1e-300}, ValueError, "floor must be finite and not negative"),
+    ({"floor": -1e-300}, ValueError, "floor must be finite and non-negative"),
     ({"floor": math.nan}, ValueError, "floor must be finite"),
     ({"floor": math.inf}, ValueError, "floor must be finite"),
     ({"floor": "0"}, TypeError, "floor must hold numbers"),
@@ -181,13 +181,13 @@ TEXTS = [
 
 @pytest.mark.parametrize("text", TEXTS, ids=range(len(TEXTS)))
 def test_texts_that_are_no_partial_norm(text):
-    with pytest.raises(ValueError, match="this is no partial norm as to_json writes it"):
+    with pytest.raises(ValueError, match="not a partial norm written by to_json"):
         PartialNorm.from_json(text)
 
 
 def test_what_is_no_text():
     for wrong in (None, 5, {"ord": 2.0}, gradclip.partial_norm(np.ones(2))):
-        with pytest.raises(ValueError, match="this is no partial norm"):
+        with pytest.raises(ValueError, match="not a partial norm written by to_json"):
             PartialNorm.from_json(wrong)
 
 
@@ -203,7 +203,7 @@ def test_a_part_that_was_not_counted_is_refused(ord, framework):
     larger = {-math.inf: make(np.float32([2.5, 3.0]))}.get(ord, make(np.float32([3.0, 4.1])))
     bad = make(np.float32([1.0, math.nan]))
     for wrong in (larger, bad) if ord in (3, 8, math.inf) else (larger, bad, other):
-        with pytest.raises(ValueError, match="it has not been counted, or not as it is now"):
+        with pytest.raises(ValueError, match="the part was not added, or has changed since"):
             whole.clip({"w": wrong}, 1.0)
     smaller = {-math.inf: make(np.float32([3.5, 9.0]))}.get(ord, make(np.float32([3.0, 3.9])))
     for right in (counted, smaller, make(np.float32([]))):
@@ -231,10 +231,10 @@ def test_norms_beyond_the_range():
     whole = gradclip.partial_norm(huge)
     assert whole.norm == math.inf
     np.testing.assert_allclose(whole.clip(huge, 1.0), [0.5] * 4, rtol=1e-12)
-    with pytest.raises(ValueError, match="has not been counted"):
+    with pytest.raises(ValueError, match="was not added, or has changed"):
         whole.clip(double, 1.0)
     tiny = gradclip.partial_norm(np.array([5e-324]))
-    with pytest.raises(ValueError, match="has not been counted"):
+    with pytest.raises(ValueError, match="was not added, or has changed"):
         tiny.clip(huge, 1.0)
 
 

@@ -31,7 +31,7 @@ def test_other_optimizers_are_refused(make, message):
 
 @pytest.mark.parametrize("settings", [{}, {"foreach": True}, {"fused": False}])
 def test_optimizers_that_are_not_fused_are_refused(settings):
-    with pytest.raises(ValueError, match=r"Adam was not made with fused=True .* Make it Adam\(..., fused=True\)"):
+    with pytest.raises(ValueError, match=r"not created with fused=True .* Create it as Adam\(..., fused=True\)"):
         fold_into(torch.optim.Adam(parameters(), **settings), 1.0)
 
 
@@ -85,7 +85,7 @@ def test_a_step_of_its_own_is_refused():
         pass
 
     weight, _ = plain()
-    with pytest.raises(TypeError, match="ByHand has a step of its own"):
+    with pytest.raises(TypeError, match="ByHand has its own step method"):
         fold_into(ByHand([weight], lr=1.0, fused=True), 1.0)
     optimizer = Named([weight], lr=1.0, fused=True)
     fold_into(optimizer, 1.0)

@@ -171,7 +171,7 @@ def test_the_example_in_the_docstring():
 
 def test_variables_say_what_to_pass():
     variable = keras.Variable([3.0, 4.0])
-    with pytest.raises(TypeError, match=r"of type \w+ at \[0\]. Pass its value."):
+    with pytest.raises(TypeError, match=r"of type \w+ at \[0\]. Pass its \.value\."):
         gradclip.clip_by_global_norm([variable], 1.0)
     with pytest.raises(TypeError, match=r"argument 0 holds a \w+, not an array: pass \[v\.value"):
         gradclip.clipped_grad(lambda w, x: 0.0, 1.0)([variable], variable.value)

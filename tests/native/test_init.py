@@ -54,7 +54,7 @@ def test_a_variant_can_be_picked(variant):
 
 
 def test_the_kernels_can_be_switched_off():
-    reason = "GRADCLIP_NATIVE=0 switches the kernels off. Unset it to use them."
+    reason = "GRADCLIP_NATIVE=0 turns the kernels off. Unset it to use them."
     assert say("0") == ([off(), reason, "5.0"], "")
 
 
@@ -92,7 +92,7 @@ def test_kernels_that_were_not_built():
 def test_kernels_that_do_not_load():
     said, stderr = say(first="import sys; sys.modules['nanobind_backend'] = None;")
     assert (said[0], said[2], stderr) == (off(), "5.0", "")
-    assert said[1].startswith("The kernels do not load: ")
+    assert said[1].startswith("The kernels failed to load: ")
     assert "nanobind_backend" in said[1]
 
 

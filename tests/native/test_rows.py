@@ -74,5 +74,5 @@ def test_rows_that_are_kept_may_lie_in_memory_that_must_not_be_written():
 def test_an_array_has_rows_of_one_length():
     x = known([np.ones(7)])
     for count in (2, 0):
-        with pytest.raises(ValueError, match="so many rows of one length"):
+        with pytest.raises(ValueError, match="given number of equal rows"):
             x.sum_rows([count], 2.0, known([np.zeros(2)]), 1)

@@ -172,8 +172,8 @@ def test_each_row_has_the_divisor_that_it_needs():
 @pytest.mark.parametrize(
     ("arrays", "results", "attributes", "message"),
     [
-        ([np.ones(3)], 2, {"p": 2.0, "threads": 1}, "no attribute enough"),
-        ([np.ones(3)], 2, {"p": 2, "enough": 0.0, "threads": 1}, "no attribute p"),
+        ([np.ones(3)], 2, {"p": 2.0, "threads": 1}, "attribute enough is missing"),
+        ([np.ones(3)], 2, {"p": 2, "enough": 0.0, "threads": 1}, "attribute p is missing"),
         ([np.ones(3, np.int32)], 2, {"p": 2.0, "enough": 0.0, "threads": 1}, "XLA's type 4"),
         ([np.ones(3)], 1, {"p": 2.0, "enough": 0.0, "threads": 1}, "two results"),
     ],

@@ -1,4 +1,4 @@
-"""Backends: the operations of one framework, behind one set of verbs. `registry` finds that of an array."""
+"""Backends: one set of operations for each framework. `registry` finds the backend for an array."""
 
 import sys
 from collections.abc import Sequence
@@ -9,43 +9,43 @@ from gradclip.backends.values import Axes as Axes
 
 
 class Shards(Protocol):
-    """What this process has of gradients that may be distributed tensors."""
+    """The part of each gradient that this process holds, when gradients may be distributed tensors."""
 
     @property
     def locals(self) -> Sequence[Any]:
-        """What lies here of each gradient: a shard, or all of a plain tensor."""
+        """This process's part of each gradient: a shard, or all of a plain tensor."""
 
     def chosen(self, indices: Sequence[int]) -> "Shards":
-        """Return those of the gradients at `indices`."""
+        """Return the shards of the gradients at `indices`."""
 
     def whole(self, updated: Sequence[Any]) -> Sequence[Any]:
-        """Return what stands in each `.grad` when this process's shards are `updated`."""
+        """Return the new value of each `.grad` when this process's shards become `updated`."""
 
 
 def any_distributed(leaves: Sequence[Any]) -> bool:
-    """Say whether one of the leaves is a tensor that several processes hold."""
-    # Importing it takes most of a second. Where nobody has imported it, nobody has such a tensor.
+    """Say whether any leaf is a distributed tensor."""
+    # Importing this module takes most of a second. If nobody has imported it, there are no distributed tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and any(issubclass(kind, module.DTensor) for kind in set(map(type, leaves)))
 
 
 def whole_scalar(value: Any) -> Any:
-    """Return a number or scalar array as it is, and a distributed tensor, as PyTorch's norms may be, as a plain one."""
+    """Return a number or scalar as it is, but a distributed tensor (PyTorch's norms can be one) as a plain tensor."""
     return value.full_tensor() if type(value) is not float and any_distributed([value]) else value
 
 
 def among_several() -> bool:
-    """Say whether this process is one of several that PyTorch has made known to each other."""
+    """Say whether PyTorch has initialized communication with other processes."""
     module = sys.modules.get("torch.distributed")
-    # PyTorch may have been built without it. The module is there then, but `is_initialized` is not.
+    # PyTorch may be built without it. Then the module exists, but `is_initialized` does not.
     if module is None or not module.is_available() or not module.is_initialized():
         return False
     return bool(module.get_world_size() > 1)
 
 
 def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
-    """Return what this process has of the gradients of parameters. Some of the gradients are distributed tensors."""
-    # Imported late: programs without distributed tensors must not wait for their module.
+    """Return this process's part of each parameter's gradient, when some gradients are distributed tensors."""
+    # Imported late, so that programs without distributed tensors do not pay for the import.
     from gradclip.backends.torch import distributed
 
     return distributed.shards_of(gradients, parameters)

@@ -1,4 +1,4 @@
-"""The arrays that share a norm, and what is known of them together."""
+"""The arrays that share a norm, with what is known about them as a whole."""
 
 import copy
 import itertools
@@ -16,13 +16,13 @@ A = TypeVar("A", bound="Array")
 
 
 class Arrays(Sequence[Any]):
-    """A list of a backend's arrays, the names of their dtypes and the formats of the real numbers in them."""
+    """A list of a backend's arrays, with the names of their dtypes and the formats of their real numbers."""
 
     dtypes: frozenset[str]
     formats: frozenset[Format]
-    any_complex: bool  # whether one holds complex numbers
-    only_halves: bool  # whether a norm of them needs no more precision than float32's
-    at_once: Any = None  # what a backend's `at_once` found
+    any_complex: bool  # whether any array is complex
+    only_halves: bool  # whether float32 precision is enough for their norm
+    at_once: Any = None  # the cached result of a backend's `at_once`
 
     def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
         self._given = items
@@ -31,12 +31,12 @@ class Arrays(Sequence[Any]):
 
     @property
     def sources(self) -> Sequence[Any]:
-        """The arrays as they were given."""
+        """The arrays as they were passed in."""
         return self._given
 
     @property
     def items(self) -> Sequence[Any]:
-        """The arrays one by one."""
+        """The arrays, each as the backend's array type."""
         return self._given
 
     def __len__(self) -> int:
@@ -45,25 +45,25 @@ class Arrays(Sequence[Any]):
     def __getitem__(self, index: Any) -> Any:
         return self.items[index]
 
-    # Compilers that follow Python code do not all know that `Sequence` ends at an IndexError.
+    # Some compilers that trace Python code do not know that iterating a `Sequence` ends at an IndexError.
     def __iter__(self) -> Iterator[Any]:
         return iter(self.items)
 
     def alike(self, items: Sequence[Any]) -> Self:
-        """Return other arrays that are read as these are."""
+        """Return other items as an object of the same class."""
         return type(self)(items)
 
     def as_precise_as(self, dtypes: Iterable[str]) -> Self:
-        """Return the arrays, to be measured as precisely as their norm together with others of these dtypes."""
+        """Return the arrays, measured with the precision that a norm shared with these other dtypes needs."""
         if not self.only_halves or _OF_DTYPES[frozenset(dtypes).intersection(SUPPORTED)][-1]:
             return self
-        # Squares of half types alone may be added in float32. The others of this norm need more than that.
+        # Only a norm of half types alone may add squares in float32. The other arrays need more precision.
         precise = copy.copy(self)
         precise.only_halves = False
         return precise
 
     def elements(self) -> int:
-        """Return the number of elements."""
+        """Return the total number of elements."""
         return sum(elements_of(x.shape) for x in self.items)
 
     def sharing(self, scope: "Scope") -> int:
@@ -77,7 +77,7 @@ def _follows_from(dtypes: frozenset[str]) -> tuple[frozenset[Format], bool, bool
     return formats, any(map(is_complex_name, dtypes)), halves
 
 
-# Made beforehand: `torch.compile` cannot follow code that adds to it.
+# Built in advance, because `torch.compile` cannot trace code that adds to a dict.
 _OF_DTYPES = {
     frozenset(dtypes): _follows_from(frozenset(dtypes))
     for size in range(len(SUPPORTED) + 1)
@@ -86,20 +86,20 @@ _OF_DTYPES = {
 
 
 def checked_dtype(array: A) -> A:
-    """Return the array. Raises TypeError where its dtype cannot hold clipped gradients."""
+    """Return the array. Raises TypeError if its dtype is not supported for gradients."""
     if bare_name(array.dtype) not in SUPPORTED:
         check_dtypes([array], lambda: ["a gradient"])
     return array
 
 
 def check_dtypes(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a TypeError that names the first array whose dtype cannot hold clipped gradients."""
+    """Raise a TypeError that names the first array with an unsupported dtype."""
     if all(bare_name(dtype) in SUPPORTED for dtype in {x.dtype for x in arrays}):
         return
-    # Only now: names are made for errors alone, and for many arrays that takes long.
+    # Names are computed only here, for the error: for many arrays that takes long.
     for x, name in zip(arrays, names(), strict=True):
         if dtype_name(x) not in SUPPORTED:
             raise TypeError(
-                f"{name} has dtype {dtype_name(x)}, which cannot be clipped; convert it to one of "
+                f"{name} has dtype {dtype_name(x)}, which cannot be clipped. Convert it to one of "
                 f"{', '.join(SUPPORTED)}."
             )

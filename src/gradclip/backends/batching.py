@@ -1,4 +1,4 @@
-"""What turns a function of one example into one of a batch: the verbs that a framework with derivatives supplies."""
+"""The operations a framework with derivatives supplies to turn a function of one example into one of a batch."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
@@ -11,29 +11,29 @@ Step = Callable[[Sequence[Any], Any], tuple[Any, Any]]
 
 
 class Programs(dict[Any, Any]):
-    """What was compiled for calls of one function; a copy starts without."""
+    """Compiled programs for the calls of one function. A copy or pickle starts empty."""
 
     most = 64
 
     def keep(self, key: Any, program: Any) -> None:
-        """Keep one more. The oldest goes first: a caller whose shapes always change must not fill the memory."""
+        """Store a program. When full, the oldest is dropped, so that ever-changing shapes do not fill the memory."""
         while len(self) >= self.most:
             self.pop(next(iter(self)), None)
         self[key] = program
 
     def __reduce__(self) -> Any:
-        # Compiled programs cannot be pickled, but a function that keeps them may be sent to another process.
+        # Compiled programs cannot be pickled, but the function that holds them should be.
         return Programs, ()
 
 
 class Batching(Protocol):
-    """The verbs."""
+    """A framework's batching operations."""
 
     keeps_whole_batches: bool
-    """Whether `kept` is for batches that are taken at once, too, not only for microbatches."""
+    """Whether `kept` is also used for batches without microbatches."""
 
     modules_called: str
-    """What calls a module with parameters that are given, as a warning says it: "f(parameters) does"."""
+    """How to call a module with given parameters, worded for a warning: "f(parameters) does"."""
 
     def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
         """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
@@ -41,43 +41,43 @@ class Batching(Protocol):
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
-        """Return `fun` over axis 0 of those arguments that `axes` has a 0 for."""
+        """Return `fun` mapped over axis 0 of the arguments whose entry in `axes` is 0."""
 
     def unused(
         self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
     ) -> list[str]:
-        """Return the names of the parameters that a function with gradient does not use, as far as one can tell.
+        """Return the names of the parameters that a function with gradient does not use, as far as can be found out.
 
-        `summed` is what came out: what is not all zeros is used.
+        `summed` is the result of the call. A parameter whose gradient is not all zeros is used.
         """
 
     def split_key(self, key: object, count: int) -> Any:
-        """Return `count` keys for random numbers, made of one."""
+        """Return `count` random keys derived from one."""
 
     def flags(self, mask: object) -> Any:
-        """Return a mask as booleans of the framework."""
+        """Return a mask as the framework's booleans."""
 
     def blanked(self, tree: object, mask: Array) -> Any:
-        """Return `tree`, zero in the rows that are not in the mask."""
+        """Return `tree` with zeros in the rows outside the mask."""
 
     def cast(self, x: Array, dtype: Any) -> Any:
-        """Return an array in another dtype."""
+        """Return an array converted to another dtype."""
 
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], Any]:
-        """Return the arguments with `size` examples, those beyond `count` zeros, and a mask that leaves these out."""
+        """Return the arguments, padded with zeros from `count` to `size` examples, and a mask without the padding."""
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Mask, count: int) -> Any:
-        """Return `step(args, mask)`; of no examples, zeros and no rows."""
+        """Return `step(args, mask)`. For an empty batch, return zeros and results without rows."""
 
     def in_microbatches(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
-        """Call `step(args, mask)` with `size` of the `count` examples at a time, the last ones padded to as many.
+        """Call `step(args, mask)` on `size` of the `count` examples at a time. The last ones are padded to `size`.
 
-        Returns the sum of its first results, and its second ones put together: trees with a row for each example,
-        zeros for trailing microbatches of which the mask holds no example, which are skipped.
+        Returns the sum of the first results, and the second results concatenated: trees with a row for each example.
+        Trailing microbatches without an example in the mask are skipped; their rows are zeros.
         """
 
     def kept(
@@ -88,19 +88,19 @@ class Batching(Protocol):
         axes: Sequence[int | None],
         args: Sequence[Any],
     ) -> tuple[Any, list[Any]]:
-        """Return `run(*args)`, a tree and a list of dtypes, compiled once where the framework compiles.
+        """Return `run(*args)`, a tree and a list of dtypes. Compile it once if the framework compiles.
 
-        `setting` is what the result depends on besides the arguments; `axes` are as in `over_batch`.
+        `setting` is everything the result depends on besides the arguments. `axes` is as in `over_batch`.
         """
 
 
 def mapped(function: Callable[..., Any], tree: object, *others: object) -> Any:
-    """Return the tree of what `function` makes of each leaf, and of those of `others` at its place."""
+    """Return the tree of `function`'s results, called with each leaf and the leaves at the same place in `others`."""
     flat = flatten(tree)
     rest = [flatten(other).leaves for other in others]
     return flat.rebuild([function(*leaves) for leaves in zip(flat.leaves, *rest, strict=True)])
 
 
 def mapped_args(change: Callable[[Any], Any], args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Return the arguments, changed leaf by leaf where they carry the batch."""
+    """Return the arguments, with `change` applied to the leaves of those that carry the batch."""
     return [arg if axis is None else mapped(change, arg) for arg, axis in zip(args, axes, strict=True)]

@@ -1,4 +1,4 @@
-"""What a backend answers where a framework has nothing better to offer: no kernels, no mesh, no multi-tensor calls."""
+"""Default answers for frameworks with nothing special to offer: no kernels, no mesh, no multi-tensor calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Defaults:
-    """The usual answers to what `protocols` asks."""
+    """Default implementations of the methods in `protocols`."""
 
     def precision(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -28,8 +28,8 @@ class Defaults:
 
     def over(self, axis_name: Hashable) -> Any:
         raise TypeError(
-            f"axis_name names axes of a mesh inside of jax.shard_map, and goes with JAX arrays, got {axis_name!r}. "
-            "For arrays of another framework leave it out."
+            f"axis_name names axes of a mesh inside jax.shard_map and needs JAX arrays, got {axis_name!r}. "
+            "Leave it out for arrays of other frameworks."
         )
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:

@@ -1,6 +1,7 @@
-"""The frameworks, one entry each: how its arrays are told, where its folder is, and what errors say of it.
+"""One entry for each framework: how to recognize its arrays, how to load its folder, and the words for errors.
 
-To add one, write its folder, whose front is a `gradclip.backends.framework.Framework`, and an entry here.
+To add a framework, write its folder, with a `gradclip.backends.framework.Framework` as its front, and add an entry
+here.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Models:
-    """How a framework's models are told, by an attribute, and what to pass in place of one."""
+    """The attribute that identifies a framework's models, and what errors tell users to pass instead of a model."""
 
     attribute: str
     gradients: str
@@ -22,28 +23,28 @@ class Models:
 
 @dataclass(frozen=True)
 class Entry:
-    """What is known of a framework before it is touched.
+    """What is known about a framework before its folder is imported.
 
     Attributes:
-        name: as users read it.
-        module: what is imported wherever its arrays are; also the key of the entry.
-        arrays: the types of its arrays, by their names in the module.
-        load: imports the folder, and returns what it supplies.
-        takes_numpy: whether NumPy's arrays beside its own count as its own.
-        has_trees: whether it has functions on trees of its own.
-        has_derivatives: whether it differentiates functions, and takes them over batches.
-        from_numpy: what users call to convert an array of NumPy's.
-        per_example: what users call to compute per-example gradients.
-        models: how its models are told from its arrays; None where they cannot be.
-        parameter: returns the type of arrays that have a `.grad` of their own; None where there is none.
-        compiling: says whether it records this call to compile it; None where arrays show that.
-        at_import: what is done as soon as somebody has imported it.
-        outputs_first: whether its layers keep weights with their outputs along the first axis, not along the last.
+        name: the name that users read.
+        module: the module that is imported whenever its arrays exist; also the key of the entry.
+        arrays: the names of its array types in the module.
+        load: imports the folder and returns the `Framework`.
+        takes_numpy: whether NumPy arrays mixed with its own count as its own.
+        has_trees: whether it has its own tree functions.
+        has_derivatives: whether it can differentiate functions and map them over batches.
+        from_numpy: the function that converts a NumPy array, for errors.
+        per_example: the function that computes per-example gradients, for errors.
+        models: how to recognize its models; None if they cannot be recognized.
+        parameter: returns the array type with a `.grad` attribute; None if there is none.
+        compiling: says whether the framework is tracing this call to compile it; None if its arrays show that.
+        at_import: what to run as soon as the framework is imported.
+        outputs_first: whether its layers store weights with the outputs along the first axis, not the last.
     """
 
     name: str
     module: str
-    arrays: tuple[str, ...]  # names, because the module may not have been imported yet
+    arrays: tuple[str, ...]  # names, because the module may not be imported yet
     load: "Callable[[], Framework]"
     takes_numpy: bool = False
     has_trees: bool = False
@@ -57,7 +58,7 @@ class Entry:
     outputs_first: bool = False
 
 
-# Each imports by a statement: `torch.compile` traces no other import.
+# Each function uses an import statement: `torch.compile` cannot trace any other kind of import.
 def _numpy() -> "Framework":
     from gradclip.backends.host.framework import NUMPY
 
@@ -83,21 +84,21 @@ def _tensorflow() -> "Framework":
 
 
 def _make_kernels_known_to_jax() -> None:
-    # A compiled program may be read from a file. It names the kernels, and XLA must know them by then.
+    # A compiled program loaded from a file refers to the kernels by name, so XLA must know them before it runs.
     from gradclip.backends.jax import ffi as jax_ffi
 
     jax_ffi.registered()
 
 
 def _keep_autograph_out() -> None:
-    # AutoGraph would rewrite each function of gradclip that `tf.function` records, which takes seconds. None needs it.
+    # AutoGraph would rewrite every gradclip function that `tf.function` traces. That takes seconds and is not needed.
     from tensorflow.python.autograph.core import config
 
     config.CONVERSION_RULES = (config.DoNotConvert("gradclip"), *config.CONVERSION_RULES)
 
 
 ENTRIES = (
-    # "generic" is the type of NumPy's scalars, which its reductions return.
+    # "generic" is the type of NumPy scalars, which reductions return.
     Entry("NumPy", "numpy", ("ndarray", "generic"), _numpy),
     Entry(
         "PyTorch",
@@ -109,11 +110,11 @@ ENTRIES = (
         per_example="torch.func.vmap",
         models=Models(
             "named_parameters",
-            "the gradients, [p.grad for p in model.parameters()], or call gradclip.grad_norm.",
-            "pass dict(model.named_parameters()), and compute with torch.func.functional_call(model, parameters, (x,)) "
+            "the gradients: [p.grad for p in model.parameters()], or call gradclip.grad_norm.",
+            "pass dict(model.named_parameters()), and call torch.func.functional_call(model, parameters, (x,)) "
             "in the loss.",
         ),
-        # Functions of the module: it must not be imported to make this table.
+        # Functions of the module, because this table must not import it.
         parameter=lambda torch: torch.nn.Parameter,
         compiling=lambda torch: torch.compiler.is_compiling(),
         outputs_first=True,
@@ -123,7 +124,7 @@ ENTRIES = (
         "jax",
         ("Array",),
         _jax,
-        takes_numpy=True,  # JAX's own functions take them, too
+        takes_numpy=True,  # JAX's own functions accept them too
         has_trees=True,
         has_derivatives=True,
         from_numpy="jax.numpy.asarray",

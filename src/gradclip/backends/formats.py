@@ -1,4 +1,4 @@
-"""Floating-point formats: the few numbers that rounding arguments need."""
+"""Floating-point formats: the few numbers needed to reason about rounding."""
 
 import math
 from collections.abc import Hashable
@@ -9,7 +9,7 @@ _PARTS = {"complex64": "float32", "complex128": "float64"}
 
 @dataclass(frozen=True)
 class Format:
-    """A binary floating-point format: `precision` significant bits, smallest normal `2**min_exponent`."""
+    """A binary floating-point format with `precision` significant bits and smallest normal number `2**min_exponent`."""
 
     name: str
     precision: int
@@ -28,7 +28,7 @@ class Format:
 
     @property
     def roundoff(self) -> float:
-        """Largest relative error of rounding to nearest a number in the normal range."""
+        """Largest relative error when a number in the normal range is rounded to nearest."""
         return 2.0**-self.precision
 
     @property
@@ -37,7 +37,7 @@ class Format:
         return (2.0 - 2.0 ** (1 - self.precision)) * 2.0 ** (self.max_exponent - 1)
 
     def toward_zero(self, number: float) -> float:
-        """Return the number >= 0 that the format holds, rounded toward zero; infinity stays."""
+        """Return a number >= 0 rounded toward zero to this format. Infinity stays infinity."""
         if math.isinf(number) or number == 0:
             return number
         step = math.ldexp(1.0, max(math.frexp(number)[1] - self.precision, self.min_exponent - self.precision + 1))
@@ -55,16 +55,17 @@ FLOAT32 = Format("float32", 24, -126, 128)
 FLOAT64 = Format("float64", 53, -1022, 1024)
 _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
-_BARE_NAMES: dict[Hashable, str] = {}  # NumPy takes a microsecond for each
+_BARE_NAMES: dict[Hashable, str] = {}  # cached: NumPy takes a microsecond to make a name
 
 
 def bare_name(dtype: Hashable) -> str:
-    """Return the name of a dtype: `float32` for `torch.float32` and for NumPy's, in any byte order."""
+    """Return the name of a dtype, such as `float32` for `torch.float32` and for NumPy's float32 in any byte order."""
     name = _BARE_NAMES.get(dtype)
     if name is None:
-        # PyTorch's dtypes have no name: theirs is the end of `torch.float32`.
+        # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`.
         name = getattr(dtype, "name", str(dtype).rpartition(".")[2])
-        # `torch.compile` reads no dict in which TensorFlow's dtypes are keys. They know their names at once.
+        # Not cached for TensorFlow: `torch.compile` cannot read a dict with its dtypes as keys, and they know their
+        # names.
         if not hasattr(dtype, "as_numpy_dtype"):
             _BARE_NAMES[dtype] = name
     return name
@@ -76,38 +77,38 @@ def dtype_name(array: object) -> str:
 
 
 def format_named(dtype: str) -> Format:
-    """Return the format of a real dtype, or of the parts of a complex one."""
+    """Return the format of a real dtype, or of a complex dtype's parts."""
     return _BY_NAME[_PARTS.get(dtype, dtype)]
 
 
 def format_of(array: object) -> Format:
-    """Return the format of a real array, or of the parts of a complex one."""
+    """Return the format of a real array, or of a complex array's parts."""
     return format_named(dtype_name(array))
 
 
 def is_complex_name(dtype: str) -> bool:
-    """Say whether numbers of this dtype are complex."""
+    """Say whether a dtype is complex."""
     return dtype in _PARTS
 
 
 def is_complex(array: object) -> bool:
-    """Say whether the array holds complex numbers."""
+    """Say whether an array is complex."""
     return is_complex_name(dtype_name(array))
 
 
 def product_format(array: object, wide: Format) -> Format:
-    """Return the format in which an array's elements are multiplied: float32, if it holds them, else `wide`."""
+    """Return the format in which an array's elements are multiplied: float32 if it can hold them, else `wide`."""
     return FLOAT32 if format_of(array).precision <= FLOAT32.precision else wide
 
 
 def low_bits_mask(source: Format, target: Format) -> int:
-    """Return the integer that keeps those bits of a number which the narrower `target` has too."""
-    # A negative integer has all higher bits set, so that the mask fits numbers of any size.
+    """Return an integer mask that keeps the bits of a `source` number that fit in the narrower `target`."""
+    # A negative integer has all higher bits set, so the mask works for any integer size.
     return -(1 << (source.precision - target.precision))
 
 
 def sum_dtype(x: object, wide: object, dtype: str | None) -> str:
-    """Return the dtype in which a sum over examples of `x` is handed out, real or complex as `wide` is."""
+    """Return the result dtype of a sum over examples of `x`: real or complex, like `wide`."""
     real = dtype or ("float64" if format_of(x).precision == 53 else "float32")
     if "complex" in dtype_name(wide):
         return "complex128" if real == "float64" else "complex64"

@@ -1,4 +1,4 @@
-"""What a framework supplies beside the operations of its backend. Its entry in `entries` says where that is."""
+"""What a framework supplies besides its backend's operations. Its entry in `entries` loads it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Sparse(NamedTuple):
-    """A sparse array among leaves: its place, what it is called, and the method that makes it dense."""
+    """A sparse array among the leaves: its index, its kind for errors, and the method that makes it dense."""
 
     place: int
     kind: str
@@ -24,44 +24,44 @@ class Sparse(NamedTuple):
 
 
 class Trees(Protocol):
-    """Functions on trees. A structure is what is left of a tree without its leaves."""
+    """A framework's own tree functions. A structure is a tree without its leaves."""
 
     def knows(self, leaf: object) -> bool:
-        """Say whether something that is no array of any framework is a node, or a sparse array, of this one's."""
+        """Say whether a value that is not an array of any framework is this framework's tree node or sparse array."""
 
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
         """Return the leaves in order, and the structure."""
 
     def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
-        """Return the tree of a structure around other leaves."""
+        """Return the tree with this structure and other leaves."""
 
     def paths(self, structure: Any) -> list[str]:
-        """Return the path of each leaf, written as the Python that reaches it."""
+        """Return the path of each leaf, as the Python expression that accesses it."""
 
     def keys(self, structure: Any) -> list[tuple[Any, ...]]:
-        """Return what leads to each leaf: keys, indices and names of attributes."""
+        """Return the keys, indices and attribute names that lead to each leaf."""
 
     def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        """Return what lies in a tree where a structure has leaves. Raises ValueError where it is no prefix."""
+        """Return the subtrees of `tree` at the structure's leaves. Raises ValueError if it is not a prefix."""
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
-        """Return those of the leaves that are sparse, by their indices."""
+        """Return the sparse leaves by index."""
 
     def described(self, place: int, array: Any) -> Sparse:
-        """Return what an error says of a sparse array."""
+        """Describe a sparse array for an error."""
 
     def elements(self, array: Any) -> Any:
-        """Return an array of a sparse one's elements."""
+        """Return the elements of a sparse array as an array."""
 
     def with_elements(self, array: Any, elements: object) -> Any:
         """Return a sparse array like this one, with other elements."""
 
 
 class Framework(ABC):
-    """The front of a framework's folder. What is written out here holds where a framework does not differ."""
+    """The front of a framework's folder. The methods implemented here are defaults."""
 
     namespace: "ModuleType"
-    """The operations of the array API standard over the framework's arrays."""
+    """The array API standard's operations for the framework's arrays."""
 
     @property
     def trees(self) -> Trees:
@@ -70,68 +70,68 @@ class Framework(ABC):
 
     @abstractmethod
     def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> "Backend":
-        """Return the backend for these leaves, and for the thresholds and masks that come with them."""
+        """Return the backend for these leaves and for the thresholds and masks passed with them."""
 
     def on_fast_path(self, leaves: Sequence[Any]) -> "HostBackend | None":
-        """Return the backend for arrays in host memory whose values anyone may see; None where in doubt."""
+        """Return the backend if all leaves are in host memory with readable values, or None in case of doubt."""
         return None
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
-        """Return the gradients of parameters of the framework; None where it takes more than to read them."""
+        """Return the gradients of the framework's parameters, or None if reading `.grad` is not enough."""
         return None
 
     def batching(self, method: str) -> "Batching":
-        """Return what takes functions over batches: all examples at a time, or for "loop" one after the other."""
+        """Return the batching operations. `method="loop"` processes one example at a time, otherwise all at once."""
         raise NotImplementedError
 
     @abstractmethod
     def on_host(self, leaf: object) -> "HostArray":
-        """Return a view of an array's values in host memory, copied there if they lie elsewhere."""
+        """Return a view of an array's values in host memory, copied there if they are elsewhere."""
 
     def numbers(self, leaves: Sequence[Any]) -> list[np.ndarray]:
-        """Return the numbers in arrays, flat, in float64. Those of a device are waited for together."""
+        """Return the numbers in arrays as flat float64 arrays. Waits once for all arrays of a device."""
         return [self.on_host(leaf).numbers() for leaf in leaves]
 
     def number(self, scalar: Any) -> Any:
-        """Return the number in a scalar array, as a number of Python."""
+        """Return the value of a scalar array as a Python number."""
         return scalar.item()
 
     def lies_itself(self, array: object) -> bool:
-        """Say whether an array can be clipped where it lies, passed itself in place of a parameter, as NumPy's can."""
+        """Say whether an array can be passed in place of a parameter and clipped in place itself, like NumPy's."""
         return False
 
     def may_be_weights(self, array: object) -> bool:
-        """Say whether an array that can be clipped where it lies looks like a model's weights, not like a gradient."""
+        """Say whether an array that can be clipped in place looks like a model's weights rather than a gradient."""
         return False
 
     def kept(self, array: Any) -> Any:
-        """Return an array that stays as it is, whatever is done to this one later. Nothing waits for a device."""
+        """Return a copy that later changes to `array` do not affect, without waiting for a device."""
         return self.namespace.asarray(array, copy=True)
 
     def is_traced(self, array: object) -> bool:
-        """Say whether an array stands for values that come later, when what was recorded runs."""
+        """Say whether an array has no values yet because the call is being traced."""
         return False
 
     @abstractmethod
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> Any:
-        """Return float64 numbers as an array on the device of `leaf`, in the named dtype."""
+        """Return float64 numbers as an array with the named dtype, on the device of `leaf`."""
 
     @abstractmethod
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> Any:
-        """Return zeros in the dtype of `leaf`, on its device."""
+        """Return zeros with the dtype and device of `leaf`."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function as it is called in training: as one program where the framework makes programs."""
+        """Return a function as training calls it: compiled, if the framework compiles."""
         return function
 
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
-        """Return the first of the leaves that is a sparse array; None where all are dense."""
+        """Return the first sparse leaf, or None if all are dense."""
         return None
 
     def without_values(self, array: object) -> str | None:
-        """Return what an array that holds no values is called; None for one that does."""
+        """Return a name for an array without values, such as a meta tensor, or None if it has values."""
         return None
 
     def is_bare(self, parameter: object) -> bool:
-        """Say whether an array cannot have a `.grad`, and was passed where a parameter belongs."""
+        """Say whether an array passed as a parameter cannot have a `.grad`."""
         return False

@@ -1,4 +1,4 @@
-"""Where gradients lie in memory: which of them are views of the same elements, and which share only some."""
+"""Gradients in memory: which are views of the same elements, and which overlap only partly."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import numpy as np
 
 from gradclip.backends.formats import dtype_name
 
-# Whether two strided arrays share memory can take exponential time. NumPy gives up after so many attempts.
-_MOST_WORK: Any = 1_000_000  # NumPy's stubs know two special values only
+# Finding out whether two strided arrays overlap can take exponential time. NumPy gives up after this many attempts.
+_MOST_WORK: Any = 1_000_000  # NumPy's stubs allow only two special values
 
 _Axes = tuple[tuple[int, int], ...]
 _Placed = tuple[int, _Axes, "Region"]
@@ -18,9 +18,10 @@ _Placed = tuple[int, _Axes, "Region"]
 
 @dataclass(frozen=True)
 class Region:
-    """A set of elements in memory; views of the same elements, whatever their shape, are equal.
+    """A set of elements in memory. Views of the same elements are equal, whatever their shapes.
 
-    `axes`: steps in bytes, positive and growing, and how many elements, or runs of them, lie along each.
+    `axes` holds, for each axis, the step in bytes (positive, ascending) and the number of elements, or of runs of
+    elements.
     """
 
     address: int
@@ -32,41 +33,41 @@ class Region:
     def of(
         cls, address: int, itemsize: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
     ) -> "Region | None":
-        """Return the region of an array, strides in bytes. None where elements, if any, share places: it is expanded.
+        """Return the region of an array, strides in bytes. None if it is empty or expanded.
 
-        Such an array is never written.
+        In an expanded array several elements share one place. Such an array is never written.
         """
         if 0 in shape or not address:
             return None
         used = [(step, count) for count, step in zip(shape, strides, strict=True) if count > 1]
-        # A negative step leads down: the first element is not the lowest then.
+        # With a negative step, the first element does not have the lowest address.
         address += sum(step * (count - 1) for step, count in used if step < 0)
         axes: list[tuple[int, int]] = []
         for step, count in sorted((abs(step), count) for step, count in used):
-            # Axes that follow each other without a gap are one, so that views of other shapes are equal.
+            # Merge axes without a gap between them, so that views with other shapes compare equal.
             if axes and step == axes[-1][0] * axes[-1][1]:
                 axes[-1] = (axes[-1][0], axes[-1][1] * count)
             else:
                 axes.append((step, count))
-        # The axes are sorted, so that a step of 0 comes first.
+        # The axes are sorted, so a step of 0 comes first.
         return None if axes and not axes[0][0] else cls(address, itemsize, dtype, tuple(axes))
 
     @property
     def end(self) -> int:
-        """The address behind the last element."""
+        """The address just past the last element."""
         return self.address + _extent(self.axes, self.itemsize)
 
     def meets(self, other: "Region") -> bool:
-        """Say whether the regions share memory; also where that is too hard to tell."""
+        """Say whether two regions overlap. True also if that is too expensive to find out."""
         try:
             return np.shares_memory(self._array(), other._array(), max_work=_MOST_WORK)
         except np.exceptions.TooHardError:
             return True
 
     def _array(self) -> np.ndarray:
-        """Return an array at these addresses, of which nothing may be read."""
+        """Return an array at these addresses. Its elements must not be read."""
 
-        # NumPy tells whether strided arrays share memory, so it gets an array. It looks at places, not at values.
+        # NumPy can tell whether strided arrays overlap. It compares only addresses, never values.
         class At:
             __array_interface__ = {  # noqa: RUF012
                 "data": (self.address, True),
@@ -86,19 +87,19 @@ def region_of_array(array: np.ndarray) -> Region | None:
 
 
 def any_overlap(stretches: Iterable[tuple[int, int]]) -> bool:
-    """Say whether two stretches of memory (begin, end) have bytes in common."""
-    # Sorted by where they begin: if any two overlap, then two neighbours do.
+    """Say whether any two stretches of memory (begin, end) overlap."""
+    # After sorting by start address, if any two overlap, two neighbours do.
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(stretches)))
 
 
 def first_meeting(regions: Sequence[Region]) -> tuple[Region, Region] | None:
-    """Return two of these different regions that share memory, None where no two do."""
-    # To compare each with each would take minutes for thousands of gradients; most are told apart by sorting.
+    """Return two regions that overlap, or None. The regions passed must all be different."""
+    # Comparing all pairs would take minutes for thousands of gradients. Sorting separates most of them.
     for suspects in _suspects([(region.address, region.axes, region) for region in regions]):
         in_order = sorted(suspects, key=lambda region: region.address)
         for index, region in enumerate(in_order):
             for other in in_order[index + 1 :]:
-                # In the order of addresses all that follow begin later still.
+                # All later regions start even further on.
                 if other.address >= region.end:
                     break
                 if region.meets(other):
@@ -107,10 +108,10 @@ def first_meeting(regions: Sequence[Region]) -> tuple[Region, Region] | None:
 
 
 def _suspects(placed: Sequence[_Placed]) -> Iterator[list[Region]]:
-    """Yield lists of regions that may share memory; those of different lists do not.
+    """Yield lists of regions that may overlap. Regions in different lists do not.
 
-    Columns of one matrix, and what lies within a row of it, are told apart by their places within a row. Rows of a cube
-    are the same again, for the steps that are left.
+    Columns of one matrix, or pieces within its rows, are separated by their position within a row. For rows of a cube,
+    repeat this with the remaining steps.
     """
     for group in _colliding(placed):
         step = max(axes[-1][0] if axes else 0 for _, axes, _ in group)
@@ -127,7 +128,7 @@ def _suspects(placed: Sequence[_Placed]) -> Iterator[list[Region]]:
 
 
 def _colliding(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
-    """Yield lists of two or more regions that are linked by overlapping stretches of memory."""
+    """Yield lists of two or more regions whose memory stretches overlap, directly or through others."""
     group: list[_Placed] = []
     end = 0
     for one in sorted(placed, key=lambda one: one[0]):
@@ -147,10 +148,10 @@ def _extent(axes: _Axes, itemsize: int) -> int:
 
 
 def shared(regions: Sequence[Region | None]) -> tuple[list[list[int]], tuple[int, int] | None]:
-    """Return the indices grouped by region, and those of two regions that share only some elements, None without."""
+    """Group indices by region, and return them with one pair of indices of partly overlapping regions, or None."""
     lying: dict[Any, list[int]] = {}
     for index, region in enumerate(regions):
-        # Without a region a gradient shares memory with no other, so its index is its key.
+        # A gradient without a region shares memory with no other, so its index serves as its key.
         lying.setdefault(index if region is None else region, []).append(index)
     meeting = first_meeting([region for region in lying if isinstance(region, Region)])
     pair = None if meeting is None else (lying[meeting[0]][0], lying[meeting[1]][0])

@@ -1,7 +1,7 @@
-"""Every operation that clipping needs, once, in the terms of the array API standard.
+"""Every operation that clipping needs, written once against the array API standard.
 
-A framework's folder derives its backends from `Portable`. They add what the standard lacks, such as the bits of a
-number, and what their devices do differently. No method here looks at a value, so the same code can be traced.
+Each framework's folder derives its backends from `Portable`. They add what the standard lacks, such as access to a
+number's bits, and whatever their devices do differently. No method here reads a value, so the same code can be traced.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 
 class Portable(Defaults, PortableBatch):
-    """Reductions and scaling of arrays whose values need not be known yet."""
+    """Reductions and scaling of arrays, without reading their values."""
 
     concrete = False
     visible = False
-    divisors_above = 0.0  # never zero, nor a subnormal number where a device may read it as zero
-    divisors_up_to = math.inf  # less where a compiler multiplies by the inverse, which would be subnormal
-    splits_by_range = True  # what may leave the range is read twice; the other arrays need not be
+    divisors_above = 0.0  # excludes zero, and subnormal numbers if a device may read them as zero
+    divisors_up_to = math.inf  # smaller if a compiler multiplies by the inverse, which could be subnormal
+    splits_by_range = True  # arrays whose powers may overflow or underflow are read twice; the others need not be
 
     def __init__(self, xp: ModuleType, wide: Format = FLOAT64) -> None:
         self.xp = xp
@@ -38,7 +38,7 @@ class Portable(Defaults, PortableBatch):
 
     @property
     def wide_dtype(self) -> Any:
-        """The dtype of `wide` in this framework."""
+        """The framework's dtype for `wide`."""
         return getattr(self.xp, self.wide.name)
 
     def enter(self, prepared: Sequence[Any]) -> Arrays:
@@ -57,19 +57,19 @@ class Portable(Defaults, PortableBatch):
         return leaf
 
     def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
-        # Most devices read all numbers as they are: any norm can be trusted.
+        # Most devices never flush subnormals, so any norm can be trusted.
         return compute(self)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
-            raise ValueError(f"sums in {dtype} need a device that computes in 64 bits; move the gradients to the CPU.")
+            raise ValueError(f"sums in {dtype} need a device that computes in 64 bits. Move the gradients to the CPU.")
 
     def bits(self, x: Array) -> Array:
         """Return the bits of a floating-point array as integers of the same size."""
         raise NotImplementedError
 
     def from_bits(self, bits: Array) -> Array:
-        """Return the floating-point array that has these bits."""
+        """Return the floating-point array with these bits."""
         raise NotImplementedError
 
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
@@ -98,7 +98,7 @@ class Portable(Defaults, PortableBatch):
         return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        # A framework's own sum promises no order, so that a term may take part in all additions.
+        # A framework's own sum guarantees no order, so a term may go through all additions.
         additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
         return additions * self.wide.roundoff
 
@@ -110,8 +110,8 @@ class Portable(Defaults, PortableBatch):
         return self.power_sum(arrays, p, scope, divisor), divisor
 
     def divisor(self, largest: Array) -> Array:
-        """Return what numbers are divided by, of which these are the largest magnitudes."""
-        # An infinity divided by itself would be NaN, and so would zero.
+        """Return the divisor for numbers with these largest magnitudes."""
+        # Infinity divided by itself is NaN, and so is zero.
         divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
         if self.divisors_up_to == math.inf:
             return divisor
@@ -126,19 +126,19 @@ class Portable(Defaults, PortableBatch):
         return self.xp.min(self.stacked(self.gather(found)), axis=0)
 
     def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array | None) -> Array:
-        """Return the sum for one array."""
+        """Return the sum of powers for one array."""
         bases = self.bases(x, p)
         if divisor is not None:
             bases = [wide / scope.over(divisor, wide) for wide in bases]
         return self.sum_all([raised(self.xp, wide, p) for wide in bases], scope)
 
     def bases(self, x: Array, p: float) -> list[Array]:
-        """Return wide arrays of which |wide|**p adds up to |x|**p."""
-        # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
+        """Return wide arrays whose sums of |wide|**p add up to the sum of |x|**p."""
+        # |x|**2 is the sum of the squared parts, so no square root is needed.
         return [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
 
     def sum_all(self, powers: Sequence[Array], scope: Scope) -> Array:
-        """Return the sum of wide arrays of one shape."""
+        """Return the sum over one or two wide arrays of the same shape."""
         sums = [self.sum_shared(x, scope) for x in powers]
         return sums[0] if len(sums) == 1 else sums[0] + sums[1]
 
@@ -151,7 +151,7 @@ class Portable(Defaults, PortableBatch):
         magnitude = self.magnitude(x)
         axes = scope.shared_axes(x.ndim)
         finite = self.xp.isfinite(self.xp.max(magnitude, axis=axes))
-        # The minimum would pass over an infinity.
+        # The minimum would ignore an infinity.
         return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
 
     def magnitude(self, x: Array) -> Array:
@@ -167,41 +167,41 @@ class Portable(Defaults, PortableBatch):
         return self.xp.sum(wide, axis=axes) if self.wide is FLOAT64 else halving_sum(self.xp, wide, axes)
 
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
-        # A complex number may be both, such as inf + NaN i. It counts once.
+        # A complex number can contain both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
 
     def parts(self, x: Array) -> list[Array]:
-        """Return the real and imaginary part, or the real array alone."""
+        """Return the real and imaginary parts, or the array itself if it is real."""
         return [self.xp.real(x), self.xp.imag(x)] if is_complex(x) else [x]
 
     def join(self, parts: list[Array], like: Array) -> Array:
-        """Return the complex array of two parts, or the one real part."""
+        """Return the complex array with these two parts, or the single real part."""
         return parts[0] if len(parts) == 1 else self.complex(*parts)
 
     def complex(self, real: Array, imag: Array) -> Array:
-        """Return the complex array of two parts."""
+        """Return the complex array with these parts."""
         raise NotImplementedError
 
     def widen(self, x: Array) -> Array:
-        """Return a real array in the wide format, exactly."""
+        """Convert a real array to the wide format, exactly."""
         return self.xp.astype(x, self.wide_dtype)
 
     def narrow(self, x: Array, like: Array) -> Array:
-        """Return `x`, float32 or wider, in the dtype of `like`, rounded toward zero."""
+        """Convert `x` (float32 or wider) to the dtype of `like`, rounded toward zero."""
         source, target = format_of(x), format_of(like)
         if source is target:
             return x
-        # A conversion rounds to nearest, which may be up. Without the low bits it has nothing to round.
+        # A conversion rounds to nearest, which may round up. With the low bits cleared, it is exact.
         cut = self.from_bits(self.bits(x) & low_bits_mask(source, target))
         if target.min_exponent > source.min_exponent:
-            below_normal = self.xp.trunc(x / target.step) * target.step  # there the mask leaves too many bits
+            below_normal = self.xp.trunc(x / target.step) * target.step  # there the mask keeps too many bits
             cut = self.xp.where(self.xp.abs(x) < target.tiny, below_normal, cut)
         return self.xp.astype(cut, like.dtype)
 
     def not_above(self, product: Array) -> Array:
-        """Return the product, one step closer to zero where it lies below the normal range."""
-        # Rounded to nearest there, it may be up to half a step larger than the exact product.
+        """Return the product, moved one step toward zero if it is below the normal range."""
+        # There, rounding to nearest may exceed the exact product by up to half a step.
         nearer = self.xp.nextafter(product, self.xp.zeros_like(product))
         return self.xp.where(self.xp.abs(product) < format_of(product).tiny, nearer, product)
 
@@ -228,24 +228,24 @@ class Portable(Defaults, PortableBatch):
         return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
 
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
-        """Return one array scaled."""
+        """Return one array, scaled."""
         factors = coefficient.wide if product_format(x, self.wide) is self.wide else coefficient.narrow
         keep, blank, first = [scope.over(value, x) for value in (coefficient.keep, coefficient.blank, factors.first)]
         return self.scaled(x, keep, blank, first, None if factors.second is None else scope.over(factors.second, x))
 
     def scaled(self, x: Array, keep: Array, blank: Array, first: Array, second: Array | None) -> Array:
-        """Return one array scaled by what is in a coefficient, each value so shaped that it broadcasts to the array."""
+        """Return one array scaled by the values of a coefficient, each shaped to broadcast to the array."""
         results = [self.narrow(self.product(part, first, second), part) for part in self.parts(x)]
-        # Chosen, not multiplied: 0 * NaN is NaN, and what is kept stays bit for bit.
+        # Selected, not multiplied: 0 * NaN is NaN, and elements that are kept must stay bit-identical.
         result = self.xp.where(blank, self.xp.zeros_like(x), self.join(results, x))
         return self.xp.where(keep, x, result)
 
     def product(self, x: Array, first: Array, second: Array | None) -> Array:
-        """Return the real array `x` times two factors, in a format that holds each element exactly."""
+        """Return the real array `x` times two factors, in a format that holds each element of `x` exactly."""
         in_wide = product_format(x, self.wide) is self.wide
         product = (self.widen(x) if in_wide else self.xp.astype(x, self.xp.float32)) * first
         product = product if second is None else product * second
-        # Narrowing to fewer exponents truncates what is too small; else that is done here.
+        # Narrowing to a format with a smaller exponent range already truncates tiny numbers. Otherwise, do it here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
@@ -253,12 +253,12 @@ class Portable(Defaults, PortableBatch):
         return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]
 
     def limit(self, bound: float | Array, x: Array) -> Array:
-        """Return a bound on magnitudes as a wide scalar, 0 for a negative one."""
+        """Return a bound on magnitudes as a wide scalar; 0 for a negative bound."""
         wide = self.scalar(bound, [x])
         return self.xp.where(wide < 0, self.xp.zeros_like(wide), wide)
 
     def clamp(self, x: Array, bound: float | Array) -> Array:
-        """Return `x` with each element in [-bound, bound], the bound rounded toward zero; NaN stays."""
+        """Return `x` with each element clamped to [-bound, bound], the bound rounded toward zero. NaN stays."""
         with self.precision():
             limit = self.narrow(self.limit(bound, x), x)
         return self.xp.clip(x, -limit, limit)

@@ -1,4 +1,4 @@
-"""Sums over the examples of a batch, once, in the terms of the array API standard."""
+"""Sums over the examples of a batch, written once against the array API standard."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PortableBatch(ABC):
-    """What sums over examples add to the reductions of `Portable`."""
+    """The operations on batches that `Portable` inherits."""
 
     xp: ModuleType
 
@@ -59,7 +59,7 @@ class PortableBatch(ABC):
         return [self.weighted_sum(x, coefficient) for x in arrays]
 
     def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
-        """Return the weighted sum of one array."""
+        """Return the weighted sum of one array over its examples."""
         weights = coefficient.weights(self.xp)
         sums = []
         for part in self.parts(x):

@@ -1,7 +1,7 @@
-"""Which framework a value belongs to, and what that supplies: the one place that is asked.
+"""Find the framework of a value, and what the framework supplies. All other code asks here.
 
-A framework is touched only when one of its arrays arrives: it is found by the type of the array, among the modules that
-are already imported.
+A framework is loaded only when one of its arrays arrives. Its arrays are recognized by type, among the modules that are
+already imported.
 """
 
 import sys
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
 _NUMBER = "number"
 _ALONE = {"numpy", _NUMBER}
 _ENTRIES: dict[str, Entry] = {}
-# `isinstance` for each leaf would take longer than clipping it. Types are few, and each is looked at once.
+# `isinstance` on every leaf would take longer than clipping it. There are few types, so each is classified once.
 _KEY_BY_TYPE: dict[type, str | None] = {}
 _LOADED: "dict[str, Framework]" = {}
 
 
 def register(entry: Entry) -> None:
-    """Add a framework: from now on its arrays can be clipped."""
+    """Add a framework, so that its arrays can be clipped from now on."""
     _ENTRIES[entry.module] = entry
-    _KEY_BY_TYPE.clear()  # its arrays may have been met before, as unknown ones
+    _KEY_BY_TYPE.clear()  # its arrays may have been classified as unknown before
     if entry.at_import is not None:
         when_imported(entry.module, entry.at_import)
 
 
 def load(entry: Entry) -> "Framework":
-    """Return what a framework supplies, imported where it has not been."""
+    """Return what a framework supplies, importing its folder if needed."""
     framework = _LOADED.get(entry.module)
     if framework is None:
         framework = _LOADED[entry.module] = entry.load()
@@ -42,21 +42,21 @@ def load(entry: Entry) -> "Framework":
 
 
 def named(module: str) -> Entry:
-    """Return the entry of a framework by the name of its module."""
+    """Return a framework's entry by the name of its module."""
     return _ENTRIES[module]
 
 
 def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: object) -> "Backend":
-    """Return the backend for these leaves, and for the thresholds and masks that come with them.
+    """Return the backend for these leaves and for the thresholds and masks passed with them.
 
-    Raises TypeError where a leaf is no array of a supported framework, or leaves of two frameworks are mixed.
+    Raises TypeError if a leaf is not an array of a supported framework, or if the leaves mix frameworks.
     """
     keys = _keys_of(leaves)
-    # A threshold or a mask that a framework traces has no value, so that NumPy could not compute with it.
+    # A traced threshold or mask has no value, so NumPy could not compute with it.
     if scalars and keys <= _ALONE:
         keys |= {_key_of(scalar) for scalar in scalars if _takes_over(scalar)}
     if None in keys:
-        # Names are made only for an error, because for many leaves that takes long.
+        # Names are computed only for the error, because for many leaves that takes long.
         index = [known(leaf) for leaf in leaves].index(False)
         raise TypeError(_no_array(leaves[index], names()[index]))
     if len(keys) > 1:
@@ -73,48 +73,48 @@ def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: ob
 
 
 def known(value: object) -> bool:
-    """Say whether a value is an array of a framework, or a Python number."""
+    """Say whether a value is an array of a framework or a Python number."""
     return _key_of(value) is not None
 
 
 def all_known(values: Sequence[Any]) -> bool:
-    """Say whether all values are arrays of frameworks, or Python numbers."""
+    """Say whether all values are arrays of frameworks or Python numbers."""
     return None not in _keys_of(values)
 
 
 def all_numbers(values: Sequence[Any]) -> bool:
-    """Say whether the values are Python numbers, and there are any."""
+    """Say whether all values are Python numbers, and there is at least one."""
     return _keys_of(values) == {_NUMBER}
 
 
 def entry_of(value: object) -> Entry | None:
-    """Return the framework of an array; None for anything else, numbers too."""
+    """Return the framework entry of an array; None for anything else, including numbers."""
     key = _key_of(value)
     return None if key is None else _ENTRIES.get(key)
 
 
 def framework_of(value: object) -> "Framework | None":
-    """Return what the framework of an array supplies; None for anything else, numbers too."""
+    """Return the framework of an array; None for anything else, including numbers."""
     key = _key_of(value)
     return None if key not in _ENTRIES else load(_ENTRIES[key])
 
 
 def entries_of(values: Iterable[Any]) -> list[Entry]:
-    """Return the frameworks of all arrays among the values, in the registry's order."""
+    """Return the framework entries of all arrays among the values, in the registry's order."""
     keys = _keys_of(list(values))
     return [entry for key, entry in _ENTRIES.items() if key in keys]
 
 
 def differentiating(values: Iterable[Any] = ()) -> Entry:
-    """Return the first framework of the values that has derivatives, or else the one that takes NumPy's arrays."""
+    """Return the first framework with derivatives among the values, or else the one that also takes NumPy arrays."""
     own = (entry for entry in entries_of(values) if entry.has_derivatives)
     return next(own, None) or next(e for e in _ENTRIES.values() if e.has_derivatives and e.takes_numpy)
 
 
 def trees_of(leaves: Sequence[Any]) -> "Trees | None":
-    """Return a framework's own functions on trees where leaves are its arrays, or nodes that it alone knows.
+    """Return a framework's tree functions if leaves are its arrays, or nodes that only it knows.
 
-    They are asked only about leaves that nobody else knows: `torch.compile` cannot trace that.
+    Frameworks are asked only about leaves of unknown types, because `torch.compile` cannot trace those questions.
     """
     for key, entry in _ENTRIES.items():
         if entry.has_trees and sys.modules.get(key) is not None:
@@ -125,7 +125,7 @@ def trees_of(leaves: Sequence[Any]) -> "Trees | None":
 
 
 def holding_gradients(leaves: Sequence[Any]) -> bool:
-    """Say whether leaves are parameters that have gradients, as far as one can tell in a call that is not compiled."""
+    """Say whether leaves are parameters with gradients. Always False while the call is being compiled."""
     kinds = set(map(type, leaves))
     for key, entry in _ENTRIES.items():
         if entry.parameter is None or sys.modules.get(key) is None:
@@ -137,7 +137,7 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
 
 
 def being_compiled() -> bool:
-    """Say whether a framework records this call to compile it."""
+    """Say whether a framework is tracing this call to compile it."""
     for key, entry in _ENTRIES.items():
         module = sys.modules.get(key)
         if entry.compiling is not None and module is not None and entry.compiling(module):
@@ -146,63 +146,63 @@ def being_compiled() -> bool:
 
 
 def number_in(scalar: object) -> Any:
-    """Return the number in a scalar array, as a number of Python."""
+    """Return the value of a scalar array as a Python number."""
     entry = entry_of(scalar)
     return scalar.item() if entry is None else load(entry).number(scalar)  # type: ignore[attr-defined]
 
 
 def lies_itself(value: object) -> bool:
-    """Say whether a framework's array can be clipped where it lies, passed itself, as NumPy's can."""
+    """Say whether an array can be passed in place of a parameter and clipped in place itself, like NumPy's."""
     entry = entry_of(value)
     return entry is not None and load(entry).lies_itself(value)
 
 
 def may_be_weights(value: object) -> bool:
-    """Say whether such an array looks like a model's weights."""
+    """Say whether an array that can be clipped in place looks like a model's weights."""
     entry = entry_of(value)
     return entry is not None and load(entry).may_be_weights(value)
 
 
 def is_traced(array: object) -> bool:
-    """Say whether an array stands for values that come later."""
+    """Say whether an array has no values yet because the call is being traced."""
     entry = entry_of(array)
     return entry is not None and load(entry).is_traced(array)
 
 
 def without_values(array: object) -> str | None:
-    """Return what an array that holds no values is called; None for all others."""
+    """Return a name for an array without values, such as a meta tensor; None for anything else."""
     entry = entry_of(array)
     return None if entry is None else load(entry).without_values(array)
 
 
 def is_masked(value: object) -> bool:
-    """Say whether a value is one of NumPy's masked arrays."""
+    """Say whether a value is a NumPy masked array."""
     return isinstance(value, np.ndarray) and hasattr(value, "mask")
 
 
 def models_of(value: object) -> Models | None:
-    """Return what to pass in place of a model; None for anything else."""
+    """Return what to pass instead of a model; None if the value is not a model."""
     return next((models for models in _all_models() if hasattr(value, models.attribute)), None)
 
 
 def instead_of_parameters() -> str:
-    """Return what to pass where something stands for a model's parameters and is not."""
+    """Return what to pass instead of something that is not a model's parameters."""
     return "; ".join(models.parameters for models in _all_models())
 
 
 def names_of_all(*, has_derivatives: bool = False) -> str:
-    """Return the names of the frameworks, or of those with derivatives."""
+    """Return the names of all frameworks, or of those with derivatives."""
     *others, last = [entry.name for entry in _ENTRIES.values() if entry.has_derivatives or not has_derivatives]
     return f"{', '.join(others)} or {last}"
 
 
 def conversions() -> str:
-    """Return what users call to convert NumPy's arrays."""
+    """Return the functions that convert NumPy arrays, for errors."""
     return " or ".join(sorted(entry.from_numpy for entry in _ENTRIES.values() if entry.from_numpy))
 
 
 def ways_to_examples() -> str:
-    """Return what users call to compute per-example gradients."""
+    """Return the functions that compute per-example gradients, for errors."""
     return " or ".join(sorted(entry.per_example for entry in _ENTRIES.values() if entry.per_example))
 
 
@@ -211,7 +211,7 @@ def _all_models() -> list[Models]:
 
 
 def _key_of(value: object) -> str | None:
-    """Return the key of the framework of an array, `_NUMBER` for a Python number, None for anything else."""
+    """Return the key of an array's framework, `_NUMBER` for a Python number, None for anything else."""
     kind = type(value)
     if kind not in _KEY_BY_TYPE:
         _KEY_BY_TYPE[kind] = _classify(value)
@@ -226,13 +226,13 @@ def _keys_of(values: Sequence[Any]) -> set[str | None]:
 
 
 def _classify(value: object) -> str | None:
-    # A masked array is an `ndarray` as well, but the result would lose its mask.
+    # A masked array is also an `ndarray`, but the result would lose the mask.
     if is_masked(value):
         return None
-    # NumPy first: some of its scalars are Python numbers, too.
+    # NumPy first, because some of its scalars are also Python numbers.
     if isinstance(value, (np.ndarray, np.generic)):
         return "numpy"
-    # To Python a boolean is an integer, but a gradient of booleans is a mistake.
+    # In Python a boolean is an integer, but a boolean gradient is a mistake.
     if isinstance(value, (int, float, complex)) and not isinstance(value, bool):
         return _NUMBER
     for key, entry in _ENTRIES.items():
@@ -252,11 +252,11 @@ def _takes_over(scalar: object) -> bool:
 
 
 def _no_array(leaf: object, path: str) -> str:
-    """Return the error about a leaf that is no array."""
+    """Return the error message for a leaf that is not an array."""
     if is_masked(leaf):
         return (
-            f"{path or 'the gradient'} is a masked array, of which the mask would be lost. Pass "
-            "x.filled(0) to count masked elements as zeros, or x.data to count what lies under the mask."
+            f"{path or 'the gradient'} is a masked array, and clipping would lose the mask. Pass x.filled(0) to count "
+            "masked elements as zeros, or x.data to count their stored values."
         )
     shown = f"{' '.join(repr(leaf).split()):.80} of type {type(leaf).__name__}"
     return (
@@ -266,17 +266,17 @@ def _no_array(leaf: object, path: str) -> str:
 
 
 def _instead_of(leaf: object) -> str:
-    """Return the advice in the error about a leaf that is no array."""
+    """Return the advice for a leaf that is not an array."""
     models = models_of(leaf)
     if models is not None:
-        return f" Of a module pass {models.gradients}"
+        return f" For a module, pass {models.gradients}"
     if isinstance(leaf, Mapping):
-        return " Pass dict(...) of it."
+        return " Convert it with dict(...)."
     if hasattr(leaf, "to_numpy"):
-        return " Pass its to_numpy()."
-    if known(getattr(leaf, "value", None)):  # as a variable of Keras has
-        return " Pass its value."
-    return " Pass list(...) of it." if isinstance(leaf, Iterator | Set | range) else ""
+        return " Pass the result of its to_numpy()."
+    if known(getattr(leaf, "value", None)):  # as a Keras variable does
+        return " Pass its .value."
+    return " Convert it with list(...)." if isinstance(leaf, Iterator | Set | range) else ""
 
 
 for _entry in ENTRIES:

@@ -1,4 +1,4 @@
-"""What backends are given and hand out: arrays, scopes, axes of a mesh, arrays that are multiplied at once."""
+"""The types that backends take and return: arrays, scopes, mesh axes, and arrays multiplied in one call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Array(Protocol):
-    """What portable code computes with: an array, or a scalar, of any framework; `other` is one too, or a number."""
+    """An array or scalar of any framework, as portable code uses it. `other` is one too, or a number."""
 
     @property
     def shape(self) -> tuple[int, ...]: ...
@@ -35,7 +35,7 @@ class Array(Protocol):
 
 
 class Scope(Protocol):
-    """Which elements share a norm. `gradclip.core.scopes` has the values."""
+    """Which elements share a norm. `gradclip.core.scopes` has the implementations."""
 
     @property
     def whole(self) -> bool:
@@ -43,72 +43,72 @@ class Scope(Protocol):
 
     @property
     def fixed(self) -> bool:
-        """Whether a norm must be the same, to the last bit, whatever else is measured."""
+        """Whether a norm must be identical, to the last bit, no matter what else is measured."""
 
     def own_axes(self, ndim: int) -> tuple[int, ...]:
-        """Return the axes, in order, along which each place has a norm of its own."""
+        """Return the axes, in order, along which each position has its own norm."""
 
     def shared_axes(self, ndim: int) -> tuple[int, ...]:
         """Return the axes, in order, whose elements share a norm."""
 
     def norms_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
-        """Return the shape of the norms of an array of this shape."""
+        """Return the shape of the norms for an array of this shape."""
 
     def elements(self, shape: Sequence[int]) -> int:
         """Return how many elements of an array of this shape share a norm."""
 
     def over(self, value: Array, like: Array) -> Array:
-        """Shape a value with one entry for each norm so that it broadcasts to an array. A scalar stays as it is."""
+        """Reshape a value with one entry for each norm so that it broadcasts to an array. A scalar stays the same."""
 
 
-# What an array may have whose shape is known only when the code that was traced runs.
+# The assumed number of elements for a shape that is known only when the traced code runs.
 _UNKNOWN = 1 << 31
 
 
 def elements_of(shape: Sequence[int | None]) -> int:
-    """Return how many elements an array of this shape has; 2**31 where a length is not known."""
+    """Return the number of elements of an array of this shape, or 2**31 if a length is unknown."""
     known = [length for length in shape if length is not None]
     return math.prod(known) if len(known) == len(shape) else _UNKNOWN
 
 
 def shape_of(array: object) -> tuple[Any, ...]:
-    """Return the shape of an array, () of what has none. Raises ValueError where nobody knows how many axes it has."""
+    """Return an array's shape, or () if it has none. Raises ValueError if the number of axes is unknown."""
     shape = getattr(array, "shape", ())
     if getattr(shape, "rank", 0) is None:
         raise ValueError(
-            "how many axes a tensor has must be known while tf.function records it. Say it in the signature, as by "
-            "tf.TensorSpec([None, 3])."
+            "tf.function must know how many axes a tensor has while it traces. Declare the shape in the input "
+            "signature, such as tf.TensorSpec([None, 3])."
         )
     return tuple(shape)
 
 
 class AtOnce(Protocol):
-    """Arrays that a device multiplies all at once by one number, with products that are rounded to nearest."""
+    """Arrays that a device multiplies by one number in one call, rounding products to nearest."""
 
     elements: Mapping[Format, int]
-    """How many there are of each dtype, the widest first."""
+    """The number of elements of each format, the widest format first."""
 
     def clear(self, arrays: Arrays) -> None:
-        """Put zeros in place of NaN and the infinities, where the arrays lie."""
+        """Replace NaN and infinities by zeros in place."""
 
     def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
-        """Return the arrays multiplied."""
+        """Return the arrays, multiplied."""
 
     def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
-        """Multiply the gradients `leaves`, which are `arrays`, from `new` on; return them, or what replaces them."""
+        """Multiply `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements."""
 
 
 class Axes(Protocol):
-    """Axes of a mesh, over which arrays are sharded, in code that runs on each device's own shards."""
+    """Mesh axes over which arrays are sharded, in code that runs on each device's own shards."""
 
     def count(self) -> int:
-        """Return how many devices there are along them."""
+        """Return the number of devices along the axes."""
 
     def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return lists of the arrays, one for each set of axes that they are sharded over."""
+        """Return lists of arrays, one list for each set of axes over which arrays are sharded."""
 
     def total(self, terms: Sequence[Any]) -> Any:
-        """Return the sum of the terms of all devices. A term that is replicated counts once."""
+        """Return the sum of all devices' terms. A replicated term counts once."""
 
     def largest(self, terms: Sequence[Any]) -> Any:
-        """Return the largest of the terms of all devices."""
+        """Return the largest of all devices' terms."""

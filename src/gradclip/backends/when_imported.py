@@ -1,4 +1,4 @@
-"""What is to be done once a framework is there: at once, or when somebody imports it. gradclip imports none itself."""
+"""Run code once a framework is imported: now, or later when somebody imports it. gradclip itself imports none."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
-    """Call `then` after a module has been imported, which may be now."""
+    """Call `then` once a module is imported, or right away if it already is."""
     if sys.modules.get(name) is not None:
         then()
     else:
-        # First in the list, before those that find the module.
+        # First in the list, before the finders that locate the module.
         sys.meta_path.insert(0, _Watch(name, then))
 
 
 class _Watch:
-    """Lets the others find the module, and calls back once it has run. A mere look for it changes nothing."""
+    """A finder that lets the others find the module and calls back once it has run. Finding alone does nothing."""
 
     def __init__(self, name: str, then: Callable[[], None]) -> None:
         self.name = name
@@ -31,12 +31,12 @@ class _Watch:
     ) -> ModuleSpec | None:
         if fullname != self.name:
             return None
-        # Asked among the others, it would ask itself for ever.
+        # Skip this finder, or it would call itself forever.
         others = [finder for finder in sys.meta_path if finder is not self]
         specs = (finder.find_spec(fullname, path, target) for finder in others)
         spec = next((spec for spec in specs if spec is not None), None)
         if spec is not None and spec.loader is not None:
-            # Not called back yet: `importlib.util.find_spec` asks as well, and imports nothing.
+            # Do not call back yet: `importlib.util.find_spec` also gets here, and imports nothing.
             self._watch(spec.loader)
         return spec
 
@@ -45,7 +45,7 @@ class _Watch:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            # A loader may run several modules, or one of them again.
+            # A loader may run several modules, or the same module again.
             if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
                 self.then()

@@ -1,1 +1,1 @@
-"""Who holds the parts of a gradient, where it is not one process alone."""
+"""Gradients held in several parts: on the devices of a mesh, by several processes, or in several files."""

@@ -1,13 +1,14 @@
-"""What the processes of one call have to ask for alike, and how they notice where they do not.
+"""Check that all processes of one call pass the same arguments, without extra communication.
 
-Each process sends two digests of what it asks for, integers, with what is reduced anyway. Where all n processes ask for
-the same, the sum of each is n times one's own, exactly. Where two things are asked for, the sum lies strictly between
-n times the one and n times the other, so that every process sees it; where there are more, one process would miss it
-with a chance of less than 2**-60. For orders whose vectors are not added the second digest is the negative of the
-first, and the largest of both are one's own only where all are the same. Vectors that are added by some and compared
-by others, since their orders differ, give neither.
+Each process sends two digests of its arguments, both integers, along with the values that are reduced anyway. If all n
+processes pass the same arguments, the sum of each digest is exactly n times the process's own digest. If two different
+sets of arguments occur, the sum is strictly between n times one digest and n times the other, so every process notices.
+With more than two, a process misses the difference with a probability below 2**-60. For orders that take the maximum
+instead of a sum, the second digest is the negative of the first: both maxima equal the process's own digests only if
+all are the same. If some processes sum and others take the maximum, because their orders differ, the result matches
+neither, and they notice too.
 
-Who asked for what is exchanged only then, for the error.
+Only when a difference is found do the processes exchange the arguments themselves, for the error message.
 """
 
 import hashlib
@@ -17,13 +18,13 @@ from gradclip.typing import Threshold
 from gradclip.wording import listed
 
 Asked = tuple[tuple[str, str], ...]
-"""The name of each argument, and its value as text; nothing for a process that could not prepare its gradients."""
+"""The name of each argument and its value as text. Empty for a process that failed to prepare its gradients."""
 
 
 def asked(order: float, nonfinite: str, max_norm: Threshold | None) -> Asked:
-    """Return the arguments of a call as text; `max_norm` is what was passed, None where there is no threshold.
+    """Return the arguments of a call as text. `max_norm` is the value passed, or None if there is no threshold.
 
-    The value of a tensor on a device stays unknown: a look at it would wait.
+    The value of a tensor on a device is not read, because reading it would wait for the device.
     """
     return ("max_norm", _shown(max_norm)), ("ord", repr(order)), ("nonfinite", repr(nonfinite))
 
@@ -41,7 +42,7 @@ def _shown(max_norm: Threshold | None) -> str:
 
 
 def marks(subject: object, processes: int, *, largest: bool) -> tuple[float, float]:
-    """Return two integers, of which sums over so many processes are exact, that stand for something with a `repr`."""
+    """Return two integers that identify `subject` by its `repr`. Their sum over the processes is exact."""
     digest = hashlib.blake2b(repr(subject).encode(), digest_size=16).digest()
     limit = 1 << (52 - processes.bit_length())
     first, second = (1 + int.from_bytes(half, "big") % limit for half in (digest[:8], digest[8:]))
@@ -49,7 +50,7 @@ def marks(subject: object, processes: int, *, largest: bool) -> tuple[float, flo
 
 
 def differences(of_ranks: Iterable[tuple[int, Asked, str]]) -> str:
-    """Return in words what the ranks, each with what it asks for and the groups it names, do not have in common."""
+    """Describe in words how the arguments and process groups of the ranks differ."""
     ranks = sorted(of_ranks)
     names = dict.fromkeys(name for _, asked, _ in ranks for name, _ in asked)
     found = [_values(name, [(dict(asked)[name], rank) for rank, asked, _ in ranks if asked]) for name in names]
@@ -57,11 +58,11 @@ def differences(of_ranks: Iterable[tuple[int, Asked, str]]) -> str:
     if differing:
         return "; ".join(differing)
     layouts = [f"rank {rank} {groups}" for rank, _, groups in ranks]
-    return "the process groups over which gradients are split, or their order: " + listed(layouts, "; ")
+    return "the process groups over which gradients are split, or their order, differ: " + listed(layouts, "; ")
 
 
 def _values(name: str, given: Sequence[tuple[str, int]]) -> str:
-    """Return who gives which value, nothing where all give the same."""
+    """Say which ranks pass which value, or return an empty string if all pass the same."""
     of_value: dict[str, list[int]] = {}
     for value, rank in given:
         of_value.setdefault(value, []).append(rank)

@@ -1,7 +1,7 @@
-"""Devices of a mesh as holders: each has a shard of every array, and their norm takes one reduction.
+"""Norms of JAX arrays sharded over the devices of a mesh, each computed with one reduction.
 
-Either the code runs on each device's own shards, and the mesh axes are named (`MeshAxes`), or it runs on whole arrays
-of which JAX says how they are sharded (`ExplicitMesh`), and goes to each device to measure.
+`MeshAxes` is for code that runs on each device's own shards, with named mesh axes (`jax.shard_map`). `ExplicitMesh` is
+for code on whole arrays whose sharding JAX knows. It runs the measurement on each device.
 """
 
 from collections.abc import Sequence
@@ -19,18 +19,18 @@ from gradclip.typing import AxisName
 
 @dataclass(frozen=True)
 class MeshAxes(Holders):
-    """The devices along axes of a mesh, in code that runs on each one's own shards (`jax.shard_map`)."""
+    """The devices along mesh axes, for code that runs on each device's own shards (`jax.shard_map`)."""
 
     axes: Axes
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm of all shards. Raises ValueError where the order is too high."""
+        """Return the norm of all shards. Raises ValueError if the order is too high."""
         count = arrays.elements()
         norm = self.reduced(backend, arrays, check_order(order))
         return replace(norm, floor=floor_of(backend, arrays, count * self.axes.count(), order)) if count else norm
 
     def reduced(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm but for its floor, by one reduction over the axes."""
+        """Return the norm, without its floor, with one reduction over the axes."""
         groups = [group.as_precise_as(arrays.dtypes) for group in self.axes.groups(arrays)]
         parts = [measure(backend, group, order) for group in groups]
         if not parts:
@@ -46,12 +46,12 @@ class MeshAxes(Holders):
 
 
 class ExplicitMesh(Holders):
-    """The devices over which JAX shards the arrays of traced code, as far as their types say so."""
+    """The devices over which JAX shards the arrays of traced code, when the arrays' types show the sharding."""
 
-    sees_all = True  # the arrays are whole ones
+    sees_all = True  # each array is the whole array, not a shard
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm, of which each device measures its shards where the layout is known and the order low."""
+        """Return the norm. Each device measures its own shards if the layout is known and the order is low enough."""
         count = arrays.elements()
         run = backend.on_each_device(arrays) if order.extreme or order.p <= LARGEST_ORDER else None
         if run is None or not count:
@@ -65,7 +65,7 @@ class ExplicitMesh(Holders):
         return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
 
     def measure_each(self, backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
-        """Return the norms as a vector, which take one computation where no layout is known."""
+        """Return the norms as a vector, with a single computation if no layout is known."""
         if all(backend.on_each_device(group) is None for group in groups):
             return norms.measure_each(backend, groups, order)
         return super().measure_each(backend, groups, order)
@@ -75,11 +75,11 @@ EXPLICIT_MESH = ExplicitMesh()
 
 
 def holders_of(backend: Backend) -> Holders:
-    """Return who holds the arrays of a backend: one process, or devices of a mesh, which only traced code tells."""
+    """Return who holds a backend's arrays: this process alone, or, in traced code, possibly the devices of a mesh."""
     return ALONE if backend.visible else EXPLICIT_MESH
 
 
 def over_axes(backend: Backend, axis_name: AxisName) -> tuple[Backend, Holders]:
-    """Return the backend of shards over mesh axes that are named, and the devices along these as holders."""
+    """Return the backend for shards over the named mesh axes, and the devices along these axes as holders."""
     local, axes = backend.over(axis_name)
     return local, MeshAxes(axes)

@@ -1,7 +1,7 @@
-"""The norm of one gradient that is not in memory at once: its parts are measured, added up, and clipped in turn.
+"""The norm of a gradient too big for memory: measure each part, add the results, then clip part by part.
 
-The parts may be files, or what several processes or clients hold of it. They have one norm and are clipped together. To
-bound what each of several clients sends, clip each by its own norm, with `gradclip.clip_by_global_norm`.
+The parts can be files, or what different processes or clients hold. They share one norm and are clipped together. To
+limit each client's contribution separately, clip each one with `gradclip.clip_by_global_norm` instead.
 """
 
 from __future__ import annotations
@@ -32,26 +32,27 @@ from gradclip.tree import flatten
 from gradclip.typing import Ord, Policy, Threshold, Tree
 
 _MOST_PARTS = 2**40
-"""How many parts' numbers stay within float64, as `gradclip.core.accumulators` shows."""
+"""The most parts whose accumulators fit in float64. `gradclip.core.accumulators` has the proof."""
 
 
 @dataclass(frozen=True)
 class PartialNorm:
-    """What some parts of one gradient tell about its norm: a few numbers, however many arrays there are.
+    """What some parts of one gradient contribute to its norm: a few numbers, however many arrays there are.
 
-    Add up those of all parts, in any order, also with `sum`; then `norm` is that of everything, and `clip` clips each
-    part by it. Between processes send `to_json()`, which `from_json` reads and checks. A partial norm can be pickled,
-    too; but unpickling what somebody else has sent runs whatever code they put there.
+    Add the partial norms of all parts, in any order, with `+` or `sum`. The result's `norm` is the norm of the whole
+    gradient, and its `clip` clips each part by it. To send a partial norm to another process, use `to_json()`;
+    `from_json` reads and checks it. Pickling works too, but unpickling data from someone else runs whatever code they
+    put in it.
 
     Attributes:
         ord: the order of the norm.
-        numbers: a sum of powers for each range of magnitudes, and the errors of these: `gradclip.core.accumulators`.
-        parts: how many parts have been added up.
-        floor: what elements that a device has read as zero can add to the norm at most.
+        numbers: a sum of powers for each range of magnitudes, and their errors (see `gradclip.core.accumulators`).
+        parts: how many parts have been added.
+        floor: an upper bound on what elements that a device flushed to zero could add to the norm.
 
     Raises:
-        TypeError, ValueError: numbers that `partial_norm` cannot have returned, nor a sum of such. That they tell of
-        the gradients somebody holds cannot be checked here.
+        TypeError, ValueError: if the numbers cannot come from `partial_norm` or a sum of its results. Whether they
+            describe real gradients cannot be checked.
 
     """
 
@@ -72,20 +73,20 @@ class PartialNorm:
             raise ValueError(f"parts must be from 1 to {_MOST_PARTS}, got {self.parts!r:.80}.")
         floor = _number("floor", self.floor)
         if not 0 <= floor < math.inf:
-            raise ValueError(f"floor must be finite and not negative, got {floor}.")
+            raise ValueError(f"floor must be finite and non-negative, got {floor}.")
         values = {"ord": order.p, "numbers": checked, "parts": int(self.parts), "floor": floor}
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     def __reduce__(self) -> Any:
-        # So that what is unpickled is checked, too.
+        # Unpickling goes through the constructor, which checks the values.
         return PartialNorm, (self.ord, self.numbers, self.parts, self.floor)
 
     def to_json(self) -> str:
-        """Return the partial norm as JSON, from which `from_json` makes the same, to the last bit.
+        """Return the partial norm as JSON. `from_json` restores it exactly, to the last bit.
 
-        An object with the attributes; numbers that are not finite, which JSON lacks, are the strings "nan", "inf" and
-        "-inf".
+        The JSON object has one field per attribute. JSON has no non-finite numbers, so these are the strings "nan",
+        "inf" and "-inf".
 
         >>> import numpy as np
         >>> part = partial_norm(np.array([3.0, 4.0]), ord=1)
@@ -98,24 +99,27 @@ class PartialNorm:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PartialNorm:
-        """Return the partial norm that `to_json` has written. Raises ValueError for anything else."""
+        """Return the partial norm that `to_json` wrote. Raises ValueError for any other text."""
         try:
             read = json.loads(text, parse_constant=_refuse_constant)
             if not isinstance(read, dict) or read.keys() != {"ord", "numbers", "parts", "floor"}:
-                raise ValueError("it must be an object with ord, numbers, parts and floor.")
+                raise ValueError("it must be a JSON object with exactly ord, numbers, parts and floor.")
             if not isinstance(read["numbers"], list):
                 raise ValueError("numbers must be a list.")
             found = tuple(map(_from_plain, read["numbers"]))
             return cls(_from_plain(read["ord"]), found, read["parts"], _from_plain(read["floor"]))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"this is no partial norm as to_json writes it, got {text!r:.80}: {error}") from error
+            raise ValueError(f"the text is not a partial norm written by to_json, got {text!r:.80}: {error}") from error
 
     @ordinary_arithmetic
     def __add__(self, other: object) -> PartialNorm:
         if not isinstance(other, PartialNorm):
             return NotImplemented
         if other.ord != self.ord:
-            raise ValueError(f"norms of the orders {self.ord} and {other.ord} cannot be added; measure all with one.")
+            raise ValueError(
+                f"partial norms of the orders {self.ord} and {other.ord} cannot be added. Measure all parts with the "
+                "same ord."
+            )
         combined = max if Order(self.ord).extreme else operator.add
         numbers = tuple(map(combined, self.numbers, other.numbers))
         return PartialNorm(self.ord, numbers, self.parts + other.parts, self.floor + other.floor)
@@ -126,40 +130,46 @@ class PartialNorm:
     @property
     @ordinary_arithmetic
     def norm(self) -> float:
-        """The norm of all parts so far: NaN or inf where an element is, inf where it lies beyond float64."""
+        """The norm of all parts so far. NaN or inf if an element is; also inf if it exceeds the range of float64."""
         with HOST.precision():
             return float(self._norm().product())
 
     @ordinary_arithmetic
     def clip(self, tree: Tree, max_norm: Threshold, *, nonfinite: Policy = "propagate") -> Tree:
-        """Scale one part by min(1, max_norm / norm): the norm of all parts, so clipped, is at most `max_norm`, exactly.
+        """Scale one part by min(1, max_norm / norm), where norm is the norm of all parts.
 
-        That holds where `self` is the sum over all parts, each as it was measured.
+        After every part is clipped this way, the norm of the whole never exceeds `max_norm`, even by rounding. For
+        this, `self` must be the sum over all parts, and every part must be unchanged since it was measured.
 
         Args:
-            tree: a part, as it was measured.
-            max_norm: the threshold of the whole, >= 0.
-            nonfinite: "propagate", "raise" or "skip", as in `gradclip.clip_by_global_norm`, where any part holds NaN or
-                an infinity. "zero" belongs to the measuring: put zeros there before.
+            tree: one part, unchanged since it was measured.
+            max_norm: the threshold for the whole gradient, >= 0.
+            nonfinite: "propagate", "raise" or "skip": what to do if any part holds NaN or infinity, as in
+                `gradclip.clip_by_global_norm`. "zero" is not possible here: replace non-finite elements with zeros
+                before you call `partial_norm`.
 
         Returns:
-            A new tree of the same structure and dtypes, bit-identical where the norm is at most `max_norm` by more
-            than the error of its computation.
+            A new tree with the same structure and dtypes. It is bit-identical to the input if the norm is below
+            `max_norm` by more than its rounding error.
 
         Raises:
-            TypeError, ValueError: as `gradclip.clip_by_global_norm`; ValueError also for a part whose own norm exceeds
-            that of all parts, which cannot have been counted as it is. FloatingPointError: under "raise".
+            TypeError, ValueError: as `gradclip.clip_by_global_norm`. ValueError also if this part's norm exceeds the
+                norm of all parts, which means that the part was not added, or has changed since. FloatingPointError:
+                with "raise".
 
         """
         policy = Nonfinite.named(nonfinite)
         if policy.zeroes:
-            raise ValueError("nonfinite='zero' must be known when a norm is measured; put zeros there before.")
+            raise ValueError(
+                "nonfinite='zero' does not work here, because the norm has already been measured. Replace NaN and "
+                "infinities with zeros before you call partial_norm."
+            )
         flat = flatten(tree)
         backend = find(flat.leaves, flat.paths, max_norm)
         threshold = check_threshold(max_norm, backend=backend)
         holders = PartsInTurn(self, self._norm())
         if policy.raises:
-            # What there is to raise is known before any part is looked at, also in traced code.
+            # The norm of all parts is already known, so this works before any part is read, even in traced code.
             holders.check_finite()
             policy = PROPAGATE
         with backend.precision():
@@ -177,13 +187,13 @@ class PartialNorm:
 
 @dataclass(frozen=True)
 class PartsInTurn(Holders):
-    """Parts of one gradient, of which one is here at a time: the norm of the whole has been added up before."""
+    """Parts of one gradient, one at a time. The norm of the whole has already been added up."""
 
     whole: PartialNorm
     known: Norm
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm that is known. Raises ValueError for a part that cannot have been counted."""
+        """Return the known norm. Raises ValueError for a part that cannot be one of those that were added."""
         if backend.visible:
             self._check_counted(backend, arrays, order)
         value = backend.scalar(float(self.known.value), arrays)
@@ -191,14 +201,14 @@ class PartsInTurn(Holders):
         return Norm(value, divisor, float(self.known.error), self.whole.floor)
 
     def check_finite(self) -> None:
-        """Raise a FloatingPointError where the norm is not finite; which part it is due to is not known."""
+        """Raise a FloatingPointError if the norm is not finite. Which part caused it is unknown."""
         if not np.isfinite(self.known.value):
             raise FloatingPointError(
-                f"the norm of all parts is {self.whole.norm}: one of them holds NaN or an infinity."
+                f"the norm of all parts is {self.whole.norm}: one of the parts holds NaN or infinity."
             )
 
     def _check_counted(self, backend: Backend, arrays: Arrays, order: Order) -> None:
-        """Raise a ValueError where the norm of a part cannot be one of those that were added up."""
+        """Raise a ValueError if this part's norm shows that it was not among the parts added up."""
         whole = self.known
         if not np.isfinite(whole.value) or not arrays.elements():
             return
@@ -207,25 +217,26 @@ class PartsInTurn(Holders):
         least, most = (float(own.value) * ratio * (1.0 + sign * 2.0 * float(own.error)) for sign in (-1, 1))
         value, spread = float(whole.value), 2.0 * float(whole.error)
         floor = self.whole.floor if whole.divisor is None else self.whole.floor / float(whole.divisor)
-        # Of the smallest magnitude the whole has the least, not the most.
+        # For ord=-inf the norm is the smallest magnitude, so the whole's norm is at most the part's.
         fits = least <= value * (1.0 + spread) + floor if order.p > 0 else most + floor >= value * (1.0 - spread)
         if not (fits and np.isfinite(own.value)):
             raise ValueError(
-                f"this part has the norm {float(own.product()):g}, all parts together have {float(whole.product()):g}: "
-                "it has not been counted, or not as it is now. Add up partial_norm of every part first."
+                f"this part has the norm {float(own.product()):g}, but all parts together have the norm "
+                f"{float(whole.product()):g}: the part was not added, or has changed since. Measure every part with "
+                "partial_norm and add the results before you clip."
             )
 
 
 @ordinary_arithmetic
 def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
-    """Return what `tree`, a part of ONE gradient, knows of the norm of the whole.
+    """Measure one part of a gradient. Add the results of all parts to get the norm of the whole.
 
     Args:
-        tree: arrays of one framework in nested containers, as in `gradclip.global_norm`.
-        ord: p, from 1 to 8, or `inf` or `-inf`; None means 2.
+        tree: nested containers of arrays of one framework, as in `gradclip.global_norm`.
+        ord: p from 1 to 8, `inf` or `-inf`. None means 2.
 
     Raises:
-        TypeError: as `gradclip.global_norm`. ValueError: another `ord`, or a device without 64-bit numbers.
+        TypeError: as `gradclip.global_norm`. ValueError: for any other `ord`, or on a device without 64-bit numbers.
 
     >>> import numpy as np
     >>> shards = [{"w": np.array([3.0])}, {"b": np.array([4.0])}]
@@ -240,8 +251,7 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
     accumulators.check_wide(backend)
     if any(map(is_traced, flat.leaves)):
         raise ValueError(
-            "a partial norm holds numbers, which a traced call does not have. Call it outside of jit, vmap and "
-            "tf.function."
+            "partial_norm needs concrete values, but got traced arrays. Call it outside jit, vmap and tf.function."
         )
     with backend.precision():
         arrays = backend.enter([backend.prepare(leaf) for leaf in flat.leaves])
@@ -251,8 +261,8 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
 def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
     empty = next(filter(None, map(without_values, arrays.items)), None)
     if empty is not None:
-        raise ValueError(f"{empty} holds no values to be measured. Pass the tensors that hold them.")
-    # Other parts may be float64, which nobody knows yet.
+        raise ValueError(f"{empty} holds no values to measure. Pass the tensors that hold the values.")
+    # Other parts may be float64, which this one cannot know, so half types get that precision as well.
     norm = measure(backend, arrays.as_precise_as(["float64"]), order)
     known = accumulators.filled(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)
@@ -265,13 +275,13 @@ def _checked_order(ord: object) -> Order:
 
 
 def _number(name: str, value: object) -> float:
-    """Return a number as a float. Raises TypeError for what is none, ValueError for one that is too large."""
+    """Return a number as a float. Raises TypeError if it is not a number, ValueError if it is too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must hold numbers, got {value!r:.80} of type {type(value).__name__}.")
     try:
         return float(value)
     except OverflowError:
-        raise ValueError(f"{name} must hold numbers that a float64 can hold, got one beyond.") from None
+        raise ValueError(f"{name} must hold numbers in the range of float64, got a larger one.") from None
 
 
 def _plain(value: float) -> float | str:
@@ -283,4 +293,4 @@ def _from_plain(value: object) -> Any:
 
 
 def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is no JSON; write it as a string.")
+    raise ValueError(f"{name} is not valid JSON. Write it as a string.")

@@ -1,12 +1,17 @@
-"""Processes of PyTorch as holders: the norm of gradients that are sharded over them, with few collectives.
+"""Norms of gradients sharded over PyTorch processes, with as few collectives as possible.
 
-Gradients that are sharded over the same process groups share `accumulators`, and these are reduced over one group after
-the other (`shardings`). Every process makes the same collectives.
+Gradients sharded over the same process groups share accumulators, which are reduced over one group after another (see
+`shardings`). Every process makes the same collective calls.
 
-Four numbers travel along: how many norms are added up, which bounds the rounding, and inf where a process holds what
-is not finite, be it in a replica that no other counts; how many processes hold float64; how many could not prepare
-their gradients, so that a mistake on one ends the call on all; how often processes of a group did not ask for the same.
-Beside them stand marks of what each asks for (`agreement`), and of gradients that may be the same on all (`replicas`).
+Four extra numbers (flags) travel with the accumulators:
+- the number of norms added up, which bounds the rounding error; inf if any process holds a non-finite element, even in
+  a replica that the norm does not count;
+- the number of processes that hold float64;
+- the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all;
+- how often the members of a group passed different arguments.
+
+Next to the flags are digests of each process's arguments (`agreement`) and of gradients that may be identical on all
+processes (`replicas`).
 """
 
 import math
@@ -44,11 +49,11 @@ from gradclip.typing import Threshold
 from gradclip.wording import listed
 
 _FAILED, _DIFFER = 2, 3
-"""The places of two flags."""
+"""The indices of two of the flags."""
 
 
 class ProcessGroups(Holders):
-    """The processes that hold shards of the gradients of one call, which all of them make."""
+    """The processes that hold shards of the gradients of one call. All of them must make the call."""
 
     unseen_dtypes = True
 
@@ -67,7 +72,7 @@ class ProcessGroups(Holders):
 
     @contextmanager
     def preparing(self) -> Iterator[None]:
-        """Take part in the collectives all the same where an error ends the preparation, and tell the others of it."""
+        """On an error during preparation, still take part in the collectives and tell the other processes."""
         try:
             check_named(self._named)
             yield
@@ -76,7 +81,7 @@ class ProcessGroups(Holders):
             raise
 
     def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
-        """Take note of what this process asks for. Raises ValueError for an order that several cannot measure."""
+        """Record this process's arguments. Raises ValueError for an order that only one process can measure."""
         self._order, self._nonfinite = accumulators.check_order(order), nonfinite
         self._asked = asked(order.p, nonfinite.name, max_norm)
 
@@ -85,17 +90,17 @@ class ProcessGroups(Holders):
         return [nothing(self._device)]
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients of this process at these indices, and forget the others."""
+        """Keep the gradients of this process at these indices and drop the others."""
         self._shardings.keep(indices)
 
     def holders(self, backend: Backend) -> Holders:
-        """Return who holds the gradients: the same processes."""
+        """Return the holders of the gradients: these same processes."""
         return self
 
     # The norm
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
-        """Return the norm of what all processes hold, of which this one has `arrays`."""
+        """Return the norm over all processes. `arrays` is what this process holds."""
         accumulators.check_wide(backend)
         xp = backend.xp
         divided = self._shardings.divided(backend, arrays)
@@ -113,12 +118,12 @@ class ProcessGroups(Holders):
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
     def norm_dtype(self, arrays: Arrays) -> str:
-        """Return the dtype of the norm: float64 if a process holds that, or, unseen, if this one does."""
+        """Return the dtype of the norm: float64 if any process holds float64 (on devices: if this one does)."""
         return "float64" if self._holds_float64 else "float32"
 
     @property
     def on_host(self) -> bool:
-        """Whether all processes reduce on the host, so that each may look at what comes of it."""
+        """Whether all processes reduce on the host, so that each can read the result without waiting."""
         return bool(self._device.type == "cpu")
 
     @property
@@ -126,26 +131,26 @@ class ProcessGroups(Holders):
         return self.on_host or self._nonfinite.raises
 
     def exact_check(self, backend: Backend) -> Check | None:
-        """Return what checks the norm exactly, which takes all processes, where the norm tells all of them alike.
+        """Return the exact check of the norm, or None if it is not safe. The check needs all processes.
 
-        It does where every gradient is sharded over the same groups. Where a replicated gradient is missing on one
-        process, that process finds another norm.
+        It is safe only if every gradient is sharded over the same groups. Only then do all processes find the same
+        norm, and so agree on whether to check. A process that lacks a replicated gradient finds a different norm.
         """
         return partial(self._at_most, backend) if self.on_host and len(self._shardings) == 1 else None
 
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
-        """Say whether the norm of what all processes hold is at most `max_norm`; False where that cannot be told."""
+        """Say whether the norm over all processes is at most `max_norm`. False if the exact sum is not available."""
         powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
         _, (total,) = self._shardings.reduced([], [[powers]], operator.add, reductions.add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 
     def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
-        """Reduce the accumulators of all shardings, and the flags with them, on the device of the processes."""
+        """Reduce the flags and the accumulators of all shardings on the processes' devices."""
         merge = xp.maximum if self._order.extreme else xp.add
         return self._shardings.reduced(flags, known, merge, self._reduce)
 
     def _reduce(self, values: list[Any], group: Group, lengths: tuple[int, ...]) -> list[Any]:
-        """Reduce the values of one group, and count in the flags whether its members ask for the same."""
+        """Reduce values over one group, and record in the flags whether its members passed the same arguments."""
         largest = self._order.extreme
         wanted = marks((self._asked, lengths), len(group.ranks), largest=largest)
         held = self._replicas.marks(group, largest=largest)
@@ -160,7 +165,7 @@ class ProcessGroups(Holders):
         digests = set(reductions.gathered(self._replicas.digest(group), group))
         return len(digests) == 1 and None not in digests
 
-    # Errors, which end the call on every process
+    # Errors that end the call on every process
 
     def _tell(self, error: Exception) -> None:
         empty = HOST.enter([])
@@ -171,32 +176,33 @@ class ProcessGroups(Holders):
             self._told()
 
     def _check_all_agree(self, failed: Array, differ: Array) -> None:
-        """Raise where a process could not prepare its gradients, or asks for something else than the others."""
+        """Raise if a process failed to prepare its gradients or passed different arguments."""
         if failed + differ == 0:
             return
-        # On accelerators it may be the policy that differs, and then not all of them look, and exchange anything.
+        # On accelerators the differing argument may be `nonfinite`. Then not every process looks at the flags and joins
+        # the exchange, so there is none.
         told = self._told() if self.on_host or differ == 0 else []
         if self._problem:
             raise ValueError(self._problem)
         problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
         if problems:
             raise RuntimeError(
-                "another process could not prepare its gradients, so that there is no norm of all: "
+                "another process failed to prepare its gradients, so the norm over all processes is unknown: "
                 f"{listed(problems, '; ')} Nothing has been changed."
             )
         where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
         raise ValueError(
-            f"the processes do not ask for the same: {where}. Call with the same arguments and the same process groups "
-            "in all of them. Nothing has been changed."
+            f"the processes passed different arguments: {where}. Pass the same arguments and process groups in every "
+            "process. Nothing has been changed."
         )
 
     def _told(self) -> list[Any]:
-        """Return the rank of each process, what it asks for, over which groups, and what is wrong there."""
+        """Return each process's rank, arguments, process groups and error message."""
         own = (reductions.rank(), self._asked, self._shardings.described(), self._problem)
         return reductions.exchange([own], self._shardings.groups)
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
-        """Raise a FloatingPointError that names each process and gradient which holds NaN or infinities."""
+        """Raise a FloatingPointError that names every process and gradient with NaN or infinities."""
         leaves = nonfinite_leaves(backend, arrays, names)
         own = [f"rank {reductions.rank()}: {leaf}" for leaf in leaves]
         found = reductions.exchange(own, self._shardings.groups)
@@ -204,15 +210,15 @@ class ProcessGroups(Holders):
 
 
 def check_unsaid(params: ParameterList) -> None:
-    """Look for parameters that are shards, or missing, where nothing says which processes hold the rest.
+    """Check for sharded or missing parameters when no argument names the processes that hold the rest.
 
-    Raises ValueError for shards of FSDP1; warns of an empty list in one of several processes.
+    Raises ValueError for FSDP1 shards. Warns if one of several processes passes an empty list.
     """
     if not params.parameters and params.tree is None:
         warnings.warn(
-            f"this process, rank {reductions.rank()}, passes no parameters: its norm is 0, and processes that "
-            "hold distributed tensors wait for it. Pass parameters without gradients, too, or process_group=; [] says "
-            "that this process is alone.",
+            f"this process, rank {reductions.rank()}, passes no parameters. Its norm is 0, and processes that "
+            "hold distributed tensors will wait for it. Pass the parameters even if they have no gradients, or pass "
+            "process_group=. If this process is meant to be alone, pass process_group=[].",
             RuntimeWarning,
             stacklevel=4,
         )
@@ -220,22 +226,22 @@ def check_unsaid(params: ParameterList) -> None:
     at = fsdp1_shard(unsaid)
     if at is not None:
         raise ValueError(
-            "the parameters belong to FullyShardedDataParallel (FSDP1), which gives each process a shard of them, and "
-            "nothing says which processes hold the others. Pass process_group=model.process_group, of the FSDP module. "
-            "Under NO_SHARD, where every process holds all, pass process_group=[]."
+            "the parameters are shards of FullyShardedDataParallel (FSDP1), and no argument names the processes that "
+            "hold the other shards. Pass process_group=model.process_group, where model is the FSDP module. With "
+            "NO_SHARD every process holds everything: pass process_group=[]."
         )
 
 
 def filled(xp: ModuleType, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
-    """Return the accumulators that one process sends, from its norm, which is that of `arrays`."""
-    if norm.floor:  # the others learn of it only so
+    """Return the accumulators that this process sends, computed from `norm`, the norm of `arrays`."""
+    if norm.floor:  # added here, because the accumulators have no place for the floor
         added = norm.floor if norm.divisor is None else norm.floor / norm.divisor
         norm = replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value))
     return accumulators.filled(xp, norm, order, empty=not arrays.elements())
 
 
 def _flags(backend: Backend, arrays: Arrays, norms: Sequence[Norm]) -> list[Any]:
-    """Return the four numbers of this process, which has measured these norms."""
+    """Return this process's four flags, given the norms that it measured."""
     numbers = [float(len(norms)), float(FLOAT64 in arrays.formats), 0.0, 0.0]
     holders, *others = (backend.scalar(number, arrays) for number in numbers)
     finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))

@@ -1,4 +1,4 @@
-"""The processes that make one in-place call: usually one, else several that each hold shards of the gradients."""
+"""The processes that make an in-place call together: usually one, sometimes several that each hold shards."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,26 +14,26 @@ from gradclip.typing import Meshes, ProcessGroups, Threshold
 
 
 class Processes(Protocol):
-    """What a call asks of them before there are arrays to be measured."""
+    """What a call asks of the processes before there are arrays to measure."""
 
     def preparing(self) -> AbstractContextManager[None]:
         """Return a context in which an error ends the call on all processes."""
 
     def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
-        """Take note of what this process asks for, which must be the same on all."""
+        """Record this process's arguments, which must be the same on all processes."""
 
     def nothing(self) -> Sequence[Any]:
-        """Return the arrays that stand for those of a process without gradients."""
+        """Return the arrays to measure for a process without gradients."""
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients of this process at these indices, and forget the others."""
+        """Keep the gradients of this process at these indices and drop the others."""
 
     def holders(self, backend: Backend) -> Holders:
-        """Return who holds the gradients, of which this process has arrays of the backend."""
+        """Return the holders of the gradients. This process has arrays of `backend`."""
 
 
 class OneProcess:
-    """A process that makes the call for itself, so that there is nothing to agree on."""
+    """A process that makes the call alone, so there is nothing to agree on."""
 
     _alone = nullcontext()
 
@@ -58,9 +58,9 @@ ONE_PROCESS = OneProcess()
 
 
 def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Meshes) -> Processes:
-    """Return the processes that hold the gradients of parameters, given the groups that are named.
+    """Return the processes that hold the gradients of the parameters, from the groups and meshes passed.
 
-    Raises ValueError where the parameters are shards, and nothing says of what.
+    Raises ValueError if the parameters are shards and no argument names the other processes.
     """
     said = process_group is not None or mesh is not None
     named = (*as_tuple(process_group), *as_tuple(mesh)) if said else ()
@@ -69,7 +69,7 @@ def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Mesh
     unsure = not said and among_several()
     if alone and not unsure:
         return ONE_PROCESS
-    # It imports torch.distributed, which may not be there.
+    # Imported late: it imports torch.distributed, which may be missing.
     from gradclip.distributed import process_groups
 
     if unsure:

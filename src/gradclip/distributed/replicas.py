@@ -1,12 +1,12 @@
-"""Gradients that are the same in all processes of a group that was named, and so must not be added up over it.
+"""Detect identical gradients on all processes of a named group, which must not be added up over the group.
 
-Data parallelism (DistributedDataParallel) leaves the same gradients everywhere. A `process_group` says that each
-process holds others: the norm of n replicas comes out sqrt(n) times too large. Digests of what each process holds
-travel with the norm, as in `agreement`; only where these are the same are the elements compared, by a digest of all
-their bits.
+After data parallelism (DistributedDataParallel) every process holds the same gradients. `process_group` says the
+opposite: that each process holds different ones. Used together, the norm of n replicas comes out sqrt(n) times too
+large. To notice this, digests of each process's norms travel with the reduction, as in `agreement`. Only if these match
+are the elements compared, by a digest of all their bits.
 
-Gradients of one magnitude, such as ones, signs and single numbers, may well be the same where each process holds its
-own. So there must be two magnitudes, and gradients that are zero or not finite are not compared.
+Gradients with a single magnitude, such as all ones, signs or single numbers, can be equal by coincidence. So replicas
+are reported only if two different magnitudes occur. Gradients that are zero or non-finite are not compared.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ from gradclip.wording import listed
 
 
 class Replicas:
-    """What this process holds of the gradients that are sharded over groups which were named."""
+    """This process's gradients that are sharded over named groups."""
 
     def __init__(self, named: Sequence[Group], shardings: Shardings) -> None:
         self._named, self._shardings = set(named), shardings
@@ -33,11 +33,11 @@ class Replicas:
         self._divided: Sequence[Arrays] = ()
 
     def look(self, norms: Sequence[Norm], divided: Sequence[Arrays]) -> None:
-        """Take note of the norm, known to the host, and the arrays of each sharding."""
+        """Store the norm (known to the host) and the arrays of each sharding."""
         self._norms, self._divided = norms, divided
 
     def marks(self, group: Group, *, largest: bool) -> tuple[float, float]:
-        """Return what stands for the gradients that are sharded over a group, zeros where it is not to be compared."""
+        """Return digests for the gradients sharded over a group, or zeros if they are not to be compared."""
         if group not in self._named or not self._norms:
             return 0.0, 0.0
         norms = [self._norms[number] for number in self._shardings.over(group)]
@@ -47,7 +47,7 @@ class Replicas:
         return marks(lengths, len(group.ranks), largest=largest)
 
     def digest(self, group: Group) -> bytes | None:
-        """Return a digest of all elements sharded over a group, None where they do not have two magnitudes."""
+        """Return a digest of all elements sharded over a group, or None if all magnitudes are the same."""
         found, smallest, largest = hashlib.blake2b(), math.inf, 0.0
         for number in self._shardings.over(group):
             for x in self._divided[number]:
@@ -60,11 +60,10 @@ class Replicas:
 
 
 def explained(group: Group) -> str:
-    """Return the message of an error about replicas."""
+    """Return the error message about replicas."""
     ranks, count = listed(group.ranks), len(group.ranks)
     return (
-        "process_group or mesh names processes of which each holds other gradients, and those of the ranks "
-        f"{ranks} are the same to the last bit, so that they would count {count} times. "
-        "After DistributedDataParallel every process holds the whole gradient: leave process_group and mesh out. "
-        "Nothing has been changed."
+        f"process_group or mesh says that every process holds different gradients, but those of the ranks {ranks} are "
+        f"the same to the last bit, so each would count {count} times. After DistributedDataParallel every process "
+        "holds the whole gradient: leave out process_group and mesh. Nothing has been changed."
     )

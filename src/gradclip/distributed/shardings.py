@@ -1,10 +1,11 @@
-"""Over which process groups gradients are sharded, and how what each process holds is reduced over them.
+"""Which process groups each gradient is sharded over, and in which order the norm is reduced over the groups.
 
-Gradients that are sharded over the same groups share accumulators. Group after group, all accumulators that have to be
-reduced over it are reduced in one call; those that then have the same groups before them are added up and go on as one.
-What has no group before it is replicated, and counts once. Which shardings there are follows from the layout of the
-parameters and from the groups that were named, never from the gradients at hand. So every process makes the same calls,
-whether it holds all, some or none of them.
+Gradients sharded over the same groups share accumulators. The groups are processed one after another. For each group,
+one call reduces all accumulators that need it. Accumulators that then have the same groups left are added and continue
+as one. Accumulators with no group left are complete; a replicated gradient has no group and counts once.
+
+The shardings depend only on the layout of the parameters and on the named groups, never on which gradients exist. So
+every process makes the same calls, whether it holds all, some or no gradients.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,7 +22,7 @@ Sharding = tuple[Group, ...]
 
 
 class Shardings:
-    """Every sharding that there is, on every process the same, and the number of that of each gradient here."""
+    """All shardings, the same list on every process, and the index of each local gradient's sharding."""
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
         self._all, self._of_gradients = _all_shardings(params, groups(named))
@@ -32,21 +33,21 @@ class Shardings:
         return len(self._all)
 
     def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients at these indices, and forget the others."""
+        """Keep the gradients at these indices and drop the others."""
         if self._of_gradients:
             self._of_gradients = [self._of_gradients[index] for index in indices]
 
     def described(self) -> str:
-        """Return in words over which groups gradients are sharded, in which order."""
+        """Describe in words which groups the gradients are sharded over, in which order."""
         ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in one) for one in self._all]
         return "splits over " + " and over ".join(filter(None, ways))
 
     def over(self, group: Group) -> list[int]:
-        """Return the numbers of the shardings over a group and, perhaps, others."""
+        """Return the indices of the shardings that include a group."""
         return [number for number, sharding in enumerate(self._all) if group in sharding]
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
-        """Return the arrays of each sharding, to be measured as precisely as float64 wants: others may hold that."""
+        """Return the arrays of each sharding, to be measured in float64: other processes may hold float64."""
         if len(self._all) == 1:
             return [arrays.as_precise_as(["float64"])]
         indices: list[list[int]] = [[] for _ in self._all]
@@ -61,11 +62,11 @@ class Shardings:
         merge: Callable[[Any, Any], Any],
         reduce: Callable[[list[Any], Group, tuple[int, ...]], list[Any]],
     ) -> tuple[list[Any], list[Any]]:
-        """Reduce the accumulators of all shardings to those of one, over one group after the other; flags with them.
+        """Reduce the accumulators of all shardings to one, group by group, together with the flags.
 
-        `reduce` takes as many numbers of every member of a group, the group, and what has to be the same for all of
-        them: whether some gradients are sharded over no group, and over how many groups those of each sharding have to
-        be reduced. `merge` takes two accumulators in this process.
+        `reduce` takes a list of numbers (equally long on every member of a group), the group, and a tuple that must be
+        the same on all members: whether some gradients are sharded over no group, and the number of groups left for
+        each sharding. `merge` combines two accumulators of this process.
         """
         waiting = dict(zip(self._all, known, strict=True))
         length = len(known[0])
@@ -108,12 +109,12 @@ def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Shard
 
 
 def _sequence(shardings: Sequence[Sharding]) -> list[Group]:
-    """Return all groups, each after those that stand before it in any sharding.
+    """Return all groups, each one after those that precede it in any sharding.
 
-    Otherwise they come in one order for all processes, whatever stands first in the list of one, so that none waits in
-    one group for a process that waits for it in another.
+    Apart from that, the order depends only on the groups' ranks, so it is the same on all processes. Otherwise one
+    process could wait in one group for a process that waits in another.
 
-    Raises ValueError where two stand in one order here and in the other there.
+    Raises ValueError if two groups occur in both orders.
     """
     waiting, order = list(shardings), []
     while any(waiting):
@@ -121,8 +122,8 @@ def _sequence(shardings: Sequence[Sharding]) -> list[Group]:
         ready = [group for group in seen if not any(group in sharding[1:] for sharding in waiting)]
         if not ready:
             raise ValueError(
-                "two process groups are named in one order for some parameters and in the other order for others; "
-                "name them in the same order everywhere."
+                "two process groups are named in one order for some parameters and in the opposite order for others. "
+                "Name them in the same order everywhere."
             )
         order.append(min(ready, key=_in_all_processes))
         waiting = [sharding[1:] if sharding[:1] == (order[-1],) else sharding for sharding in waiting]
@@ -130,5 +131,5 @@ def _sequence(shardings: Sequence[Sharding]) -> list[Group]:
 
 
 def _in_all_processes(group: Group) -> tuple[list[int], tuple[int, ...]]:
-    """Return a key that orders all groups: along one dimension of a mesh first, then along another."""
+    """Return a sort key: groups along one dimension of a mesh first, then along the next."""
     return [rank - group.ranks[0] for rank in group.ranks], group.ranks

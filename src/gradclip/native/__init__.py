@@ -1,9 +1,9 @@
-"""The compiled kernels, where there are any: nothing else imports them.
+"""Load the compiled kernels, if they are installed. No other module imports them.
 
-`kernels` is the compiled module, or None: gradclip then computes the same results in Python. Which of the two it is
-gets decided once, at the first import. The environment variable GRADCLIP_NATIVE has a say in it: "0" switches the
-kernels off, "baseline" or "avx2" picks one variant of them, and unset or empty it leaves the choice to gradclip, which
-takes the best that the processor runs. A value that cannot be followed switches the kernels off, with a warning.
+`kernels` is the compiled module, or None. Without it gradclip computes the same results in Python. The choice is made
+once, at the first import. The environment variable GRADCLIP_NATIVE controls it: "0" turns the kernels off, and
+"baseline" or "avx2" picks one variant. If it is unset or empty, gradclip takes the best variant that the processor can
+run. An invalid value, or a variant that the processor cannot run, turns the kernels off, with a warning.
 """
 
 import os
@@ -14,29 +14,29 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
-# A term of a sum takes part in 85 additions in its chunk, and the sums of the chunks are added with a correction.
+# Each term of a sum goes through 85 additions in its chunk. The sums of the chunks are added with error compensation.
 ADDITIONS = 87
 
-# Squares of half types are exact in float32, where four at a time are added: three roundings, of 2**-24 each.
+# Squares of half types are exact in float32. Four of them are added in float32: three roundings of 2**-24 each.
 HALF_SQUARES_ERROR = 2.0**-22
 
-_MOST_THREADS = 9999  # more than any machine has; the kernels start no more than the work is worth
+_MOST_THREADS = 9999  # more than any machine has; the kernels start only as many threads as the work needs
 
 _BUILD = (
-    "To build them, install a C++ compiler (GCC or Clang) and then gradclip again, by pip install --force-reinstall "
-    "--no-deps --no-cache-dir; GRADCLIP_REQUIRE_NATIVE=1 in its environment shows the compiler's message."
+    "To build them, install a C++ compiler (GCC or Clang), then reinstall gradclip with pip install --force-reinstall "
+    "--no-deps --no-cache-dir gradclip. Set GRADCLIP_REQUIRE_NATIVE=1 for that command to see the compiler's message."
 )
 
 
 @dataclass(frozen=True)
 class NativeStatus:
-    """Whether the compiled kernels are in use.
+    """Whether gradclip uses its compiled kernels, and which variant.
 
     Attributes:
-        available: Whether they are.
-        variant: The set of instructions in use, "avx2" or "baseline"; None if the kernels are not in use.
-        variants: All that this processor can run, the best last; empty if the kernels were not loaded.
-        reason: Why the kernels are not in use and what to do about it; None if they are.
+        available: whether the kernels are in use.
+        variant: the instruction set in use, "avx2" or "baseline". None if the kernels are not in use.
+        variants: all variants that this processor can run, the best one last. Empty if the kernels are not loaded.
+        reason: why the kernels are not in use, and what to do about it. None if they are in use.
     """
 
     available: bool
@@ -49,10 +49,10 @@ class NativeStatus:
 
 
 def native_status() -> NativeStatus:
-    """Say whether the compiled kernels are in use, which variant of them, and if none why not.
+    """Return whether the compiled kernels are in use: which variant, or why not.
 
     Returns:
-        The same answer for as long as the process runs.
+        A `NativeStatus`. It does not change while the process runs.
 
     Example:
         >>> status = native_status()
@@ -63,14 +63,14 @@ def native_status() -> NativeStatus:
 
 
 class Described(NamedTuple):
-    """Arrays as the kernels know them, and the indices of those left out: not dense, not aligned, or elsewhere."""
+    """Arrays described to the kernels, and the indices of those left out: not dense, not aligned, or not on the CPU."""
 
     kernels: Any
     left_out: Sequence[int]
 
 
 def describe_buffers(arrays: Sequence[Any]) -> Described:
-    """Describe NumPy arrays, unsigned 16-bit ones as bfloat16."""
+    """Describe NumPy arrays to the kernels. Unsigned 16-bit integers are taken as bfloat16."""
     if kernels is None:
         return Described(None, range(len(arrays)))
     return Described(*kernels.describe_buffers(list(arrays)))
@@ -78,11 +78,11 @@ def describe_buffers(arrays: Sequence[Any]) -> Described:
 
 @cache
 def default_threads() -> int:
-    """Return OMP_NUM_THREADS where it is set, else the number of processors that this process may use."""
-    # OpenMP takes a list here, one number for each level of nesting.
+    """Return OMP_NUM_THREADS if it is set, else the number of processors that this process may use."""
+    # OpenMP also accepts a list: one number for each nesting level.
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isascii() and asked.isdecimal() and asked.strip("0"):
-        # Python refuses to read thousands of digits, and the kernels take an int of C++.
+        # Python refuses to parse thousands of digits, and the kernels take a C++ int.
         return int(asked) if len(asked) < 5 else _MOST_THREADS
     # A container or a batch system may allow fewer processors than the machine has.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -105,20 +105,20 @@ def _unavailable(reason: str) -> NativeStatus:
 
 _wanted = os.environ.get("GRADCLIP_NATIVE", "")
 if _wanted == "0":
-    _status = _unavailable("GRADCLIP_NATIVE=0 switches the kernels off. Unset it to use them.")
-# An ImportError would not tell what was not built from what does not load.
+    _status = _unavailable("GRADCLIP_NATIVE=0 turns the kernels off. Unset it to use them.")
+# An ImportError alone would not distinguish kernels that were not built from kernels that do not load.
 elif find_spec("gradclip.native._kernels") is None:
     _status = _unavailable(f"The kernels were not built when gradclip was installed. {_BUILD}")
 else:
     try:
         from gradclip.native import _kernels as kernels
     except ImportError as error:
-        _status = _unavailable(f"The kernels do not load: {str(error).rstrip('.')}. {_BUILD}")
+        _status = _unavailable(f"The kernels failed to load: {str(error).rstrip('.')}. {_BUILD}")
     else:
         _status = _choose(_wanted, tuple(kernels.variants()))
 
 if _status.variant is not None:
     kernels.use_variant(_status.variant)
 else:
-    # Ignored, so that mypy knows it by its stub; a module has no type that None could be added to.
+    # Ignored so that mypy still types the module by its stub: a module's type cannot be extended with None.
     kernels = None  # type: ignore[assignment]

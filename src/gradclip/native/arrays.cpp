@@ -15,8 +15,8 @@
 namespace {
 
 #if defined(__x86_64__)
-// Clang before 19 does not know "f16c" in __builtin_cpu_supports. The answer about AVX2 also says that the system saves
-// the registers.
+// Clang before 19 does not support "f16c" in __builtin_cpu_supports. The AVX2 check also covers that the operating
+// system saves the registers.
 bool has_avx2_variant() {
   unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
   const bool half_conversions = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
@@ -31,7 +31,7 @@ const KernelTable* table_of(const std::string& variant) {
   return variant == "baseline" ? &kBaselineKernels : nullptr;
 }
 
-// Atomic, because other threads may be in a call, without Python's lock, while one picks a variant.
+// Atomic, because other threads may be inside a call (without Python's lock) while one picks a variant.
 std::atomic<const KernelTable*> table_in_use{table_of(variants().back())};
 
 std::byte* start_of(const Span& span, const Piece& piece) {
@@ -59,7 +59,7 @@ std::vector<std::string> variants() {
 
 void use_variant(const std::string& name) {
   const KernelTable* table = table_of(name);
-  if (!table) throw std::invalid_argument("this processor cannot run the variant '" + name + "' of the kernels");
+  if (!table) throw std::invalid_argument("this processor cannot run the kernel variant '" + name + "'");
   table_in_use = table;
 }
 
@@ -101,7 +101,7 @@ bool Arrays::overlap(std::vector<Stretch> others) const {
     // An array without elements has no address.
     if (span.count) stretches.emplace_back(begin, begin + static_cast<std::uintptr_t>(span.count * item_size(span.dtype)));
   }
-  // Sorted by where they begin: if any two overlap, then two neighbours do.
+  // After sorting by start address, if any two overlap, two neighbours do.
   std::sort(stretches.begin(), stretches.end());
   const auto meet = [](const Stretch& first, const Stretch& second) { return first.second > second.first; };
   return std::adjacent_find(stretches.begin(), stretches.end(), meet) != stretches.end();
@@ -114,10 +114,10 @@ Sum Arrays::sum(double p, double divisor, bool in_float, int threads) const {
 Extremes Arrays::extremes(int threads) const { return row_extremes(1, threads)[0]; }
 
 ExactSum Arrays::exact_sum(int p, int threads) const {
-  if (p != 1 && p != 2) throw std::invalid_argument("exact sums are of order 1 or 2");
+  if (p != 1 && p != 2) throw std::invalid_argument("exact sums must be of order 1 or 2, got " + std::to_string(p));
   const std::vector<Span> spans = as_real(spans_);
   const std::vector<Piece> pieces = cut(spans);
-  // Exact sums are the same in every order, so that whichever part is ready may be added.
+  // Exact sums do not depend on the order, so parts are added as soon as they are ready.
   ExactSum whole;
   std::mutex writing;
   share_out(pieces, threads, Order::backward, [&](std::size_t i) {
@@ -136,7 +136,7 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
                                       SumInOrder* whole) const {
   const std::vector<Span> spans = p == 2.0 ? as_real(spans_) : spans_;
   const std::vector<Piece> pieces = cut(spans);
-  // Kept by index and added in order below, so that the result does not depend on which thread is done first.
+  // Stored by index and added in order below, so that the result does not depend on thread timing.
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
@@ -154,7 +154,7 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
 
 std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
                                   int threads) const {
-  // There may be no rows, and then no arrays.
+  // Rows may be zero, and then there are no arrays.
   const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
   return grouped_sums([width](std::size_t array) { return array / width; }, rows, p, divisors, in_float, threads);
 }
@@ -185,7 +185,7 @@ std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const 
   std::vector<Extremes> of_rows(rows, Extremes{0.0, std::numeric_limits<double>::infinity(), 0});
   for (std::size_t i = 0; i < pieces.size(); ++i) {
     Extremes& row = of_rows[pieces[i].array / width];
-    // A comparison with NaN is false, so that NaN is taken, and stays. `std::max` would keep or drop it by the order.
+    // Comparisons with NaN are false, so a NaN is taken and then kept. With `std::max` this would depend on the order.
     const bool nan = std::isnan(row.largest);
     row.largest = nan || found[i].largest <= row.largest ? row.largest : found[i].largest;
     row.smallest = std::min(row.smallest, found[i].smallest);
@@ -197,7 +197,7 @@ std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const 
 void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) const {
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
-  // Backward: what the norm read last is still in cache.
+  // Backward, because what the norm read last is still in cache.
   share_out(pieces, threads, Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
     const Factors& factors = span.dtype == Dtype::float64 ? wide : narrow;
@@ -216,9 +216,9 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
     const Scaling& scaling = scalings.at(group_of.at(pieces[i].array));
     const std::byte* source = start_of(span, pieces[i]);
     std::byte* target = start_of(into.at(pieces[i].array), pieces[i]);
-    // Copied, not multiplied by 1: that would move numbers below the normal range.
+    // Copied, not multiplied by 1, which would change subnormal numbers.
     if (scaling.keep) {
-      // Not even written where it lies: that may be in memory that must not be.
+      // Do not write in place: the memory may be read-only.
       if (source != target) std::memcpy(target, source, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
       return;
     }

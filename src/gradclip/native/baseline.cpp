@@ -1,4 +1,4 @@
-// The kernels in the instructions that every processor has.
+// The kernels compiled for the instructions that every processor has.
 #include "variant.hpp"
 
 const KernelTable kBaselineKernels = kVariant;

@@ -17,8 +17,8 @@ struct Axis {
   int64_t stride;
 };
 
-// What one array is: its axes from the last to the first, strides counted in `unit` bytes. One layout serves all arrays
-// of a call, so that nothing is allocated for each of thousands of small tensors.
+// One array: its axes from last to first, with strides in units of `unit` bytes. All arrays of a call reuse one layout,
+// so that describing thousands of small tensors allocates nothing for each.
 struct Layout {
   std::byte* data;
   Dtype dtype;
@@ -39,7 +39,7 @@ struct Layout {
 bool lies_in_order(const Layout& layout, int64_t item) {
   int64_t expected = item;
   for (const Axis& axis : layout.axes) {
-    // The stride of an axis of length 1 is never used, so it may be any number.
+    // The stride of an axis of length 1 is never used, so it can be any number.
     if (axis.length == 1) continue;
     if (axis.stride * layout.unit != expected) return false;
     expected *= axis.length;
@@ -47,7 +47,8 @@ bool lies_in_order(const Layout& layout, int64_t item) {
   return true;
 }
 
-// Whether an array that lies in another order fills a run of memory, each place once. Moves `data` to its beginning.
+// Whether an array in a different order fills a contiguous stretch of memory, each place once. Moves `data` to its
+// start.
 bool fills_a_run(Layout& layout, int64_t item) {
   std::erase_if(layout.axes, [](const Axis& axis) { return axis.length == 1; });
   const auto by_stride = [](const Axis& a, const Axis& b) { return std::abs(a.stride) < std::abs(b.stride); };
@@ -61,10 +62,11 @@ bool fills_a_run(Layout& layout, int64_t item) {
   return true;
 }
 
-// No memory begins below. A tensor without memory has its offset for an address, which may be a small number.
+// No memory starts below this. For a tensor without memory, the address is just its offset, which may be a small
+// number.
 constexpr std::uintptr_t kLowestAddress = 65536;
 
-// The lowest address and the number of elements if they fill a run of memory, each once.
+// The lowest address and the number of elements, if they fill a contiguous stretch of memory, each place once.
 std::optional<Span> dense_span(Layout& layout) {
   const int64_t item = kItemSizes[static_cast<std::size_t>(layout.dtype)];
   int64_t count = 1;
@@ -73,14 +75,14 @@ std::optional<Span> dense_span(Layout& layout) {
   if (count == 0) return Span{nullptr, 0, layout.dtype};
   if (reinterpret_cast<std::uintptr_t>(layout.data) < kLowestAddress) return std::nullopt;
   if (!layout.in_order && !fills_a_run(layout, item)) return std::nullopt;
-  // Numbers are read as C++ objects, which must be aligned; a complex one as its two parts.
+  // Numbers are read as C++ objects, which must be aligned. Complex numbers are read as two parts.
   const int64_t alignment = is_complex(layout.dtype) ? item / 2 : item;
   if (reinterpret_cast<std::uintptr_t>(layout.data) % static_cast<std::uintptr_t>(alignment)) return std::nullopt;
   return Span{layout.data, count, layout.dtype};
 }
 
 std::optional<Dtype> dtype_of_format(std::string_view format) {
-  // NumPy marks the other byte order by ">". No kernel reads that, so such arrays are left out.
+  // NumPy marks the non-native byte order with ">". The kernels do not support it, so such arrays are left out.
   if (!format.empty() && std::string_view("@=<").find(format.front()) != std::string_view::npos) {
     format.remove_prefix(1);
   }
@@ -95,7 +97,7 @@ std::optional<Dtype> dtype_of_format(std::string_view format) {
 
 std::optional<Span> span_of_buffer(PyObject* array, Layout& layout) {
   Py_buffer view;
-  // Not asked to be writable: a norm only reads. What cannot be described is no error here: Python takes another way.
+  // Do not request a writable buffer, because a norm only reads. A failure is not an error: Python falls back.
   if (PyObject_GetBuffer(array, &view, PyBUF_STRIDES | PyBUF_FORMAT) != 0) {
     PyErr_Clear();
     return std::nullopt;
@@ -133,7 +135,7 @@ std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::Fro
   layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item, true);
   int64_t contiguous = 1;
   for (int i = view.ndim - 1; i >= 0; --i) {
-    // DLPack leaves the strides out where an array is contiguous.
+    // DLPack may omit the strides of a contiguous array.
     layout.axes.push_back({view.shape[i], view.strides ? view.strides[i] : contiguous});
     contiguous *= view.shape[i];
   }

@@ -1,4 +1,4 @@
-// Where Python's arrays lie: tensors by DLPack's exchange table, anything else by its buffer.
+// Find the memory of Python's arrays: of tensors by DLPack's exchange table, of anything else by the buffer protocol.
 #pragma once
 
 #include <cstdint>
@@ -8,16 +8,16 @@
 
 #include "arrays.hpp"
 
-// The arrays that can be read and written as a run of memory, and the indices of those that cannot: not dense, not
-// aligned, of another dtype or device, or without memory.
+// The arrays that fill a contiguous stretch of memory, and the indices of those left out: not dense, not aligned, of an
+// unsupported dtype or device, or without memory.
 struct Described {
   Arrays arrays;
   std::vector<int64_t> left_out;
-  bool in_order = true;  // whether all arrays lie in the order of their indices, the last one first
+  bool in_order = true;  // whether all arrays are in C order
   bool writable = true;
 };
 
-// Unsigned 16-bit integers stand for bfloat16, which the buffer protocol does not know.
+// Unsigned 16-bit integers are taken as bfloat16, which the buffer protocol does not support.
 Described describe_buffers(nanobind::list arrays);
 
 // `exchange_api`: the capsule in the attribute `__dlpack_c_exchange_api__` of the tensors' type.

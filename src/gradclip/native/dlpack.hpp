@@ -1,4 +1,4 @@
-// The part of DLPack 1.3's binary interface that is needed to ask a tensor where it lies.
+// The part of DLPack 1.3's binary interface that describes where a tensor is in memory.
 #pragma once
 
 #include <cstdint>
@@ -35,7 +35,7 @@ struct Tensor {
 
 using FromPyObject = int (*)(void* object, Tensor* out);
 
-// Functions that are not needed are plain pointers: they hold the others in their places.
+// Unused functions are declared as plain pointers, as placeholders.
 struct ExchangeApi {
   uint32_t major_version;
   uint32_t minor_version;
@@ -47,11 +47,11 @@ struct ExchangeApi {
   void* current_work_stream;
 };
 
-// The function that describes a tensor without owning it. Throws where the capsule holds none that is known here.
+// Returns the function that describes a tensor without owning it. Throws if the capsule has no compatible table.
 inline FromPyObject from_py_object(PyObject* capsule) {
   auto* api = static_cast<ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
   PyErr_Clear();  // the exception below says more
-  // Another major version has another layout. A newer table leads to those of older versions.
+  // Other major versions have other layouts. A newer table links to older ones.
   while (api && api->major_version > kMajorVersion) api = api->older;
   if (!api || api->major_version != kMajorVersion || !api->from_py_object) {
     throw std::invalid_argument("the tensors' DLPack exchange table has no function for describing a tensor");

@@ -1,10 +1,10 @@
-// Sums that are not rounded, of magnitudes or squares. Each variant of the kernels compiles its own copy.
+// Exact sums of magnitudes or squares. Each variant of the kernels compiles its own copy.
 //
 // Let 2**k be above the largest of up to 2,048 terms. Adding 1.5 * 2**(k+10) to a term and subtracting it again leaves
-// a multiple of 2**(k-42). The sum of these parts has at most 53 bits, so that it is exact in any order. The rests go
-// the same way until they are zero (Rump, Ogita and Oishi, "Accurate floating-point summation", 2008). The square of a
-// double is two terms, the rounded square and what it lacks. Doubles are scaled, so that no term leaves the range.
-// Those more than 2**400 below the largest take another turn.
+// a multiple of 2**(k-42). The sum of these parts needs at most 53 bits, so it is exact in any order. The remainders
+// are treated the same way until they are zero (Rump, Ogita and Oishi, "Accurate floating-point summation", 2008). The
+// square of a double is two terms: the rounded square and its rounding error. Doubles are scaled so that no term
+// overflows or underflows. Those more than 2**400 below the largest are added in a second pass.
 #pragma once
 
 #include <algorithm>
@@ -21,17 +21,17 @@ namespace {
 constexpr int64_t kExactBlock = 2048;
 constexpr int kHeadroom = 10;
 constexpr int kTakenBits = 42;
-// The largest number is scaled to about 1. The squares of those near it are above 2**-800, and what they lack is then
-// far above the smallest normal number.
+// The largest number is scaled to about 1. Squares of numbers within this distance are above 2**-800, and their
+// rounding errors are then far above the smallest normal number.
 constexpr int kFarApart = 400;
-// 2**1074, which the smallest numbers would need, is beyond the range.
+// The smallest numbers would need 2**1074, which overflows.
 constexpr int kLargestScale = 1000;
 static_assert(kExactBlock << kTakenBits == int64_t{1} << 53 && kExactBlock % kLanes == 0 && kHeadroom + kTakenBits == 52);
 
 using Bits = Vector<int64_t>;
 
-// The bits that are set in any of some magnitudes. They tell a power of two that all of these are below, without the
-// comparisons that a maximum takes; no bits are set if all are zero.
+// The bits set in any of several magnitudes. They give a power of two above all of these numbers, without the
+// comparisons of a maximum. No bits are set if all numbers are zero.
 struct BitsSeen {
   Bits bits = {};
 
@@ -39,16 +39,17 @@ struct BitsSeen {
   int64_t all() const {
     int64_t found = 0;
     for (int i = 0; i < Lanes<double>::kSize; ++i) found |= bits[i];
-    return found & std::numeric_limits<int64_t>::max();  // rests may be negative
+    return found & std::numeric_limits<int64_t>::max();  // remainders may be negative
   }
 };
 
 inline int exponent_above(int64_t bits) { return static_cast<int>(bits >> 52) - 1022; }
 
-// Takes from terms below 2**above what is a multiple of 2**(above - kTakenBits), and adds it up.
+// Splits off a multiple of 2**(above - kTakenBits) from terms below 2**above, and adds it up.
 class Extraction {
  public:
-  // 1.5, not 1: so that a negative term, too, leaves the sum between two powers of two, where steps are of one size.
+  // 1.5, not 1, so that even with a negative term the sum stays between two powers of two, where the spacing is
+  // constant.
   explicit Extraction(int above) : shift_(Vector<double>{} + 1.5 * std::ldexp(1.0, above + kHeadroom)) {}
 
   Lanes<double> rest_of(Lanes<double> x) {
@@ -72,11 +73,11 @@ class Extraction {
   BitsSeen seen_;
 };
 
-// Terms in whole lanes.
+// Terms, a whole number of lanes.
 struct Terms {
   alignas(64) double at[kExactBlock];
 
-  // Adds them, times 2**exponent; they are below 2**above, and have no bits but those `seen`.
+  // Adds the terms times 2**exponent. They are below 2**above, and only bits in `seen` are set.
   void add_to(ExactSum& into, int64_t count, int above, int64_t seen, int exponent) {
     while (seen) {
       above = std::min(above, exponent_above(seen));
@@ -89,20 +90,20 @@ struct Terms {
   }
 };
 
-// What the rounded square of `x` lacks: exact, far from the ends of the range (Dekker 1971).
+// The rounding error of the square of `x`: exact, far from the ends of the range (Dekker 1971).
 inline Vector<double> lacking(Vector<double> x, Vector<double> square) {
-  // Both ways are exact, so that every variant gives the same bits.
+  // Both branches are exact, so every variant gives the same bits.
 #if defined(__FMA__)
   return (Vector<double>)_mm256_fmsub_pd((__m256d)x, (__m256d)x, (__m256d)square);
 #else
-  const Vector<double> split = x * 134217729.0;  // 2**27 + 1 cuts the 53 bits in halves, whose products are exact
+  const Vector<double> split = x * 134217729.0;  // 2**27 + 1 splits the 53 bits in halves with exact products
   const Vector<double> high = split - (split - x);
   const Vector<double> low = x - high;
   return ((high * high - square) + 2.0 * (high * low)) + low * low;
 #endif
 }
 
-// Numbers of a block, scaled by a power of two; those of double without what is far below the largest.
+// Numbers of a block, scaled by a power of two. For doubles, numbers far below the largest are set aside.
 template <class Format>
 struct Scaled {
   static constexpr bool kWide = std::is_same_v<Format, Float64>;
@@ -162,7 +163,7 @@ void add_block(const typename Format::Raw* x, int64_t count, ExactSum& into) {
   }
   extraction.add_to(into, exponent);
   rests.add_to(into, count, above - kTakenBits, extraction.seen(), exponent);
-  // A rounded square lacks at most half a unit of its last place.
+  // The rounding error of a square is at most half an ulp.
   if constexpr (kTwoTerms) lacks.add_to(into, count, above - 53, lack_seen.all(), exponent);
   if constexpr (Scaled<Format>::kWide) {
     if (!scaled.far.all()) return;

@@ -10,7 +10,7 @@ void ExactSum::add(double number, int exponent) {
   const int shift = position % 32;
   std::int64_t* digit = digits_.data() + position / 32;
   for (const std::int64_t half : {mantissa & 0xffffffff, mantissa >> 32}) {
-    // Below 2**63: a half has at most 32 bits, and the shift is at most 31. The upper half may be negative.
+    // Below 2**63, because a half has at most 32 bits and the shift is at most 31. The upper half may be negative.
     const std::int64_t shifted = half * (std::int64_t{1} << shift);
     digit[0] += shifted & 0xffffffff;
     digit[1] += shifted >> 32;
@@ -25,7 +25,7 @@ void ExactSum::add(const ExactSum& other) {
 std::vector<std::uint8_t> ExactSum::bytes() const {
   std::vector<std::uint8_t> found;
   found.reserve(4 * kDigits);
-  // Carries are passed on only here: each addition is then two digits, and not a chain through all of them.
+  // Carries are propagated only here, so that each addition changes a few digits and not a chain through all of them.
   std::int64_t carry = 0;
   for (const std::int64_t digit : digits_) {
     const std::int64_t whole = digit + carry;

@@ -1,4 +1,4 @@
-// A sum that is not rounded, whatever is added to it.
+// A sum without any rounding.
 #pragma once
 
 #include <array>
@@ -6,9 +6,9 @@
 #include <cstdint>
 #include <vector>
 
-// A long accumulator of digits of 32 bits (Kulisch, "Computer Arithmetic and Validity", 2008). Each is held in a signed
-// integer of 64 bits, so that carries can wait for 2**30 additions. The digits reach from below the square of the
-// smallest double to 2**40 squares of the largest.
+// A long accumulator with 32-bit digits (Kulisch, "Computer Arithmetic and Validity", 2008). Each digit is stored in a
+// signed 64-bit integer, so that carries can wait for 2**30 additions. The digits cover the range from below the square
+// of the smallest double to 2**40 squares of the largest.
 class ExactSum {
  public:
   static constexpr int kLowest = -2240;
@@ -17,7 +17,7 @@ class ExactSum {
   void add(double number, int exponent);
   void add(const ExactSum& other);
 
-  // The bytes, the lowest first, of the sum in units of 2**kLowest, which must not be negative.
+  // The bytes of the sum in units of 2**kLowest, lowest byte first. The sum must not be negative.
   std::vector<std::uint8_t> bytes() const;
 
  private:

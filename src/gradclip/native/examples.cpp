@@ -13,33 +13,34 @@
 
 namespace {
 
-// While the examples of a block are added, those of the next are measured, tile of columns by tile.
+// While the examples of one block are added, those of the next are measured, one tile of columns at a time.
 constexpr int64_t kTile = 1024;
-// A small block is still in cache when it is added. Large examples go by four, because the totals are read and written
-// once for each block; the largest by fewer, as long as two blocks and the totals fit into a cache of this size.
+// A small block is still in cache when it is added. Large examples are added four at a time, because each block reads
+// and writes the totals once. The largest are added in smaller blocks, as long as two blocks and the totals fit into a
+// cache of this size.
 constexpr int64_t kBlockBytes = int64_t{1} << 17, kCacheBytes = 20'000'000;
 constexpr std::size_t kSmallestBlock = 2, kLargeBlock = 4, kLargestBlock = 64;
-// What does not fit is read twice, the second time tile by tile with the totals in cache.
+// Batches that do not fit are read twice. The second pass goes tile by tile, with the totals in cache.
 constexpr int64_t kWideTile = 4096;
-// Examples of few columns are shared out among threads in so many groups. Each group is added up on its own, and the
-// groups in their order. Of larger examples each thread takes some of the columns. So the bits of a sum do not depend
-// on the number of threads.
+// Examples with few columns are divided among threads in this many groups. Each group is added up separately, then the
+// groups in order. For larger examples, each thread takes some of the columns. Either way, the bits of a sum do not
+// depend on the number of threads.
 constexpr std::size_t kGroups = 4;
 constexpr int64_t kFewColumns = int64_t{1} << 15;
-// A thread takes so many ranges of the columns in a step, if no other is faster.
+// The number of column ranges a thread takes in a step, if no other thread is faster.
 constexpr std::size_t kRangesForAThread = 2;
-// A step takes less time than falling asleep and being woken, so a thread asks this often before it sleeps.
+// A step takes less time than sleeping and waking up, so a thread checks this often before it sleeps.
 constexpr int kTries = 1000;
 
 double weight_of(double square, const Weighing& weighing) {
   const double upper = std::sqrt(square) * weighing.inflate + weighing.offset;
   if (upper <= weighing.keep_up_to) return weighing.kept;
-  // Not below the normal range, where it could be rounded up, and not so large that zeros become NaN.
+  // Never subnormal, where it could have been rounded up, and never so large that zeros become NaN.
   const double weight = upper == 0.0 ? 0.0 : weighing.numerator / upper;
   return weight < std::numeric_limits<double>::min() ? 0.0 : std::min(weight, 0x1p1022);
 }
 
-// Examples one after the other, each of the same elements.
+// A batch of examples with the same elements, stored one after another.
 class Batch {
  public:
   Batch(const Arrays& arrays, std::size_t examples, const Weighing& weighing, double* squares)
@@ -60,7 +61,7 @@ class Batch {
   }
   const Kernels& kernels(const Piece& columns) const { return kernels_of(spans_[columns.array].dtype); }
   Sum sum(const Piece& columns, std::size_t example) const {
-    // Squares of half types, too, are added in double: private sums count on that error.
+    // Even squares of half types are added in double: private sums rely on that error bound.
     return kernels(columns).sum(at(columns, example), columns.count, 2.0, 1.0, false);
   }
 
@@ -79,7 +80,7 @@ class Batch {
   double* squares_;
 };
 
-// How many examples make a block, or 0 where two blocks do not fit into cache.
+// The number of examples in a block, or 0 if two blocks do not fit into cache.
 std::size_t block_of(const Batch& batch) {
   const int64_t bytes = std::max<int64_t>(1, batch.bytes);
   const int64_t totals = batch.columns * static_cast<int64_t>(sizeof(double));
@@ -88,7 +89,7 @@ std::size_t block_of(const Batch& batch) {
   return std::clamp(static_cast<std::size_t>(kBlockBytes / bytes), std::min(fitting, kLargeBlock), kLargestBlock);
 }
 
-// Examples with their weights.
+// Examples and their weights.
 struct Weighted {
   std::vector<std::size_t> examples;
   std::vector<double> weights;
@@ -97,7 +98,7 @@ struct Weighted {
     examples.clear();
     weights.clear();
   }
-  // Of those given, the ones that are finite.
+  // Adds those of the measured examples that are finite.
   void add(const Batch& batch, const std::vector<std::size_t>& measured) {
     for (const std::size_t example : measured) {
       if (!batch.counts(example)) continue;
@@ -107,8 +108,8 @@ struct Weighted {
   }
 };
 
-// Adds the examples from `first` to `last` of a batch to totals, block by block. Any number of threads may run this
-// together; in each step they take ranges of the tiles in turn, and the last to end weighs the examples measured.
+// Adds the examples from `first` to `last` of a batch to the totals, block by block. Any number of threads can run this
+// together. In each step they take ranges of tiles, and the last thread to finish weighs the measured examples.
 class Addition {
  public:
   Addition(const Batch& batch, std::size_t block, std::size_t first, std::size_t last, double* totals, int threads)
@@ -149,11 +150,11 @@ class Addition {
       batch_.kernels(tile).add_rows({added, count}, added_.weights.data(), {measured, next},
                                     totals_ + batch_.start(tile), tile.count);
     }
-    // They are in cache by now: `add_rows` has fetched them.
+    // `add_rows` has already fetched these into cache.
     for (std::size_t i = 0; i < measured_.size(); ++i) sums_[index * block_ + i] = batch_.sum(tile, measured_[i]);
   }
 
-  // What was measured is what is to be added.
+  // The examples just measured are added next.
   void weigh() {
     for (std::size_t i = 0; i < measured_.size(); ++i) {
       SumInOrder sum;
@@ -189,7 +190,7 @@ void add_by_columns(const Batch& batch, std::size_t block, double* totals, int t
   on_threads(threads, [&](int) { addition.run(); });
 }
 
-// Adds groups of examples on threads of their own, each to a copy of the totals, and the copies in order.
+// Adds each group of examples on one thread to a copy of the totals, then adds the copies in order.
 void add_by_groups(const Batch& batch, std::size_t block, double* totals, int threads) {
   const std::size_t groups = std::min(kGroups, batch.examples);
   std::vector<std::vector<double>> copies(static_cast<std::size_t>(threads));
@@ -205,7 +206,7 @@ void add_by_groups(const Batch& batch, std::size_t block, double* totals, int th
       const std::size_t first = group * batch.examples / groups, last = (group + 1) * batch.examples / groups;
       Addition(batch, block, first, last, copy.data(), 1).run();
       std::unique_lock lock(mutex);
-      // Groups are taken in order, so that one that others wait for is always under way.
+      // Groups are started in order, so the group that others wait for is always in progress.
       turn.wait(lock, [&] { return added == group; });
       for (std::size_t i = 0; i < copy.size(); ++i) totals[i] += copy[i];
       ++added;
@@ -214,7 +215,7 @@ void add_by_groups(const Batch& batch, std::size_t block, double* totals, int th
   });
 }
 
-// Calls `work` with each of so many indices, on so many threads.
+// Calls `work` with each index below `count`, on several threads.
 template <class Work>
 void for_each_index(std::size_t count, int threads, const Work& work) {
   std::atomic<std::size_t> next{0};
@@ -223,7 +224,7 @@ void for_each_index(std::size_t count, int threads, const Work& work) {
   });
 }
 
-// Measures the examples array by array, in the order of memory.
+// Measures the examples array by array, in memory order.
 void measure_all(const Batch& batch, int threads) {
   const std::vector<Piece> chunks = batch.cut_columns(kChunk);
   std::vector<std::size_t> ends;

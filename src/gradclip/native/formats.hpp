@@ -1,5 +1,5 @@
-// Floating-point formats: how 16 elements are widened, and how products are narrowed, toward zero.
-// Internal linkage as in lanes.hpp. The lanes of 16 elements are the same whatever the width of a vector.
+// Floating-point formats: how 16 elements are widened, and how products are narrowed, rounding toward zero. Internal
+// linkage, as in lanes.hpp. The 16 lanes are the same for every vector width.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace {
 
-// The lower and the upper half of a vector, as double.
+// The lower and upper halves of a vector, as double.
 struct Widened {
   Vector<double> low, high;
 };
@@ -45,7 +45,7 @@ inline Lanes<double> widened(Lanes<float> x) {
 inline Lanes<double> widened(Lanes<double> x) { return x; }
 
 // A product below the normal range may have been rounded up by half a step. One step less is certainly not above the
-// exact product. A comparison gives -1 where it holds, and bits one lower are the number one step nearer to zero.
+// exact product. A true comparison is -1, and subtracting 1 from the bits moves the number one step toward zero.
 template <class Number>
 inline Vector<Number> not_above(Vector<Number> y) {
   using Integer = std::conditional_t<sizeof(Number) == 4, int32_t, int64_t>;
@@ -54,7 +54,7 @@ inline Vector<Number> not_above(Vector<Number> y) {
   return (Vector<Number>)((Vector<Integer>)y + below_normal);
 }
 
-// Whether a number is not zero and at most the smallest normal one: fewer instructions than to tell exactly.
+// Whether a number is non-zero and at most the smallest normal number: fewer instructions than an exact test.
 inline Vector<int32_t> maybe_below_normal(Vector<float> x) {
   const auto magnitude = (Vector<uint32_t>)x & 0x7fffffffu;
   return (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
@@ -93,7 +93,7 @@ struct Float32 {
 
   static Lanes<double> load(const Raw* x) {
 #if defined(__AVX2__)
-    Lanes<double> wide;  // converted while they are loaded, without the shuffle that halves of a register need
+    Lanes<double> wide;  // converted on loading, without the shuffle that register halves need
     for (int i = 0; i < Lanes<double>::kVectors; ++i) {
       wide.v[i] = (Vector<double>)_mm256_cvtps_pd(_mm_loadu_ps(x + i * Lanes<double>::kSize));
     }
@@ -106,8 +106,8 @@ struct Float32 {
   static void store(const Lanes<float>& y, Raw* x) { y.store(x); }
 };
 
-// The upper half of a float. Elements of even index are on the lower eight lanes, those of odd index on the others: a
-// shift and a mask then widen two elements, and a sum of squares may take them in any fixed order.
+// The upper half of a float. Elements with even index go to the lower eight lanes, those with odd index to the others.
+// A shift and a mask then widen two elements at once. A sum of squares can use any fixed order.
 struct BFloat16 {
   using Raw = uint16_t;
   using Bits = int16_t;
@@ -125,7 +125,7 @@ struct BFloat16 {
     }
     return lanes;
   }
-  // For sums over examples, where each lane is a column of its own.
+  // For sums over examples, where each lane is its own column.
   static Lanes<float> load_in_order(const Raw* x) {
     Lanes<float> lanes;
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
@@ -142,7 +142,7 @@ struct BFloat16 {
   }
 
  private:
-  // A NaN keeps a bit of its own, so that it does not become an infinity.
+  // Keep one mantissa bit of a NaN set, so that it does not become an infinity.
   static Vector<uint32_t> upper_bits(Vector<float> y) {
     return ((Vector<uint32_t>)y & 0xffff0000) | ((Vector<uint32_t>)(y != y) & 0x400000);
   }
@@ -175,8 +175,8 @@ struct Float16 {
     return (Halves)_mm256_cvtps_ph((__m256)y, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC);
   }
 #else
-  // The exponent is moved by a multiplication, which is exact and reads subnormals too. GCC 12 does not vectorise the
-  // type _Float16.
+  // The multiplication adjusts the exponent. It is exact and handles subnormals. GCC 12 does not vectorize the type
+  // _Float16.
   static Vector<float> widened(Halves x) {
     const auto bits = __builtin_convertvector(x, Vector<int32_t>);
     const Vector<int32_t> magnitude = bits & 0x7fff;
@@ -184,7 +184,7 @@ struct Float16 {
     const Vector<int32_t> special = (magnitude >= 0x7c00) & 0x7f800000;
     return (Vector<float>)(scaled | special | (bits & 0x8000) << 16);
   }
-  // Toward zero: normal results by cutting bits off, those below as a number of the smallest steps.
+  // Round toward zero: cut bits off normal results, and compute smaller ones as a number of smallest steps.
   static Halves narrowed(Vector<float> y) {
     const auto bits = (Vector<int32_t>)y;
     const Vector<int32_t> magnitude = bits & 0x7fffffff;

@@ -1,5 +1,5 @@
-// 16 elements at a time, in vectors as wide as the processor's registers.
-// Everything here has internal linkage: each variant of the kernels compiles its own copy, with its own instructions.
+// 16 elements at a time, in vectors as wide as the processor's registers. Everything here has internal linkage: each
+// variant of the kernels compiles its own copy, with its own instructions.
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@ template <class Number, int bytes = kBytes>
 using Vector __attribute__((vector_size(bytes))) = Number;
 using Halves = Vector<uint16_t, kBytes / 2>;
 
-// Compilers make one instruction of each, for memory of any alignment. A vector type of lower alignment would not do:
-// Clang drops the alignment of one that is declared by a template.
+// Compilers turn each of these into one instruction, for memory of any alignment. A vector type with lower alignment
+// would not work: Clang drops the alignment of a vector type declared by a template.
 template <class Loaded>
 inline Loaded load_from(const void* memory) {
   Loaded x;
@@ -31,7 +31,7 @@ inline void store_to(void* memory, Loaded x) {
 
 constexpr int64_t kCacheLine = 64;
 
-// As many for every width of a vector, so that every variant adds in the same order.
+// The same for every vector width, so that every variant adds in the same order.
 constexpr int kLanes = 16;
 
 // 16 numbers in vectors.

@@ -1,4 +1,4 @@
-// The kernels as Python sees them.
+// The Python interface of the kernels.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/array.h>
 #include <nanobind/stl/pair.h>
@@ -20,7 +20,7 @@ using namespace nb::literals;
 
 using Pair = std::pair<double, double>;
 
-// Arrays and the Python objects whose memory they are in: held, since the memory would be freed with them.
+// Arrays, and the Python objects that own their memory, which must stay alive.
 struct HeldArrays : Arrays {
   HeldArrays(Arrays arrays, nb::list sources, bool in_order, bool writable)
       : Arrays(std::move(arrays)), sources(std::move(sources)), in_order(in_order), writable(writable) {}
@@ -38,11 +38,11 @@ static nb::capsule capsule_of(xla_ffi::Function* function) {
   return nb::capsule(reinterpret_cast<void*>(function), "xla._CUSTOM_CALL_TARGET");
 }
 
-// Vectors of numbers come in as arrays do: only an address and a count have to be converted.
+// Vectors are passed as arrays, so that only an address and a count are converted.
 static double* numbers_in(const Arrays& arrays) { return reinterpret_cast<double*>(arrays.spans().at(0).data); }
 
 NB_MODULE(_kernels, m) {
-  // While large arrays are read, other threads of Python may run.
+  // Release Python's lock while arrays are read.
   const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
 
   nb::class_<Arrays>(m, "Arrays")
@@ -61,7 +61,7 @@ NB_MODULE(_kernels, m) {
       .def(
           "exact_sum",
           [](const Arrays& self, int p, int threads) {
-            // Unlocked only in here: making Python's bytes below takes the lock.
+            // Unlocked only here, because creating Python bytes below needs the lock.
             std::vector<std::uint8_t> bytes;
             {
               const nb::gil_scoped_release unlocked;

@@ -7,13 +7,13 @@
 
 namespace {
 
-// To read so many takes several times as long as to start and join a thread.
+// Reading this many elements takes several times as long as starting and joining a thread.
 constexpr int64_t kElementsWorthAThread = int64_t{1} << 19;
 constexpr int64_t kBatch = 8 * kChunk;
-// What a piece costs beside its elements, in elements. Without it thousands of small tensors would seem to be no work.
+// The overhead of a piece, in elements. Without it, thousands of small tensors would look like no work.
 constexpr int64_t kPiece = 256;
 
-// The indices at which batches of some `kBatch` elements begin, and the end.
+// The indices where batches of about `kBatch` elements start, and the end.
 std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
   std::vector<std::size_t> starts;
   int64_t elements = kBatch;
@@ -45,10 +45,10 @@ int threads_worth(int64_t elements, int threads) {
   return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
 }
 
-// Threads of this call alone. A forked child would not have the threads of a pool, and wait for them. Threads that spin
-// between calls take the processors that others need.
+// Starts new threads for each call. A forked child would not have the threads of a pool, and would wait for them
+// forever. Threads that spin between calls would take processors from others.
 void on_threads(int threads, const std::function<void(int)>& work) {
-  // A new thread inherits rounding and flushing from this one, whose caller may have set them.
+  // A new thread inherits rounding and flushing from this one, whose caller may have changed them.
   const auto with_default_arithmetic = [&work](int thread) {
     const DefaultArithmetic scope;
     work(thread);
@@ -57,7 +57,7 @@ void on_threads(int threads, const std::function<void(int)>& work) {
   try {
     for (int i = 1; i < threads; ++i) helpers.emplace_back(with_default_arithmetic, i);
   } catch (const std::system_error&) {
-    // No more threads to be had: those that started, and this one, do all of it.
+    // No more threads available: those already started, and this one, do all the work.
   }
   with_default_arithmetic(0);
   for (std::thread& helper : helpers) helper.join();
@@ -69,7 +69,7 @@ void share_out(const std::vector<Piece>& pieces, int threads, Order order,
   const std::size_t batches = starts.size() - 1;
   int64_t elements = 0;
   for (const Piece& piece : pieces) elements += kPiece + piece.count;
-  // Not a fixed share each: one thread may be kept from running, and the others then take its batches.
+  // No fixed shares: if one thread is delayed, the others take its batches.
   std::atomic<std::size_t> next{0};
   on_threads(threads_worth(elements, threads), [&](int) {
     for (std::size_t taken = next++; taken < batches; taken = next++) {

@@ -1,4 +1,4 @@
-// Chunks of many arrays, shared out among the threads of one call.
+// Divide the chunks of many arrays among the threads of one call.
 #pragma once
 
 #include <cfenv>
@@ -9,7 +9,8 @@
 
 #include "kernels.hpp"
 
-// The default rounding and subnormals, whatever the caller has set for its thread: the proven errors hold only so.
+// Sets default rounding and subnormal handling, whatever the caller has set for its thread. The proven error bounds
+// require it.
 class DefaultArithmetic {
  public:
   DefaultArithmetic() {
@@ -24,7 +25,7 @@ class DefaultArithmetic {
   std::fenv_t callers_;
 };
 
-// An array that is dense in memory, in whatever order.
+// An array that is dense in memory, in any order.
 struct Span {
   std::byte* data;
   int64_t count;
@@ -43,12 +44,12 @@ std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length = kChunk);
 
 enum class Order { forward, backward };
 
-// How many threads are worth their start for so many elements.
+// The number of threads worth starting for this many elements.
 int threads_worth(int64_t elements, int threads);
 
-// Calls `work` with 0, 1, ... on so many threads, this one among them, or on as many as can be had; all end here.
+// Calls `work` with 0, 1, ... on this many threads (including this one), or as many as are available. All end here.
 void on_threads(int threads, const std::function<void(int)>& work);
 
 // Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken in
-// batches, in the given order. Any thread may take any batch, so results are to be stored by index.
+// batches, in the given order. Any thread can take any batch, so store results by index.
 void share_out(const std::vector<Piece>& pieces, int threads, Order order, const std::function<void(std::size_t)>& work);

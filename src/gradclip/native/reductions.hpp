@@ -1,4 +1,4 @@
-// What one chunk of an array knows of a norm. Each variant of the kernels compiles its own copy.
+// What one chunk of an array contributes to a norm. Each variant of the kernels compiles its own copy.
 #pragma once
 
 #include <algorithm>
@@ -11,7 +11,7 @@
 
 namespace {
 
-// Where the terms of a sum come from: real numbers, or pairs of them as magnitudes.
+// The source of a sum's terms: real numbers, or pairs of them as magnitudes.
 template <class Format_>
 struct Real {
   using Format = Format_;
@@ -22,7 +22,7 @@ struct Real {
   static Lanes<double> load(const Raw* x) { return widened(Format::load(x)); }
 };
 
-// Squares of float fit in double, and their sum does. Those of double may not, and `hypot` takes longer.
+// Squares of floats fit in double, and so does their sum. Squares of doubles may not, and `hypot` takes longer.
 template <class Format_>
 struct Pairs {
   using Format = Format_;
@@ -47,7 +47,7 @@ inline Lanes<double> load_lanes(const typename Load::Raw* x, int64_t at) {
   return Load::load(x + Load::kParts * at);
 }
 
-// The last lanes of an array, filled up with zeros, which add nothing. Memory behind an array must not be read.
+// The last lanes of an array, padded with zeros, which add nothing. Memory past the end must not be read.
 template <class Load>
 inline Lanes<double> load_last(const typename Load::Raw* x, int64_t from, int64_t count) {
   typename Load::Raw padded[Load::kParts * kLanes] = {};
@@ -55,13 +55,13 @@ inline Lanes<double> load_last(const typename Load::Raw* x, int64_t from, int64_
   return Load::load(padded);
 }
 
-// Adds terms to the sums of their lanes. The term of a zero is zero, so that padding adds nothing.
+// Adds terms to the sums of their lanes. The term of a zero is zero, so padding adds nothing.
 template <bool exact>
 struct Squares {
   void add(Lanes<double>& sums, const Lanes<double>& x) const {
     for (int i = 0; i < Lanes<double>::kVectors; ++i) {
 #if defined(__FMA__)
-      // An exact square is the same, fused with the addition or not, so that every variant gives the same bits.
+      // An exact square is the same whether or not it is fused with the addition, so every variant gives the same bits.
       if constexpr (exact) {
         sums.v[i] = (Vector<double>)_mm256_fmadd_pd((__m256d)x.v[i], (__m256d)x.v[i], (__m256d)sums.v[i]);
         continue;
@@ -72,12 +72,12 @@ struct Squares {
   }
 };
 
-// Squares of half types, which are exact in float, too, as long as they stay in its range, which those of bfloat16 may
-// leave. Four at a time are added there: three roundings more, and a quarter of the conversions to double, which are
-// what takes the time.
+// Squares of half types. They are exact in float too as long as they stay in its range, which squares of bfloat16 may
+// leave. Four at a time are added in float: that costs three more roundings, but needs only a quarter of the
+// conversions to double, which take most of the time.
 struct SquaresInFloat : Squares<true> {
   static constexpr int64_t kTogether = 4;
-  // What float loses of up to 65,536 squares below its normal range is nothing beside a sum of this.
+  // For a sum at least this large, what float loses on up to 65,536 squares below its normal range is negligible.
   static constexpr double kSmallestSum = 0x1p-80;
 
   static bool fits(double sum) { return sum >= kSmallestSum && std::isfinite(sum); }
@@ -99,7 +99,8 @@ struct Magnitudes {
   }
 };
 
-// (|x| / divisor)**p: an integer p by multiplication, the same on every machine; another by the platform's pow.
+// (|x| / divisor)**p. Integer powers use multiplication, the same on every machine. Other powers use the platform's
+// pow.
 struct Powers {
   double p, divisor;
 
@@ -125,8 +126,8 @@ struct Powers {
   }
 };
 
-// A sum of up to 65,536 terms on 16 lanes, in three levels: a term takes part in at most kAdditions additions. The
-// order is fixed, so that every variant gives the same bits.
+// A sum of up to 65,536 terms on 16 lanes, in three levels: each term goes through at most kAdditions additions. The
+// order is fixed, so every variant gives the same bits.
 constexpr int64_t kInner = 64 * kLanes;
 constexpr int64_t kMiddle = 8 * kInner;
 static_assert(kChunk == 8 * kMiddle && kAdditions == 64 + 8 + (8 + 1) + 4);
@@ -134,7 +135,7 @@ static_assert(kChunk == 8 * kMiddle && kAdditions == 64 + 8 + (8 + 1) + 4);
 inline double sum_of_lanes(const Lanes<double>& lanes) {
   double total[kLanes];
   lanes.store(total);
-  // By halves, the same for every width of a vector.
+  // By halves, the same for every vector width.
   for (int half = kLanes / 2; half > 0; half /= 2) {
     for (int lane = 0; lane < half; ++lane) total[lane] += total[lane + half];
   }
@@ -189,7 +190,7 @@ inline double sum_of_powers(const typename Load::Raw* x, int64_t count, double p
   return sum_chunk<Load>(x, Powers{p, divisor}, count);
 }
 
-// An infinity or a NaN minus itself is NaN, and any other number minus itself is zero.
+// Infinity or NaN minus itself is NaN. Any other number minus itself is zero.
 template <class Load>
 inline int64_t count_nonfinite(const typename Load::Raw* x, int64_t count) {
   Vector<int64_t> found = {};
@@ -203,7 +204,7 @@ inline int64_t count_nonfinite(const typename Load::Raw* x, int64_t count) {
   return total;
 }
 
-// The elements are read again only if a sum is not finite, while they are still in cache.
+// The elements are read again only if a sum is non-finite, while they are still in cache.
 template <class Load>
 Sum sum_kernel(const void* data, int64_t count, double p, double divisor, bool in_float) {
   const auto* x = static_cast<const typename Load::Raw*>(data);
@@ -211,7 +212,7 @@ Sum sum_kernel(const void* data, int64_t count, double p, double divisor, bool i
   return {total, std::isfinite(total) ? 0 : count_nonfinite<Load>(x, count)};
 }
 
-// The largest and smallest of the bits of some magnitudes, which compare as integers.
+// The largest and smallest magnitudes, as bits, which compare as integers.
 template <class Bits>
 struct Range {
   Bits largest = 0, smallest = std::numeric_limits<Bits>::max();
@@ -223,7 +224,7 @@ struct Range {
       return found;
     }
     auto largest = Lanes<Bits>::filled(found.largest), smallest = Lanes<Bits>::filled(found.smallest);
-    // The last load goes back over elements that were seen, which changes no extreme.
+    // The last load overlaps elements already seen, which changes no extreme.
     for (int64_t i = 0; i < count; i += kLanes) {
       const auto x = Lanes<Bits>::load(bits + std::min(i, count - kLanes));
       for (int j = 0; j < Lanes<Bits>::kVectors; ++j) {
@@ -263,7 +264,7 @@ Extremes pair_extremes_kernel(const void* data, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {
     const double magnitude = Pairs<Format>::magnitude(x + 2 * i);
     found.nonfinite += !std::isfinite(magnitude);
-    // `std::max` would lose a NaN.
+    // `std::max` would drop a NaN.
     found.largest = magnitude > found.largest || std::isnan(magnitude) ? magnitude : found.largest;
     found.smallest = std::min(found.smallest, magnitude);
   }

@@ -1,4 +1,4 @@
-// What is written: scaled and clamped chunks. Each variant of the kernels compiles its own copy.
+// Kernels that write: scaling and clamping. Each variant of the kernels compiles its own copy.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,8 @@ inline Lanes<typename Format::Product> load_to_multiply(const typename Format::R
   else return Format::load(x);
 }
 
-// Products are rounded to nearest, for which the factors are lowered. That does not cover those below the normal range,
-// which are rare in float, and looked for in several lanes at a time. float16 has zeros there.
+// Products are rounded to nearest. The factors are lowered to make up for this, but not enough for products below the
+// normal range. In float these are rare, so several lanes are tested at a time. In float16 they become zeros.
 template <class Format, int kGroups>
 inline void move_down(Lanes<typename Format::Product> (&lanes)[kGroups]) {
   if constexpr (std::is_same_v<Format, Float16>) return;
@@ -52,7 +52,7 @@ inline void scale_lanes(const typename Format::Raw* x, typename Format::Raw* y, 
   for (int group = 0; group < kGroups; ++group) Format::store(lanes[group], y + group * kLanes);
 }
 
-// Processors fetch ahead by themselves, but stop at the end of a page. Beyond an array this has no effect.
+// Processors prefetch by themselves, but stop at the end of a page. Prefetching past the end of an array has no effect.
 template <class Raw, int kElements>
 inline void fetch_ahead(const Raw* x) {
   constexpr int64_t kAhead = 4096 / sizeof(Raw);
@@ -62,7 +62,7 @@ inline void fetch_ahead(const Raw* x) {
 template <class Format, bool twice>
 inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, int64_t count,
                         typename Format::Product first, typename Format::Product second) {
-  // As many as there are registers for.
+  // As many as fit in the registers.
   constexpr int kGroups = kBytes / 2 / sizeof(typename Format::Product);
   int64_t i = 0;
   for (; i + kGroups * kLanes <= count; i += kGroups * kLanes) {
@@ -71,7 +71,7 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
     scale_lanes<Format, twice, kGroups>(x + i, y + i, first, second);
   }
   for (; i + kLanes <= count; i += kLanes) scale_lanes<Format, twice, 1>(x + i, y + i, first, second);
-  // The rest goes through the same code, so that no element depends on where it lies.
+  // The remainder goes through the same code, so that no result depends on an element's position.
   typename Format::Raw last[kLanes] = {};
   std::copy(x + i, x + count, last);
   scale_lanes<Format, twice, 1>(last, last, first, second);
@@ -80,7 +80,7 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
 
 template <class Format>
 void scale_kernel(const void* from, void* to, int64_t count, double first, double second) {
-  // Nearly always there is one factor alone: the second is for coefficients beyond the normal range.
+  // There is nearly always a single factor. The second is for coefficients outside the normal range.
   const auto scale = second == 1.0 ? scale_chunk<Format, false> : scale_chunk<Format, true>;
   using Raw = typename Format::Raw;
   using Product = typename Format::Product;
@@ -92,11 +92,11 @@ void scale_kernel(const void* from, void* to, int64_t count, double first, doubl
 template <class Format>
 inline typename Format::Bits bound_bits(double bound) {
   using Product = typename Format::Product;
-  // Products are never larger than elements, so that `store` need not know what to make of such numbers.
+  // Handled here, because `store` supports only numbers in the format's range: products are never larger than elements.
   constexpr auto kLargest = static_cast<typename Format::Bits>(Format::kInfinity - 1);
   if (std::isinf(bound)) return Format::kInfinity;
   if (bound >= wide<Format>(std::bit_cast<typename Format::Raw>(kLargest))) return kLargest;
-  // The conversion rounds to nearest, which may be up.
+  // The conversion rounds to nearest, which may round up.
   auto product = static_cast<Product>(bound);
   if (product > bound) product = std::nextafter(product, Product{0});
   typename Format::Raw lanes[kLanes];
@@ -104,7 +104,7 @@ inline typename Format::Bits bound_bits(double bound) {
   return std::bit_cast<typename Format::Bits>(lanes[0]);
 }
 
-// Magnitudes compare as the integers that their bits are; those above infinity's are NaN and stay.
+// The bits of magnitudes compare as integers. Those above infinity are NaN and stay.
 template <class Format>
 void clamp_kernel(void* data, int64_t count, double bound) {
   using Bits = typename Format::Bits;
@@ -114,7 +114,7 @@ void clamp_kernel(void* data, int64_t count, double bound) {
   const auto beyond = [limit](Bits magnitude) {
     return static_cast<Bits>(((magnitude > limit) & (magnitude <= Format::kInfinity)) ? -1 : 0);
   };
-  // A chunk in which nothing exceeds the bound is only read: memory is what takes the time.
+  // A chunk with nothing above the bound is only read: memory access is what takes time.
   Bits any = 0;
   for (int64_t i = 0; i < count; ++i) any |= beyond(x[i] & kMagnitude);
   if (!any) return;

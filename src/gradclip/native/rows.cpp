@@ -6,7 +6,7 @@
 
 namespace {
 
-// Calls `work` with the number of each row and where it lies. As many rows as make a chunk are taken together.
+// Calls `work` with the number and the memory of each row. Rows are grouped into pieces of about one chunk.
 template <class Work>
 void for_each_row(const std::vector<Span>& spans, const RowCounts& counts, int threads, Order order, const Work& work) {
   std::vector<Piece> pieces;
@@ -14,7 +14,9 @@ void for_each_row(const std::vector<Span>& spans, const RowCounts& counts, int t
   int64_t rows = 0;
   for (std::size_t i = 0; i < spans.size(); ++i) {
     const int64_t count = spans[i].count, length = counts.at(i) ? count / counts[i] : 0;
-    if (length * counts[i] != count) throw std::invalid_argument("an array does not have so many rows of one length");
+    if (length * counts[i] != count) {
+      throw std::invalid_argument("an array cannot be cut into the given number of equal rows");
+    }
     firsts.push_back(rows);
     lengths.push_back(length);
     rows += counts[i];
@@ -43,7 +45,7 @@ double sum_of(const Span& row, double p) {
 }  // namespace
 
 void sum_rows(const Arrays& arrays, const RowCounts& counts, double p, double* sums, int threads) {
-  // Rows without elements are not met.
+  // Rows without elements are never visited.
   std::fill_n(sums, std::accumulate(counts.begin(), counts.end(), int64_t{0}), 0.0);
   const std::vector<Span> spans = p == 2.0 ? as_real(arrays.spans()) : arrays.spans();
   for_each_row(spans, counts, threads, Order::forward, [=](int64_t i, const Span& row) { sums[i] = sum_of(row, p); });

@@ -1,17 +1,17 @@
-// Sums of the chunks' sums.
+// Adds up the chunks' sums.
 #pragma once
 
 #include <cmath>
 
 #include "kernels.hpp"
 
-// In the order given, with the rounding errors of the additions added up apart (Neumaier 1974). So the error of a sum
-// does not grow with the number of chunks.
+// Adds in the given order and accumulates the rounding errors separately (Neumaier 1974), so that the error does not
+// grow with the number of chunks.
 class SumInOrder {
  public:
   void add(const Sum& part) {
     const double total = whole_.value + part.value;
-    const bool larger = whole_.value >= part.value;  // no magnitudes: sums of powers are not negative
+    const bool larger = whole_.value >= part.value;  // no absolute values needed: sums of powers are not negative
     errors_ += larger ? (whole_.value - total) + part.value : (part.value - total) + whole_.value;
     whole_.value = total;
     whole_.nonfinite += part.nonfinite;

@@ -1,4 +1,4 @@
-// One variant of the kernels: included by a source file for each set of instructions.
+// One variant of the kernels, included by one source file for each instruction set.
 #pragma once
 
 #include "exact.hpp"
@@ -14,8 +14,8 @@ constexpr Kernels real_kernels() {
           clamp_kernel<Format>, add_rows_kernel<Format>};
 }
 
-// Only what needs magnitudes. Sums of order 2, exact sums, scaling and weighted sums take a complex array as a real one
-// of twice as many elements.
+// Only the kernels that need magnitudes. Sums of order 2, exact sums, scaling and weighted sums treat a complex array
+// as a real one with twice as many elements.
 template <class Format>
 constexpr Kernels pair_kernels() {
   return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr, nullptr, nullptr};

@@ -1,4 +1,4 @@
-// Sums of rows, each times a weight. Each variant of the kernels compiles its own copy.
+// Weighted sums of rows. Each variant of the kernels compiles its own copy.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ inline const Raw* row_at(Rows rows, int64_t row, int64_t at) {
   return static_cast<const Raw*>(rows.data[row]) + at;
 }
 
-// Into the second level of the cache: the first has no room for them beside what is added.
+// Into the second-level cache: the first has no room for them next to the rows being added.
 template <class Raw, int kElements>
 inline void fetch(Rows rows, int64_t at) {
   constexpr int64_t kLine = kCacheLine / sizeof(Raw);
@@ -22,7 +22,7 @@ inline void fetch(Rows rows, int64_t at) {
   }
 }
 
-// Products are rounded before they are added, so that every variant gives the same bits.
+// Products are rounded before they are added, so every variant gives the same bits.
 template <class Format, int kGroups>
 inline void add_lanes(Rows rows, const double* weights, int64_t at, double* total) {
   using Raw = typename Format::Raw;
@@ -50,7 +50,7 @@ void add_rows_kernel(Rows rows, const double* weights, Rows next, double* total,
   }
   for (; at + kLanes <= columns; at += kLanes) add_lanes<Format, 1>(rows, weights, at, total);
   if (at == columns) return;
-  // What is left of each row is padded with zeros: neither a row nor the totals may be read beyond their end.
+  // Pad the rest of each row with zeros: neither rows nor totals may be read past their end.
   double last[kLanes] = {};
   std::copy(total + at, total + columns, last);
   for (int64_t row = 0; row < rows.count; ++row) {

@@ -23,7 +23,7 @@ Dtype dtype_of(xla_ffi::DataType type) {
     case xla_ffi::kBfloat16: return Dtype::bfloat16;
     case xla_ffi::kComplex64: return Dtype::complex64;
     case xla_ffi::kComplex128: return Dtype::complex128;
-    default: throw std::invalid_argument("an array is of XLA's type " + std::to_string(type) + ", which no kernel reads");
+    default: throw std::invalid_argument("the kernels do not support arrays of XLA's type " + std::to_string(type));
   }
 }
 
@@ -37,7 +37,7 @@ Value attribute(const xla_ffi::Attributes& attributes, std::string_view name, xl
     std::memcpy(&value, scalar->value, sizeof value);
     return value;
   }
-  throw std::invalid_argument("there is no attribute " + std::string(name) + " of the right type");
+  throw std::invalid_argument("the attribute " + std::string(name) + " is missing or has the wrong type");
 }
 
 double real_attribute(const xla_ffi::Call& call, std::string_view name) {
@@ -58,7 +58,7 @@ std::span<const int64_t> dims_of(const xla_ffi::Buffer& buffer) {
   return {buffer.dims, static_cast<std::size_t>(buffer.rank)};
 }
 
-// The results of a call, one number for each row.
+// The results of a call: one number for each row.
 struct Results {
   std::span<const int64_t> dims;
   std::size_t rows;
@@ -72,19 +72,19 @@ Results results_of(const xla_ffi::Call& call) {
   const auto rows = static_cast<std::size_t>(product(dims_of(first)));
   const bool wide = first.dtype == xla_ffi::kFloat64 && second.dtype == xla_ffi::kFloat64;
   if (!wide || static_cast<std::size_t>(product(dims_of(second))) != rows) {
-    throw std::invalid_argument("the results must be float64, with as many rows in each");
+    throw std::invalid_argument("both results must be float64 with the same number of rows");
   }
   return {dims_of(first), rows, static_cast<double*>(first.data), static_cast<double*>(second.data)};
 }
 
-// One of the arrays: where its rows are, and which row is meant by a row of results.
+// One of the arrays, and how rows of the results correspond to its rows.
 class Rows {
  public:
   Rows(const xla_ffi::Buffer& buffer, std::span<const int64_t> dims) : dims_(dims), dtype_(dtype_of(buffer.dtype)) {
     const std::span<const int64_t> own = dims_of(buffer);
     bool fits = own.size() >= dims.size();
     for (std::size_t axis = 0; fits && axis < dims.size(); ++axis) fits = own[axis] == 1 || own[axis] == dims[axis];
-    if (!fits) throw std::invalid_argument("the leading axes of an array are not those of the results");
+    if (!fits) throw std::invalid_argument("the leading axes of an array do not match the results");
     data_ = static_cast<std::byte*>(buffer.data);
     own_ = own.first(dims.size());
     count_ = product(own.subspan(dims.size()));
@@ -96,7 +96,7 @@ class Rows {
   int64_t index_of(int64_t row) const {
     int64_t index = 0, stride = 1;
     for (std::size_t axis = dims_.size(); axis-- > 0; row /= dims_[axis]) {
-      // An axis of length 1 stands for equal rows: `vmap` leaves it where an array is not mapped.
+      // An axis of length 1 means equal rows: `vmap` leaves it for arrays that are not mapped.
       if (own_[axis] != 1) index += row % dims_[axis] * stride;
       stride *= own_[axis];
     }
@@ -109,7 +109,7 @@ class Rows {
   int64_t count_, bytes_;
 };
 
-// The arrays row by row.
+// The arrays, row by row.
 Arrays arrays_of(const xla_ffi::Call& call, const Results& results) {
   std::vector<Rows> all;
   for (int64_t i = 0; i < call.arguments.count; ++i) all.emplace_back(*call.arguments.buffers[i], results.dims);
@@ -120,10 +120,10 @@ Arrays arrays_of(const xla_ffi::Call& call, const Results& results) {
   return arrays;
 }
 
-// Sums of what is not divided; returns which rows have to be summed again, divided.
+// Computes the sums without a divisor. Returns which rows must be summed again with one.
 std::vector<bool> plain_sums(const Arrays& arrays, const Results& results, double p, double enough, int threads) {
   std::vector<bool> again(results.rows, true);
-  // Then no sum is enough: reading for one would be in vain.
+  // No sum can be large enough, so do not read at all.
   if (std::isinf(enough)) return again;
   const std::vector<Sum> sums = arrays.row_sums(results.rows, p, std::vector<double>(results.rows, 1.0), arrays.only_halves(), threads);
   for (std::size_t row = 0; row < results.rows; ++row) {
@@ -140,7 +140,7 @@ void divided_sums(const Arrays& arrays, const Results& results, double p, const 
   std::vector<double> divisors(results.rows, 0.0);
   for (std::size_t row = 0; row < results.rows; ++row) {
     const double largest = extremes[row].largest;
-    // Never a subnormal number: XLA's code would read it as zero.
+    // Never subnormal, because XLA's code would read it as zero.
     const double divisor = std::max(largest, std::numeric_limits<double>::min());
     if (again[row]) divisors[row] = std::isfinite(largest) && largest > 0.0 ? divisor : 1.0;
   }
@@ -192,9 +192,9 @@ void examples(const xla_ffi::Call& call) {
     columns += rows ? count / rows * (is_complex(dtype) ? 2 : 1) : 0;
   }
   if (weighing.size() != 5 || squares.size() != included.size() || static_cast<int64_t>(totals.size()) < columns) {
-    throw std::invalid_argument("the results do not have the sizes of the examples");
+    throw std::invalid_argument("the sizes of the results do not match the examples");
   }
-  // The memory of results holds anything. The kernel reads its marks, and adds to the totals.
+  // The results' memory is uninitialized. The kernel reads its marks and adds to the totals.
   std::copy(included.begin(), included.end(), squares.begin());
   std::fill(totals.begin(), totals.end(), 0.0);
   if (!rows) return;
@@ -211,8 +211,8 @@ std::size_t size_of(xla_ffi::DataType type) {
   }
 }
 
-// Hands the entries of vectors out as scalars: those of the first vector, then those of the second, and so on. Leading
-// axes of all are rows.
+// Returns the entries of vectors as scalars: first those of the first vector, then those of the second, and so on. All
+// leading axes are rows.
 void entries(const xla_ffi::Call& call) {
   int64_t result = 0;
   for (int64_t i = 0; i < call.arguments.count; ++i) {
@@ -222,10 +222,10 @@ void entries(const xla_ffi::Call& call) {
     const int64_t rows = length ? product(dims_of(vector)) / length : 0;
     const auto* from = static_cast<const std::byte*>(vector.data);
     for (int64_t entry = 0; entry < length; ++entry, ++result) {
-      if (result >= call.results.count) throw std::invalid_argument("there must be a result for each entry");
+      if (result >= call.results.count) throw std::invalid_argument("there are fewer results than entries");
       const xla_ffi::Buffer& scalar = *call.results.buffers[result];
       if (scalar.dtype != vector.dtype || product(dims_of(scalar)) != rows) {
-        throw std::invalid_argument("a result must have the type of its entry, and as many rows");
+        throw std::invalid_argument("a result must have the type and the number of rows of its entry");
       }
       auto* to = static_cast<std::byte*>(scalar.data);
       for (int64_t row = 0; row < rows; ++row) {
@@ -234,10 +234,10 @@ void entries(const xla_ffi::Call& call) {
       }
     }
   }
-  if (result != call.results.count) throw std::invalid_argument("there must be an entry for each result");
+  if (result != call.results.count) throw std::invalid_argument("there are more results than entries");
 }
 
-// Answers the question that comes at registration, if this is it: XLA refuses functions of another version.
+// Answers the metadata request at registration, if this is one. XLA refuses functions of other versions.
 bool described(const xla_ffi::Call& call) {
   for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
     if (extension->type != xla_ffi::kMetadataExtension) continue;
@@ -255,7 +255,8 @@ xla_ffi::Error* error(const xla_ffi::Call& call, const char* message, int code) 
   return call.api->create_error(&request);
 }
 
-// No exception may leave: the caller knows a C interface only. XLA's threads may flush subnormals, which count here.
+// No exception may escape, because the caller uses a C interface. XLA's threads may flush subnormals, which must not
+// happen here.
 xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) noexcept {
   try {
     const DefaultArithmetic scope;

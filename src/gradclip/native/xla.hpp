@@ -1,22 +1,21 @@
-// The reductions as functions that programs compiled by XLA for the CPU call.
+// The reductions as functions that CPU programs compiled by XLA call.
 #pragma once
 
 #include "xla_ffi.hpp"
 
-// Arguments are any number of arrays. Their leading axes, as many as a result has, count rows: each row of all arrays
-// gives one number of each result (float64). An axis of length 1 stands for equal rows.
+// Arguments: any number of arrays. Their leading axes, as many as a result has, are rows: each row of all arrays gives
+// one float64 number in each result. An axis of length 1 means equal rows.
 
-// Attributes p, enough and threads. Results: the sum of (|x| / divisor)**p, and the divisor. It is 1 if the sum is then
-// finite and above `enough`, or x is not finite; otherwise it is the largest magnitude.
+// Attributes: p, enough and threads. Results: the sum of (|x| / divisor)**p, and the divisor. The divisor is 1 if the
+// sum is then finite and above `enough`, or if x is non-finite. Otherwise it is the largest magnitude.
 xla_ffi::Error* xla_power_sums(xla_ffi::Call* call);
 
-// Arguments, before the arrays: a Weighing as five numbers, and for each example 0, or NaN to leave it out. Attribute
-// threads. Results: the sum of squares of each example, and the weighted sums of them all, array by array.
+// Arguments before the arrays: a Weighing as five numbers, and for each example 0, or NaN to leave it out. Attribute:
+// threads. Results: each example's sum of squares, and the weighted sums of all examples, array by array.
 xla_ffi::Error* xla_add_examples(xla_ffi::Call* call);
 
-// Attribute threads. Results: the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not
-// finite.
+// Attribute: threads. Results: the largest magnitude, NaN if any is NaN; and the smallest, NaN if any is non-finite.
 xla_ffi::Error* xla_extremes(xla_ffi::Call* call);
 
-// Results: each entry of each of the vectors, in turn.
+// Results: each entry of each vector, in order.
 xla_ffi::Error* xla_entries(xla_ffi::Call* call);

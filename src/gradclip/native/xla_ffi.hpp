@@ -1,4 +1,4 @@
-// The part of the binary interface of XLA's foreign functions, version 0.2, that a function on the CPU needs.
+// The part of XLA's foreign function interface (binary, version 0.2) that a CPU function needs.
 #pragma once
 
 #include <cstddef>
@@ -9,14 +9,14 @@ namespace xla_ffi {
 
 constexpr int kMajorVersion = 0, kMinorVersion = 2;
 
-// Values of the fields below that are enumerations, each held as an int.
+// Values of the enumeration fields below, each stored as an int.
 enum DataType : int { kBool = 1, kInt64 = 5, kFloat16 = 10, kFloat32 = 11, kFloat64 = 12, kComplex64 = 15, kBfloat16 = 16, kComplex128 = 18 };
 constexpr int kMetadataExtension = 1;
 constexpr int kScalarAttribute = 3;
 constexpr int kExecute = 3;
 constexpr int kInvalidArgument = 3, kInternal = 13;
 
-// Structures begin with their size as the side that fills them knows it, and a list of extensions.
+// Each structure starts with its size, as the side that fills it knows it, and a list of extensions.
 struct Extension {
   std::size_t size;
   int type;
@@ -34,7 +34,7 @@ struct Version {
   int minor;
 };
 
-struct Error;  // XLA's own
+struct Error;  // defined by XLA
 
 struct ErrorRequest {
   Head head;
@@ -50,12 +50,12 @@ struct Api {
   // More functions follow, none of them needed here.
 };
 
-// What XLA asks a function about itself when it is registered.
+// What XLA asks a function at registration.
 struct Metadata {
   std::size_t size;
   Version version;
   uint32_t traits;
-  // What follows is about functions with a state.
+  // Fields for functions with state follow.
 };
 
 struct MetadataExtension {
@@ -71,7 +71,7 @@ struct Buffer {
   int64_t* dims;
 };
 
-// Arguments, or results: all of them are buffers on the CPU.
+// Arguments or results. On the CPU, all of them are buffers.
 struct Buffers {
   Head head;
   int64_t count;
@@ -107,7 +107,7 @@ struct Call {
   Buffers arguments;
   Buffers results;
   Attributes attributes;
-  // A field for functions that return before they are done follows.
+  // A field for asynchronous functions follows.
 };
 
 using Function = Error*(Call* call);

@@ -223,7 +223,7 @@ def test_variables_of_unknown_rank_are_assigned_in_their_shape():
     ],
 )
 def test_parts_of_tensors_of_unknown_rank_are_an_error(function):
-    with pytest.raises(ValueError, match="how many axes a tensor has must be known"):
+    with pytest.raises(ValueError, match=r"tf\.function must know how many axes a tensor has"):
         recorded(function, "function", tf.TensorSpec(None))(tf.ones([2, 2]))
 
 
@@ -240,7 +240,7 @@ def test_a_recorded_threshold_clips_numbers_and_trees_without_arrays(mode):
 
 
 def test_what_needs_values_says_so_while_they_are_recorded():
-    with pytest.raises(ValueError, match="a partial norm holds numbers"):
+    with pytest.raises(ValueError, match="partial_norm needs concrete values"):
         recorded(gradclip.partial_norm, "function")(tf.ones(2))
     with tf.Graph().as_default(), pytest.raises(ValueError, match="graphs of TensorFlow 1"):
         gradclip.global_norm(tf.ones(2))

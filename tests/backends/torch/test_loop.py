@@ -100,7 +100,7 @@ def norms_of(model, x):
 def test_the_error_of_vmap_names_the_loop(kind):
     model, x = case(kind)
     fun = lambda params, x: functional_call(model, params, (x,)).square().sum()
-    with pytest.raises(RuntimeError, match=r'torch.func.vmap cannot.*For one example it works: pass method="loop"'):
+    with pytest.raises(RuntimeError, match=r'vmap cannot run .*For one example it works: pass method="loop"'):
         gradclip.clipped_grad(fun, 1.0)(dict(model.named_parameters()), x)
 
 
@@ -118,7 +118,7 @@ def test_checkpointing_with_other_parameters_than_the_modules():
     clipped = gradclip.clipped_grad(
         lambda params, x: functional_call(model, params, (x,)).square().sum(), 1.0, method="loop"
     )
-    with pytest.raises(RuntimeError, match="again with the module's own parameters, which are not those"):
+    with pytest.raises(RuntimeError, match="again with the module's own parameters, which are not the para"):
         clipped(params, x)
 
 

@@ -1,7 +1,7 @@
-"""Arrays in host memory: NumPy's own, and views of other frameworks' CPU arrays.
+"""The backend for arrays in host memory: NumPy arrays, and views of other frameworks' CPU arrays.
 
-Here values are known, so nothing is computed that a look at them makes needless. The kernels take all arrays that they
-know in one call; the others, and all where there are no kernels, go chunk by chunk.
+Values are known here, so work that they make unnecessary is skipped. The kernels process all arrays they can read in
+one call. All other arrays are processed chunk by chunk.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ _is_writeable = attrgetter("flags.writeable")
 
 
 class Host(InHostMemory, Portable):
-    """Clipping over NumPy arrays."""
+    """The backend for NumPy arrays."""
 
     concrete = True
     visible = True
     splits_by_range = False
-    known_writable = False  # whether the kernels know only what can be written: they also read NumPy's read-only arrays
+    known_writable = False  # whether the kernels accept only writable arrays; they also read NumPy's read-only ones
 
     def __init__(self) -> None:
         super().__init__(Namespace("gradclip.backends.host.namespace"))
 
     def precision(self) -> AbstractContextManager[Any]:
-        # Overflow to infinity is an answer here, and no mistake to warn of.
+        # Overflow to infinity is a valid result here, so NumPy must not warn.
         return np.errstate(all="ignore")
 
     def prepare(self, leaf: object) -> np.ndarray:
@@ -93,7 +93,7 @@ class Host(InHostMemory, Portable):
         return all(map(self.writable, leaves))
 
     def empty_like(self, x: HostArray) -> HostArray:
-        """Return an array for a result, in the same memory order."""
+        """Return an array for a result, with the same memory order."""
         return HostArray(np.empty_like(x.data), x.dtype)
 
     def leave(self, array: HostArray | np.ndarray, leaf: Any) -> Any:
@@ -114,14 +114,14 @@ class Host(InHostMemory, Portable):
         return np.asarray(mask, dtype=bool)
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Any]) -> Any:
-        return np.zeros(shape)[()]  # a scalar where a reduction returns one
+        return np.zeros(shape)[()]  # a scalar if a reduction would return one
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-        # Values known to the host carry no derivative.
+        # Values known to the host have no derivative.
         return function
 
     def total(self, terms: Sequence[Any]) -> Any:
-        # One array after the other: `np.sum` of them may add in an order that depends on the number of examples.
+        # Add array by array: the order of additions in `np.sum` may depend on the number of examples.
         return functools.reduce(np.add, terms)
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
@@ -129,7 +129,7 @@ class Host(InHostMemory, Portable):
         if known and not others:
             return kernels_sum_error(count, arrays, p)
         error = super().sum_error(count, arrays, p, scope)
-        return error + kernels_sum_error(0, arrays, p) if known else error  # `error` counts the additions
+        return error + kernels_sum_error(0, arrays, p) if known else error  # `error` already covers the additions
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
         known, others = split(arrays, scope)
@@ -141,15 +141,15 @@ class Host(InHostMemory, Portable):
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Any, Any]:
         if p in (1, 2):
-            total = self.power_sum(arrays, p, scope)  # usually one reading is enough: the sum shows if terms were lost
+            total = self.power_sum(arrays, p, scope)  # usually enough: the sum shows whether terms were lost
             enough = (total > ENOUGH) & np.isfinite(total)
             if np.all(enough):
                 return total, None
-            # Of a batch only those that need it: no example may change the last bits of another.
+            # In a batch, redo only the examples that need it: no example may change the last bits of another.
             again: tuple[Any, Any] = super().scaled_power_sum(arrays, p, scope)
             return np.where(enough, total, again[0])[()], np.where(enough, 1.0, again[1])[()]
         total, divisor = super().scaled_power_sum(arrays, p, scope)
-        # As an array: NumPy takes the roots of arrays and of scalars by functions that differ in the last bit.
+        # Return an array: NumPy's square roots of arrays and of scalars can differ in the last bit.
         return np.asarray(total), divisor
 
     def largest(self, arrays: Arrays, scope: Scope) -> Any:
@@ -164,7 +164,7 @@ class Host(InHostMemory, Portable):
         found = [chunkwise.smallest_of(x, scope) for x in filled(others, scope)]
         if known and known.count:
             _, smallest, nonfinite = known.extremes(self.threads())
-            found.append(math.nan if nonfinite else smallest)  # a minimum would pass over them
+            found.append(math.nan if nonfinite else smallest)  # a minimum would ignore them
         return np.min(np.stack(found), axis=0)
 
     def quartered(self, arrays: Arrays) -> Arrays:
@@ -181,7 +181,7 @@ class Host(InHostMemory, Portable):
     def add_examples(
         self, arrays: Arrays, weighing: Rule, mask: Any, *, spoil: bool
     ) -> tuple[list[np.ndarray], np.ndarray] | None:
-        # `spoil` is for sums whose values cannot be looked at.
+        # `spoil` matters only for backends that cannot read values.
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
 
@@ -207,12 +207,12 @@ class Host(InHostMemory, Portable):
         return copies
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
-        """Return copies in memory from `empty_like`, which a framework may align as it needs."""
+        """Return copies in memory from `empty_like`, which a framework can align as it needs."""
         results = [self.empty_like(x) for x in arrays]
         known, others = split(arrays)
         places = None if others else split(viewed_arrays(results))[0]
         if known and places and all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True)):
-            # By several threads, because most of the time goes to new pages of memory.
+            # Use several threads: most of the time goes into new memory pages.
             known.scale_groups(places, [0] * len(results), [True], [[1.0]] * 4, self.threads())
             return results
         for x, y in zip(arrays, results, strict=True):
@@ -220,7 +220,7 @@ class Host(InHostMemory, Portable):
         return results
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        if arrays and isinstance(arrays.sources[0], np.ndarray):  # without a view of each, which takes long
+        if arrays and isinstance(arrays.sources[0], np.ndarray):  # avoids creating views, which takes long
             sources = arrays.sources
             results: list[Any] = list(map(np.empty_like, sources))
             targets = results
@@ -240,12 +240,12 @@ class Host(InHostMemory, Portable):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[Any]:
-        # Nothing is clipped, so nothing is written.
+        # Nothing is clipped, so do not write anything.
         if new is arrays and scope.whole and coefficient.keep:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
             if new is not arrays:
-                for x in arrays:  # `new` is a view of these without what is not finite
+                for x in arrays:  # `new` is a view of these arrays without non-finite elements
                     x.put_zeros()
             scale_(arrays, coefficient, scope, self.threads())
             self.wrote(leaves)
@@ -268,7 +268,7 @@ class Host(InHostMemory, Portable):
         return self.known_writable and known is not None and not others
 
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
-        """Write a result where the gradient lies, or return another that replaces it."""
+        """Write a result into the gradient, or return a replacement."""
         if not self.writable(leaf):
             return self.leave(result, leaf)
         x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
@@ -283,11 +283,11 @@ class Host(InHostMemory, Portable):
             return self.leave_all(copies, leaves)
 
     def copies(self, arrays: Arrays) -> list[Any]:
-        """Return copies of the arrays, in the same memory orders."""
+        """Return copies of the arrays in the same memory order."""
         return [x.copy() for x in arrays]
 
     def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        """Return what `copies` has returned as arrays."""
+        """Return the result of `copies` as arrays."""
         return viewed_arrays(copies)
 
 

@@ -1,4 +1,4 @@
-"""Arrays in host memory without the kernels: chunk by chunk, so that what is computed of one stays in cache."""
+"""Operations on host arrays without the kernels, chunk by chunk, so that each chunk stays in cache."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: np.ndarray | np.generic | float | None) -> Any:
-    """Return the sum of (|x| / divisor)**p, for each norm of the scope."""
+    """Return the sum of (|x| / divisor)**p for each norm of the scope."""
 
     def of_wide(wide: np.ndarray, divisor: np.ndarray | np.generic | float | None) -> Any:
         scaled = wide if divisor is None else wide / divisor
@@ -40,17 +40,17 @@ def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: np.ndarray | np.
 
 
 def largest_of(x: HostArray, scope: Scope) -> Any:
-    """Return the largest magnitude, for each norm of the scope."""
+    """Return the largest magnitude for each norm of the scope."""
     return _reduced(x, lambda wide, _: np.abs(wide).max(axis=-1), np.maximum, scope)
 
 
 def smallest_of(x: HostArray, scope: Scope) -> Any:
-    """Return the smallest magnitude, for each norm of the scope, NaN where one is not finite."""
+    """Return the smallest magnitude for each norm of the scope, or NaN if an element is non-finite."""
 
     def of_wide(wide: np.ndarray, _: object) -> Any:
         magnitude = np.abs(wide)
         finite = np.isfinite(magnitude.max(axis=-1))
-        # The minimum would pass over an infinity.
+        # The minimum would ignore an infinity.
         return np.where(finite, magnitude.min(axis=-1), np.nan)
 
     return _reduced(x, of_wide, np.minimum, scope)
@@ -65,8 +65,8 @@ def _reduced(
     *,
     separate: bool = False,
 ) -> Any:
-    """Reduce chunk by chunk. Complex numbers count as magnitudes, or as real and imaginary parts if `separate`."""
-    # |x|**2 is the sum of the parts' squares: no root is taken that the square would undo.
+    """Reduce chunk by chunk. Complex numbers count as magnitudes, or with `separate` as two real parts."""
+    # |x|**2 is the sum of the squared parts, so no square root is needed.
     if separate and is_complex(x):
         reduced = [_reduced(p, of_wide, merge, scope, divisor) for p in x.parts()]
         return merge(*reduced)
@@ -74,7 +74,7 @@ def _reduced(
         return merge.reduce([of_wide(wide, divisor) for wide in wide_chunks(x)])
     own = scope.own_axes(len(x.shape))
     columns = None if x.counted is not None else as_columns(x.data, own)
-    if columns is not None:  # read in the order of memory
+    if columns is not None:  # read in memory order
         by = None if divisor is None else np.reshape(divisor, (-1, 1))
         reduced = [of_wide(widened(columns[block], x.dtype).T, by) for block in blocks_of(columns)]
         return merge.reduce(reduced).reshape(scope.norms_shape(x.shape))
@@ -87,10 +87,10 @@ def _reduced(
 
 
 def count_nonfinite(x: HostArray) -> tuple[int, int]:
-    """Return how many elements are NaN and how many infinite."""
+    """Return the numbers of NaN and of infinite elements."""
     nans = infinities = 0
     for chunk in x.chunks():
-        # Nearly all chunks are finite, and take one look instead of two.
+        # Nearly all chunks are finite and need only this one check.
         if not is_finite(chunk, x.dtype).all():
             infinite = np.isinf(as_float(chunk, x.dtype))
             infinities += int(infinite.sum())
@@ -99,9 +99,9 @@ def count_nonfinite(x: HostArray) -> tuple[int, int]:
 
 
 def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
-    """Scale an array where it is."""
+    """Scale an array in place."""
     if coefficient.blank:
-        # Not a product with zero: 0 * NaN is NaN.
+        # Assigned, not multiplied by zero: 0 * NaN is NaN.
         x.data[...] = 0
         return
     for part in x.parts():
@@ -112,7 +112,7 @@ def scale_chunks(x: HostArray, coefficient: Coefficient) -> None:
 
 
 def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
-    """Scale each row of an array where it is by its own coefficient; a row is what shares a norm."""
+    """Scale each row of an array in place by its own coefficient. A row contains the elements that share a norm."""
     own, some_blank = scope.own_axes(len(x.shape)), np.any(coefficient.blank)
     for part in x.parts():
         target, (source, factors) = format_of(part), _products_of(part, coefficient)
@@ -128,18 +128,18 @@ def scale_rows(x: HostArray, coefficient: Coefficient, scope: Scope) -> None:
             here, (first, second, keep, blank) = data[block], [value[block] for value in of_rows]
             scaled = narrowed(multiplied(here, part.dtype, source, first, second), target)
             result = np.where(blank, np.zeros((), here.dtype), scaled) if some_blank else scaled
-            # Rows that are kept are not written at all, so that they stay bit for bit.
+            # Rows that are kept are not written, so they stay bit-identical.
             np.copyto(here, result, where=~keep)
 
 
 def _products_of(part: HostArray, coefficient: Coefficient) -> tuple[Format, Factors]:
-    """Return the format in which a real array is multiplied, as the kernels do, and by what."""
+    """Return the format for multiplying a real array (the same as in the kernels) and the factors."""
     source = product_format(part, FLOAT64)
     return source, coefficient.wide if source is FLOAT64 else coefficient.narrow
 
 
 def weighted_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
-    """Return the sum over examples, each times its own coefficient, in float64."""
+    """Return the float64 sum over examples, each times its own coefficient."""
     weights = coefficient.weights(np)
     sums = []
     for part in x.parts():
@@ -151,35 +151,35 @@ def weighted_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
 
 
 def rounded_sum(x: HostArray, coefficient: Coefficient) -> np.ndarray:
-    """Return the sum over examples, each times its own coefficient, rounded to integers."""
+    """Return the sum over examples, each times its own coefficient and rounded to integers."""
     total = np.zeros(math.prod(x.shape[1:]), np.int64)
     for product in _products(x, coefficient.wide, coefficient.blank):
-        # Integers add up exactly: the sum does not depend on the order.
+        # Integer sums are exact, so they do not depend on the order.
         total += np.rint(product).astype(np.int64).sum(axis=0)
     return total.reshape(x.shape[1:])
 
 
 def clamp_chunks(x: HostArray, bound: float) -> None:
-    """Clamp an array where it is; write only the chunks in which something changes."""
+    """Clamp an array in place. Writes only chunks that change."""
     limit = format_of(x).toward_zero(bound)
     for chunk in x.chunks("readwrite"):
         wide = widened(chunk, x.dtype)
-        # NaN is not above the bound, and stays.
+        # NaN does not compare as above the limit, so it stays.
         if (np.abs(wide) > limit).any():
             chunk[...] = narrowed(np.clip(wide, -limit, limit), format_of(x))
 
 
 def _over_rows(value: np.ndarray | np.generic | float, data: np.ndarray, own: tuple[int, ...]) -> np.ndarray:
-    """Shape one value for each row, or one for all rows, so that it broadcasts to the rows."""
+    """Shape one value per row, or one for all rows, so that it broadcasts to the rows."""
     lengths = data.shape[: max(1, len(own))]
     return np.broadcast_to(value, lengths).reshape(*lengths, *[1] * (data.ndim - len(lengths)))
 
 
 def _products(x: HostArray, factors: Factors, blank: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield blocks of whole examples, each in float64 times its factors, zeros where it is blank."""
+    """Yield blocks of whole examples in float64, times their factors, with zeros for blank examples."""
     for block, rows in x.rows():
         wide = widened(rows, x.dtype) * factors.first[block, None]
         if factors.second is not None:
             wide *= factors.second[block, None]
-        wide[blank[block]] = 0.0  # after the product, which is NaN for an example that is not finite
+        wide[blank[block]] = 0.0  # after the product, which can be NaN for a non-finite example
         yield wide

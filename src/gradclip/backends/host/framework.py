@@ -1,4 +1,4 @@
-"""NumPy, as the registry knows it."""
+"""The registry's entry point for NumPy."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,7 +21,7 @@ class NumPy(Framework):
         return HOST
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
-        return parameters  # a tree of arrays: these are the gradients themselves
+        return parameters  # in a tree of arrays, the arrays are the gradients themselves
 
     def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))
@@ -37,10 +37,10 @@ class NumPy(Framework):
 
 
 def dtype_named(dtype: str) -> Any:
-    """Return NumPy's dtype of a name. bfloat16 comes from `ml_dtypes`, which JAX brings along."""
+    """Return the NumPy dtype with this name. bfloat16 comes from `ml_dtypes`, which JAX installs."""
     if dtype != BFLOAT16.name:
         return np.dtype(dtype)
-    # Imported late: gradclip does not require it.
+    # Imported late, because gradclip does not require it.
     import ml_dtypes
 
     return ml_dtypes.bfloat16

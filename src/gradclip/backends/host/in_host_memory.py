@@ -1,4 +1,4 @@
-"""What only arrays in host memory offer: how the kernels know them, new ones like them, plain numbers."""
+"""The `HostBackend` methods for arrays in host memory: descriptions for the kernels, new arrays and scalars."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _SCALARS = {"float32": np.float32, "float64": np.float64}
 
 
 class InHostMemory:
-    """The answers for NumPy's arrays."""
+    """The methods for NumPy arrays."""
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
-        # Integers of 16 bits would be taken for bfloat16.
+        # 16-bit integers would be mistaken for bfloat16.
         ordinary = set(map(type, leaves)) == _ARRAYS and {leaf.dtype for leaf in leaves} <= _DTYPES
         if native.kernels is None or not ordinary:
             return None
@@ -41,7 +41,7 @@ class InHostMemory:
         return native.default_threads()
 
     def wrote(self, leaves: Sequence[Any]) -> None:
-        """Take note that gradients have been written behind their framework's back."""
+        """Do nothing: NumPy does not track changes."""
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         return list(self.array(np.asarray(values), dtype))

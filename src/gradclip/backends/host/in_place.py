@@ -1,4 +1,4 @@
-"""Arrays in host memory that are changed where they are: by the kernels, those that they do not know chunk by chunk."""
+"""In-place changes to host arrays: with the kernels where possible, otherwise chunk by chunk."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int) -> None:
-    """Scale arrays by a coefficient, which has an entry for each norm; write nothing where it keeps them."""
+    """Scale arrays by a coefficient with an entry for each norm. Elements that it keeps are not written."""
     if not scope.whole:
         for x in () if coefficient.keep.all() else arrays:
             chunkwise.scale_rows(x, coefficient, scope)
         return
-    # A gradient that is not clipped is not even written: memory is what takes the time.
+    # Gradients that are not clipped are not written: memory access is what takes time.
     if coefficient.keep:
         return
     known, others = split(arrays)
@@ -31,7 +31,7 @@ def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int)
 
 
 def scale_known(known: KernelArrays, to: KernelArrays, coefficient: Coefficient, threads: int) -> None:
-    """Put what the kernels know, scaled, in the places `to`."""
+    """Write the kernels' arrays, scaled, to the arrays `to`."""
     if coefficient.blank:
         to.fill_zero(threads)
         return
@@ -43,7 +43,7 @@ def _pair(factors: Factors) -> tuple[float, float]:
 
 
 def clamp_(arrays: Arrays, bound: float, threads: int) -> None:
-    """Clamp arrays; write only the chunks in which something changes."""
+    """Clamp arrays in place. Writes only chunks that change."""
     known, others = split(arrays)
     if known:
         known.clamp(bound, threads)

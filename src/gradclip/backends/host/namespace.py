@@ -1,4 +1,4 @@
-"""The array API standard over NumPy arrays, without the time that importing it takes."""
+"""The array API standard for NumPy arrays, imported lazily."""
 
 import importlib
 from types import ModuleType
@@ -6,12 +6,12 @@ from typing import Any
 
 
 class Namespace(ModuleType):
-    """The operations of the array API standard over NumPy arrays, imported when the first of them is used.
+    """The array API standard's operations for NumPy arrays, imported when the first one is used.
 
-    Importing them takes a quarter of the time of importing gradclip, NumPy included.
+    The import takes a quarter of the time that importing gradclip takes, including NumPy.
     """
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(importlib.import_module("array_api_compat.numpy"), name)
-        setattr(self, name, value)  # so that Python finds it without calling this again
+        setattr(self, name, value)  # so that Python finds it next time without this method
         return value

@@ -1,4 +1,4 @@
-"""The derivative of clipping for PyTorch, in both modes: of autograd, of `torch.func`, and one on top of another."""
+"""The derivative of clipping for PyTorch: reverse and forward mode, in autograd and `torch.func`, also nested."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,12 +11,12 @@ from torch.autograd.function import FunctionCtx
 
 
 class _Reverse(torch.autograd.Function):
-    """A function that returns results, a norm and counts, with the derivative of a `ClipRule`.
+    """Calls a function that returns results, a norm and counts, and differentiates it by the rule of a `ClipRule`.
 
-    Its outputs are the norm, if there is one, the results and the counts, which are integers.
+    Its outputs are the norm (if the rule measures one), the results, and the counts, which are integers.
     """
 
-    generate_vmap_rule = True  # else `vmap` refuses it; both directions are made of operations that `vmap` knows
+    generate_vmap_rule = True  # required by `vmap`; both directions use only operations that it supports
 
     @staticmethod
     def forward(
@@ -29,13 +29,13 @@ class _Reverse(torch.autograd.Function):
         results, norm, counts = function(leaves, max_norm, mask)
         return (*([norm] if rule.measures else []), *results, *counts)
 
-    # Apart from `forward`: else `torch.func` does not take the Function.
+    # Separate from `forward`, because `torch.func` requires that.
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
         ctx.rule = inputs[1]
         norm, results, counts = _taken_apart(ctx.rule, output)
         ctx.dtypes, ctx.counts = [result.dtype for result in results], len(counts)
-        # Not as attributes: those would keep the graph alive, and a tensor that has changed would be used unnoticed.
+        # Saved, not set as attributes: attributes would keep the graph alive and hide in-place changes of the tensors.
         ctx.save_for_backward(norm, *inputs[2:])
 
     @staticmethod
@@ -48,7 +48,7 @@ class _Reverse(torch.autograd.Function):
 
 
 class _Both(_Reverse):
-    """The same with the rule of forward mode, which `torch.compile` does not know."""
+    """The same with a forward-mode rule, which `torch.compile` does not support."""
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
@@ -60,7 +60,7 @@ class _Both(_Reverse):
         ctx: FunctionCtx, _function: None, _rule: None, change: torch.Tensor | None, _mask: None, *changes: torch.Tensor
     ) -> Any:
         change = 0.0 if change is None else change
-        # PyTorch switches forward mode off here, without which a second one on top of this would be zero.
+        # PyTorch turns forward mode off here. Without it, an outer forward-mode derivative would be zero.
         with forward_ad._set_fwd_grad_enabled(True):
             place = _place(ctx, _primal)
             dys, dnorm = ctx.rule.jvp(namespace, place, changes, change, ctx.dtypes)
@@ -73,7 +73,7 @@ def _place(ctx: FunctionCtx, of: Callable[[Any], Any] = lambda x: x) -> Any:
 
 
 def _primal(x: torch.Tensor | None) -> Any:
-    """Return a tensor without its change in the innermost forward mode; `vmap` has no rule for that."""
+    """Return a tensor without its innermost forward-mode tangent, also under `vmap`, which has no rule for that."""
     if x is None:
         return None
     functorch = torch._C._functorch
@@ -84,7 +84,7 @@ def _primal(x: torch.Tensor | None) -> Any:
 
 
 def _with_norm(rule: Any, outputs: Sequence[Any]) -> Sequence[Any]:
-    """Return one value for each output, with None first where there is no norm."""
+    """Return one value for each output, with None first if there is no norm."""
     return outputs if rule.measures else (None, *outputs)
 
 
@@ -102,16 +102,16 @@ def call_differentiably(
     max_norm: torch.Tensor | None,
     mask: np.ndarray | torch.Tensor | None = None,
 ) -> tuple[list[torch.Tensor], torch.Tensor, list[torch.Tensor]]:
-    """Call `function`, with the derivative of `rule` where one is asked for."""
+    """Call `function`, with the derivative of `rule` if a derivative may be needed."""
     given = leaves if max_norm is None else [*leaves, max_norm]
-    # A Function takes longer to call than small gradients take to clip, so it is used only where it must be.
+    # Calling a Function takes longer than clipping small gradients, so use it only when needed.
     if not (given and asked(given)):
         return function(leaves, max_norm, mask)
-    # `torch.compile` knows no forward mode.
+    # `torch.compile` does not support forward mode.
     rules = _Reverse if torch.compiler.is_compiling() else _Both
     call = function
     if isinstance(mask, np.ndarray):
-        # A Function keeps tensors alone, but the host's code wants the mask as NumPy's array.
+        # A Function saves only tensors, but the host's code needs the mask as a NumPy array.
         known, mask = mask, torch.from_numpy(mask)
         call = lambda leaves, max_norm, _: function(leaves, max_norm, known)  # noqa: E731
     norm, results, counts = _taken_apart(rule, rules.apply(call, rule, max_norm, mask, *leaves))
@@ -119,10 +119,10 @@ def call_differentiably(
 
 
 def asked(tensors: Sequence[torch.Tensor]) -> bool:
-    """Say whether somebody may want a derivative: a leaf, forward mode, or a transform of `torch.func`."""
+    """Say whether a derivative may be needed: by autograd, forward mode, or a transform of `torch.func`."""
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return True
     if torch.compiler.is_compiling():
         return False
-    # There is no public way to ask for either.
+    # There is no public API for either.
     return forward_ad._current_level >= 0 or torch._C._functorch.peek_interpreter_stack() is not None

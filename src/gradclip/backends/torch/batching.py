@@ -1,6 +1,6 @@
-"""Functions of one example over a batch, for PyTorch: `torch.func.vmap`, and microbatches one after the other.
+"""Map functions of one example over a batch in PyTorch: `torch.func.vmap`, and microbatches one after another.
 
-What is random in a function, as dropout is, is drawn for each example on its own.
+Each example draws its own random numbers, for dropout for example.
 """
 
 import warnings
@@ -19,7 +19,7 @@ from gradclip.tree import flatten
 
 
 class TorchBatching:
-    """The verbs of `Batching`."""
+    """PyTorch's implementation of `Batching`."""
 
     keeps_whole_batches = False
     modules_called = (
@@ -35,7 +35,7 @@ class TorchBatching:
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
         def call(*args: object) -> Any:
-            # As one list: `vmap` takes no None for an argument that carries the batch, nor in it.
+            # Passed as one list, because `vmap` does not accept None inside or in place of a batched argument.
             flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
 
             def of_leaves(leaves: Sequence[torch.Tensor]) -> Any:
@@ -44,7 +44,7 @@ class TorchBatching:
                 given = zip(flats, trees, args, strict=True)
                 return fun(*[arg if flat is None else tree for flat, tree, arg in given])
 
-            # Gradients are taken within the function: a graph around `vmap` would only keep memory.
+            # Gradients are computed inside the function. A graph around `vmap` would only hold memory.
             with torch.no_grad():
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
                 return torch.func.vmap(of_leaves, randomness="different")(leaves)
@@ -69,21 +69,21 @@ class TorchBatching:
         leaves = flatten(summed).leaves
         if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
             return []
-        # The usual case, and the cheap one: no gradient is all zeros, so every parameter is used.
+        # The usual and cheap case: no gradient is all zeros, so every parameter is used.
         if all(leaf.any() for leaf in leaves):
             return []
         try:
-            # To look must not change what the caller draws next, nor warn of what the call itself has warned of.
+            # The check must not change the caller's random numbers or repeat warnings of the call itself.
             with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return fun.unused(example(args, axes, 0))
-        except Exception:  # what autograd cannot do says nothing about what is used
+        except Exception:  # if autograd fails, nothing is known about usage
             return []
 
     def split_key(self, key: object, count: int) -> Any:
         raise ValueError(
-            "prng_argnum is for JAX, whose random numbers come from keys. In PyTorch leave it out: each example draws "
-            "its own, from the global generator, which torch.manual_seed sets."
+            "prng_argnum is for JAX, where random numbers come from keys. Leave it out in PyTorch: each example draws "
+            "its own random numbers from the global generator. To seed it, call torch.manual_seed."
         )
 
     def flags(self, mask: object) -> torch.Tensor:
@@ -110,7 +110,7 @@ class TorchBatching:
     ) -> Any:
         if count:
             return step(args, mask)
-        # `vmap` over no examples loses the shape of one where a reshape has a -1.
+        # `vmap` over no examples loses an example's shape if a reshape uses -1.
         summed, outputs = step(
             mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
         )
@@ -125,7 +125,7 @@ class TorchBatching:
         count: int,
         size: int,
     ) -> tuple[Any, Any]:
-        # What lies behind the last example is padding: its microbatches are skipped.
+        # After the last example that counts there is only padding, so those microbatches are skipped.
         end = _end_of(mask, count)
         sums, pieces = None, []
         for start in range(0, max(1, end), size):
@@ -153,8 +153,8 @@ def _rows(x: object, rows: slice) -> torch.Tensor:
 
 
 def _filled_up(x: object, size: int) -> torch.Tensor:
-    """Return a copy with `size` rows, zeros at the end, whose place and order in memory do not depend on `x`."""
-    # BLAS chooses its order of additions by shape, strides and alignment: those of `x` must not decide it.
+    """Return a copy padded with zeros to `size` rows. Its alignment and memory order do not depend on `x`."""
+    # BLAS picks its order of additions by shape, strides and alignment, so these must not depend on `x`.
     given = tensor_of(x)
     full = given.new_zeros((size, *given.shape[1:]))
     full[: given.shape[0]] = given
@@ -162,14 +162,14 @@ def _filled_up(x: object, size: int) -> torch.Tensor:
 
 
 def _end_of(mask: torch.Tensor | None, count: int) -> int:
-    """Return the number of examples up to the last that counts, where a look at the mask waits for nothing."""
+    """Return the number of examples up to the last one that counts, or `count` if reading the mask would wait."""
     if mask is None or not mask.is_cpu or torch.compiler.is_compiling():
         return count
     return int(mask.nonzero().max()) + 1 if mask.any() else 0
 
 
 def _joined(parts: Sequence[torch.Tensor], count: int) -> torch.Tensor:
-    """Return the parts one below the other, and zeros up to `count` rows."""
+    """Concatenate the parts and pad with zeros to `count` rows."""
     missing = max(0, count - sum(part.shape[0] for part in parts))
     if len(parts) == 1 and not missing:
         return parts[0]

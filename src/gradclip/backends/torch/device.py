@@ -1,4 +1,4 @@
-"""PyTorch tensors anywhere, through the portable operations: on an accelerator, and where operations are traced."""
+"""The backend for PyTorch tensors on any device or under tracing, built on the portable operations."""
 
 from __future__ import annotations
 
@@ -38,18 +38,19 @@ from gradclip.backends.values import Scope
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
-# Apple's GPUs have no float64, and an XLA device may be a TPU.
+# Apple GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")
 
 
 class Torch(Examples):
-    """Tensors whose values are not looked at: on an accelerator, under `torch.compile` and `torch.func`."""
+    """Tensors whose values are not read: on an accelerator, or under `torch.compile` and `torch.func`."""
 
     def __init__(self, device: torch.device, *, visible: bool) -> None:
         super().__init__(namespace, FLOAT64 if _has_float64(device) else FLOAT32)
         self.device = device
         self.visible = visible
-        # Compiled code meets whatever its caller has set later, and PyTorch's threads what was set when they started.
+        # Compiled code runs under whatever flush mode its caller sets later. PyTorch's threads keep the mode from when
+        # they were started.
         self._may_flush = device.type == "cpu" and (torch.compiler.is_compiling() or caller_flushes())
         if self._may_flush:
             self.divisors_above = self.wide.tiny
@@ -58,7 +59,7 @@ class Torch(Examples):
         return element.tiny if self._may_flush and element is not FLOAT16 else 0.0
 
     def prepare(self, leaf: object) -> torch.Tensor:
-        # Terms of a sum have no norm before they are added up.
+        # A distributed tensor of partial sums has no norm until the sum is computed.
         return _summed(promoted(dense(leaf)))
 
     def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
@@ -80,7 +81,7 @@ class Torch(Examples):
         return _summed(value.to(getattr(torch, dtype)))
 
     def precision(self) -> AbstractContextManager[Any]:
-        # Derivatives come from a rule: a graph of these steps would only keep memory.
+        # Derivatives come from a rule. A graph of these steps would only hold memory.
         return torch.no_grad()
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -90,17 +91,17 @@ class Torch(Examples):
         if isinstance(value, np.ndarray):
             made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
             if self.device.type == "cuda" and torch.cuda.is_available():
-                made = made.pin_memory()  # from where a copy to the device lets the host go on
+                made = made.pin_memory()  # lets the copy to the device run without blocking the host
             return sent(made, self.device)
         if self.wide is FLOAT32 and value > 0:
-            value = FLOAT32.toward_zero(value)  # a threshold must not become larger
-        # Filled on the device: a tensor made from a number on the host would be copied there, which waits.
+            value = FLOAT32.toward_zero(value)  # a threshold must never be rounded up
+        # Filled on the device: copying a number from the host would wait.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
 
     def clamp(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
         with self.precision():
             limit: torch.Tensor = self.narrow(self.limit(bound, x), x)
-        # Leaves may lie on several devices.
+        # Leaves may be on several devices.
         limit = limit.to(x.device)
         return torch.clamp(x, -limit, limit)
 
@@ -108,7 +109,7 @@ class Torch(Examples):
         return torch.zeros(shape, dtype=self.wide_dtype, device=self.device)
 
     def gather(self, terms: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        # Waiting for one device after the other would let all of them stand still in turn.
+        # Waiting for each device separately would make every one of them idle.
         return [sent(term, self.device) for term in terms]
 
     def single(self, value: torch.Tensor) -> torch.Tensor:
@@ -124,9 +125,10 @@ class Torch(Examples):
         return torch.complex(real, imag)
 
     def at_once(self, arrays: Arrays) -> MultiTensor | None:
-        if torch.compiler.is_compiling():  # which knows no objects that change
+        if torch.compiler.is_compiling():  # compiled code cannot cache on an object
             return MultiTensor.of(arrays.items)
-        # Transforms of `torch.func` have no rules for these operations. What flushes subnormals changes what is kept.
+        # Transforms of `torch.func` have no rules for these operations, and flushing subnormals would change values
+        # that are kept.
         if self._may_flush or not self.visible:
             return None
         if arrays.at_once is None:
@@ -137,7 +139,7 @@ class Torch(Examples):
         together = self._together(arrays, p) if scope.whole else None
         if together is None:
             return super().sum_error(count, arrays, p, scope)
-        # In any order, each term takes part in the additions of one tensor, then in those of the tensors' norms.
+        # Whatever the order, each term goes through the additions of one tensor, then those of the tensors' norms.
         return (together.largest + len(arrays) + 8) * self.wide.roundoff
 
     def norm_at_once(self, arrays: Arrays, p: float) -> torch.Tensor | None:
@@ -161,7 +163,7 @@ class Torch(Examples):
         together = self._together(arrays, p) if scope.whole else None
         if together is None:
             return super().scaled_power_sum(arrays, p, scope)
-        # Of complex numbers that of their parts.
+        # For complex numbers, the largest of their parts.
         divisor = self.divisor(together.norms(arrays, math.inf, self.device).max())
         return self.power_sum(arrays, p, scope, divisor), divisor
 
@@ -179,24 +181,24 @@ class Torch(Examples):
             return None
         if FLOAT64 not in arrays.formats or p == math.inf:
             return together.norms(arrays, p, self.device), None
-        if len(arrays.formats) > 1:  # float32 numbers would be divided in float32
+        if len(arrays.formats) > 1:  # the division would run in float32 for float32 tensors
             return None
         divisor = self.divisor(together.norms(arrays, math.inf, self.device))
         return together.norms(arrays, p, self.device, divisor), divisor
 
     def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
-        """Return what finds the norms of the tensors all at once, in float64."""
+        """Return what computes the norms of all tensors at once in float64, or None."""
         orders = (2,) if arrays.any_complex else (1, 2, math.inf)
         return self.at_once(arrays) if p in orders and self.wide is FLOAT64 else None
 
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
-        # The rule that gives many layers a derivative at once is not written for PyTorch.
+        # The rule that differentiates many layers at once does not exist for PyTorch.
         if asked(arrays) or not ordinary(arrays) or self.at_once(Arrays(arrays)) is None:
             return None
         return tuple({x.device: None for x in arrays})
 
     def shrunk(self, x: torch.Tensor, coefficient: Coefficient, scope: Scope) -> torch.Tensor:
-        # Leaves may lie on several devices; the coefficient lies on the first one's.
+        # Leaves may be on several devices. The coefficient is on the first leaf's device.
         return super().shrunk(x, moved(coefficient, x.device), scope)
 
     def region(self, leaf: torch.Tensor) -> Region | None:
@@ -205,7 +207,8 @@ class Torch(Examples):
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         if not self.visible or not set(map(type, leaves)) <= PLAIN:
             return False
-        # By storages, which cost no look at the device. Views of one storage may be apart: `True` is where in doubt.
+        # Compare storages, which needs no wait for the device. Views of one storage need not overlap, but True is the
+        # answer when in doubt.
         dense = [leaf for leaf in leaves if leaf.layout is torch.strided]
         return len({leaf.untyped_storage()._cdata for leaf in dense}) < len(leaves)
 
@@ -215,7 +218,7 @@ class Torch(Examples):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
     ) -> Sequence[torch.Tensor]:
-        # Also where nothing is clipped: to find that out would mean to wait for the device.
+        # Written even if nothing is clipped: finding out would mean waiting for the device.
         results = self.shrink(new, coefficient, scope)
         return put_all(leaves, arrays, results)
 
@@ -244,19 +247,19 @@ _checked: type[Backend] = Torch
 
 
 def _not_above(value: torch.Tensor) -> torch.Tensor:
-    """Return float64 numbers in float32, rounded toward zero: a threshold must not become larger."""
+    """Convert float64 numbers to float32, rounded toward zero: a threshold must never be rounded up."""
     nearest = value.to(torch.float32)
     return torch.where(nearest.abs() > value.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
 
 
 def _has_float64(device: torch.device) -> bool:
-    if device.type == "xpu":  # some have it
+    if device.type == "xpu":  # only some have it
         return bool(torch.xpu.get_device_properties(device).has_fp64)
     return device.type not in _WITHOUT_FLOAT64
 
 
 def _summed(value: torch.Tensor) -> torch.Tensor:
-    """Return a distributed tensor that holds the sum where processes hold terms of one; any other tensor as it is."""
+    """Return a distributed tensor of partial sums with its sum computed, and any other tensor unchanged."""
     if not any_distributed([value]):
         return value
     # Imported late: most programs have no distributed tensors, and the import takes long.

@@ -1,8 +1,8 @@
-"""PyTorch tensors that several processes hold: the shard of this process, and over which groups they are sharded.
+"""PyTorch's distributed tensors: this process's shard, and the groups over which they are sharded.
 
-A distributed tensor says for each dimension of its mesh of processes how it lies there. `Shard`: the processes hold
-different elements, so a norm has to be added up over them. `Replicate`: they hold the same, which must count once.
-`Partial`: they hold terms of a sum, which has to be formed before there is a norm.
+A distributed tensor has a placement for each dimension of its mesh. `Shard`: processes hold different elements, so
+their norms must be combined. `Replicate`: processes hold the same elements, which must count once. `Partial`: processes
+hold terms of a sum, which must be computed before there is a norm.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,20 +20,20 @@ from gradclip.backends.torch.groups import Group, groups, takes_part
 
 @dataclass(frozen=True)
 class TorchShards:
-    """The shard of each gradient that this process has, and the tensors that stand in `.grad` around them.
+    """This process's shard of each gradient, and the tensors in `.grad` that contain the shards.
 
-    A tensor that held the terms of a sum (`Partial`) has been replaced by one that holds the sum.
+    A tensor with terms of a sum (`Partial`) is replaced by one with the sum.
     """
 
     locals: Sequence[torch.Tensor]
     tensors: Sequence[torch.Tensor]
 
     def chosen(self, indices: Sequence[int]) -> "TorchShards":
-        """Return those of the gradients at `indices`."""
+        """Return the shards of the gradients at `indices`."""
         return TorchShards([self.locals[i] for i in indices], [self.tensors[i] for i in indices])
 
     def whole(self, updated: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-        """Return what stands in `.grad` when this process's shards are `updated`."""
+        """Return the new value of each `.grad` when this process's shards become `updated`."""
         if updated is self.locals:
             return self.tensors
         every = zip(updated, self.locals, self.tensors, strict=True)
@@ -41,38 +41,38 @@ class TorchShards:
 
 
 def _around(local: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor that is laid out as another, of which this process has `local`."""
+    """Return a tensor laid out like `tensor`, with `local` as this process's shard."""
     if not isinstance(tensor, DTensor):
         return local
-    # Without shape and stride PyTorch takes all shards to be of one size. `run_check` would send messages.
+    # Without shape and stride, PyTorch assumes that all shards have the same size. `run_check` would communicate.
     return DTensor.from_local(
         local, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
     )
 
 
 def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> TorchShards:
-    """Return what this process has of each gradient, of one that is no distributed tensor all.
+    """Return this process's shard of each gradient, or all of it if it is not a distributed tensor.
 
-    Terms of a sum are added up over their mesh, one gradient after the other.
+    Partial sums are added over their mesh, one gradient at a time.
     """
     tensors = gradients
     with torch.no_grad():
         if _any_partial(gradients):
             tensors = [summed(gradient, parameter) for gradient, parameter in zip(gradients, parameters, strict=True)]
         found = [x.to_local() if isinstance(x, DTensor) else x for x in tensors]
-    # A result of a collective that may still be under way; its values are there only after `wait`.
+    # The result of a collective that may still be running. Its values are valid only after `wait`.
     if AsyncCollectiveTensor in set(map(type, found)):
         found = [x.wait() if isinstance(x, AsyncCollectiveTensor) else x for x in found]
     return TorchShards(found, tensors)
 
 
 def summed(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Any:
-    """Return a tensor, with the sum in it where it holds the terms of one (or candidates for the largest)."""
+    """Return the tensor with its sum (or maximum) computed if it holds partial results, else unchanged."""
     return tensor.redistribute(placements=_settled(tensor, parameter)) if _any_partial([tensor]) else tensor
 
 
 def _settled(gradient: DTensor, parameter: torch.Tensor | None) -> Sequence[Any]:
-    """Return the placements for the sum of a gradient's terms: those of its parameter, where that can be."""
+    """Return the placements for the sum of a partial gradient: those of its parameter if possible."""
     if (
         isinstance(parameter, DTensor)
         and parameter.device_mesh == gradient.device_mesh
@@ -88,9 +88,9 @@ def _any_partial(tensors: Sequence[Any]) -> bool:
 
 
 def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Return for each tensor a key of what `sharded_over` looks at, so that it is looked at once for many tensors.
+    """Return a key for each tensor with everything that `sharded_over` depends on, to call it once per key.
 
-    What is sharded follows from the mesh and the kinds of the placements.
+    The sharding depends only on the mesh and the types of the placements.
     """
     meshes = [x.device_mesh if isinstance(x, DTensor) else None for x in tensors]
     placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
@@ -98,8 +98,8 @@ def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
 
 
 def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
-    """Return a number for each mesh. FSDP2 beside tensor parallelism has one for each parameter, all of them equal."""
-    # To hash a mesh takes long: each object is hashed once, and found by its id from then on.
+    """Return a number for each mesh. FSDP2 with tensor parallelism has a separate but equal mesh for each parameter."""
+    # Hashing a mesh takes long, so each object is hashed once and then found by its id.
     different = dict(zip(map(id, meshes), meshes, strict=True))
     first: dict[Any, int] = {}
     number_of = {key: first.setdefault(mesh, key) for key, mesh in different.items()}
@@ -119,7 +119,7 @@ def sharded_over(
 ) -> list[tuple[Group, ...]]:
     """Return the groups over which a parameter is sharded, and those over which its gradient is.
 
-    The groups that are named count unless they lie within the mesh of a distributed tensor, which says it all.
+    Named groups count too, except groups within a distributed tensor's mesh, which already covers them.
     """
     found = []
     for tensor in (parameter, gradient):
@@ -138,27 +138,28 @@ def _sharded_over(mesh: DeviceMesh, placements: Sequence[Any], named: Sequence[G
 
 
 def fsdp1_shard(parameters: Sequence[Any]) -> int | None:
-    """Return the index of the first parameter of which FullyShardedDataParallel (FSDP1) keeps a shard here, or None.
+    """Return the index of the first parameter that is a shard of FullyShardedDataParallel (FSDP1), or None.
 
-    FSDP1 marks its parameters, and their shards are flat. Where a marked one is not, as under NO_SHARD, they are whole.
+    FSDP1 marks its parameters, and its shards are flat. If any marked parameter is not flat, as with NO_SHARD, all are
+    whole.
     """
     if all(issubclass(kind, DTensor) for kind in set(map(type, parameters))):
         return None
-    # FSDP1 has no public name for such parameters.
+    # FSDP1 has no public way to recognize such parameters.
     marked = [i for i, p in enumerate(parameters) if "_fsdp_flattened" in getattr(p, "__dict__", ())]
     flat = all(parameters[i].dim() == 1 and not _is_whole(parameters[i]) for i in marked)
     return marked[0] if marked and flat else None
 
 
 def _is_whole(flat: torch.Tensor) -> bool:
-    """Say whether one of FSDP1's flat parameters, that stands for several, is all of it."""
+    """Say whether an FSDP1 flat parameter, which combines several parameters, is unsharded."""
     whole = getattr(flat, "_unpadded_unsharded_size", None)
     return whole is not None and bool(flat.shape == whole)
 
 
 def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.device:
-    """Return the device on which this process reduces: that of its parameters where all groups can."""
-    # A group reduces on the devices of its backends alone: one of NCCL does not reduce on the CPU.
+    """Return the device for this process's reductions: that of its parameters if the groups support it."""
+    # A group reduces only on the devices of its backends. NCCL, for example, does not reduce on the CPU.
     types = [device.type for device in handles[0].handle._device_types] if handles else []
     accelerator = torch.accelerator.current_accelerator()
     first = next((p for p in parameters if isinstance(p, torch.Tensor)), None)
@@ -168,5 +169,5 @@ def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.dev
 
 
 def nothing(device: torch.device) -> torch.Tensor:
-    """Return a tensor without elements, for a process that holds no gradient."""
+    """Return a tensor without elements, for a process that has no gradient."""
     return torch.empty(0, dtype=torch.float32, device=device)

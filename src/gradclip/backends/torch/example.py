@@ -1,8 +1,8 @@
-"""One example at a time, by PyTorch's ordinary autograd; and what can be learned of a loss from one example.
+"""Gradients of one example at a time with ordinary autograd, and what a single example reveals about a loss.
 
-Recurrent layers, checkpointing, `.item()`, buffers that are written in place and sparse gradients work as they do in a
-training step. Each parameter is taken as a new leaf of the graph, which shares its memory. Checkpointing computes again
-with the module's own parameters. Where these are what was passed, it finds the same numbers.
+Recurrent layers, checkpointing, `.item()`, in-place writes to buffers and sparse gradients work as in a training step.
+Each parameter becomes a new leaf of the graph that shares the parameter's memory. Checkpointing recomputes with the
+module's own parameters. If these are the parameters passed, it finds the same numbers.
 """
 
 import threading
@@ -21,7 +21,7 @@ from gradclip.tree import FlatTree, flatten
 
 
 class Gradient:
-    """A function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`: for `vmap`, or alone."""
+    """Turns `fun`, which returns `(value, aux)`, into a function that returns `(gradient, (value, aux))`."""
 
     def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
         self.fun = fun
@@ -30,14 +30,14 @@ class Gradient:
         self.traced = torch.func.grad_and_value(fun, argnums, has_aux=True)
 
     def __call__(self, *args: object) -> Any:
-        """Return the gradient as `torch.func` takes it."""
+        """Return the gradient computed by `torch.func`."""
         return self.traced(*args)
 
     def alone(self, *args: object) -> Any:
-        """Return the gradient as autograd takes it, zeros where the value does not depend on a parameter."""
+        """Return the gradient computed by autograd, with zeros for parameters that the value does not depend on."""
         flats, grads, kept = self._by_autograd(args)
         dense = [
-            # Sparse gradients of different examples could not be stacked.
+            # Sparse gradients of different examples cannot be stacked.
             torch.zeros_like(x) if grad is None else grad.to_dense() if grad.is_sparse else grad
             for x, grad in zip((x for flat in flats for x in flat.leaves), grads, strict=True)
         ]
@@ -58,7 +58,7 @@ class Gradient:
 
     def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         given, flats = list(args), [flatten(args[i]) for i in self.positions]
-        # New leaves, which share memory with the parameters: the graph of one example ends at them.
+        # New leaves that share the parameters' memory, so that the graph of one example ends here.
         leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
         for i, flat, own in zip(self.positions, flats, leaves, strict=True):
             given[i] = flat.rebuild(own)
@@ -70,33 +70,33 @@ class Gradient:
 
 
 def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
-    """Return the gradients of a loss, None for what it does not depend on."""
+    """Return the gradients of a loss, with None for leaves that it does not depend on."""
     shape = getattr(value, "shape", None)
     if shape != ():
         raise ValueError(
             f"the loss must return a scalar tensor for each example, got {type(value).__name__} of shape {shape}."
         )
-    # Of a value that depends on no parameter, and so has no graph, autograd would make an error.
+    # Autograd raises an error for a value without a graph, that is, one that depends on no parameter.
     return torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
 
 
 @contextmanager
 def _same_parameters() -> Iterator[Callable[[], None]]:
-    """Raise a RuntimeError where a module computes again, while gradients are taken, with other parameters than before.
+    """Raise a RuntimeError if a module is recomputed during the backward pass with other parameters than before.
 
-    Checkpointing does, after `functional_call` has given the module its own parameters back: gradients would be those
-    of neither. Yields what to call when the gradients are about to be taken.
+    Checkpointing does this after `functional_call` has restored the module's own parameters. The gradients would then
+    belong to neither set of parameters. Yields a function to call when the backward pass begins.
     """
     used: dict[torch.nn.Module, list[int]] = {}
     backward = False
 
     def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
-        # By addresses: `detach` makes new tensors of the same memory, and those are the same parameters.
+        # Compare addresses: `detach` makes new tensors that share memory, and those count as the same parameters.
         memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
         if backward and used.get(module, memory) != memory:
             raise RuntimeError(
                 f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
-                "those that were passed. Pass dict(model.named_parameters()), or load them into the model first."
+                "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
             )
         used[module] = memory
 
@@ -112,12 +112,12 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
 
 
 def alone(fun: Callable[..., Any], *args: object) -> Any:
-    """Return what a function makes of one example, outside of `vmap`."""
+    """Return a function's result for one example, outside of `vmap`."""
     return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
 
 
 def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
-    """Return the arguments with one row of those that carry the batch."""
+    """Return the arguments with one row of each argument that carries the batch."""
     return [
         arg if axis is None else mapped(lambda x: tensor_of(x)[index], arg)
         for arg, axis in zip(args, axes, strict=True)
@@ -129,10 +129,10 @@ def _detached(x: object) -> torch.Tensor:
 
 
 def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None]) -> Exception:
-    """Return an error that says what to do where `vmap` fails on what works for one example, else the error itself."""
+    """Return a helpful error if `vmap` fails on a function that works for one example, else the error itself."""
     try:
         one = example(args, axes, 0)
-        # The trial must not change what the caller draws next.
+        # The trial must not change the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
             works = len(fun.unused(one)) < fun.count(one) if isinstance(fun, Gradient) else alone(fun, *one) is not None
     except Exception:
@@ -141,32 +141,32 @@ def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], ax
         return error
     first = str(error).strip().partition("\n")[0][:200]
     return RuntimeError(
-        f"torch.func.vmap cannot do for a batch what the function does ({first}). For one example it works: pass "
-        'method="loop", which takes the examples one after the other. Recurrent layers, checkpointing, .item(), '
-        "branches on values, buffers that are written in place, and sparse gradients need it."
+        f"torch.func.vmap cannot run this function on a batch ({first}). For one example it works: pass "
+        'method="loop" to process one example at a time. Recurrent layers, checkpointing, .item(), branches on '
+        "values, in-place writes to buffers, and sparse gradients need it."
     )
 
 
 @contextmanager
 def batch_norm_named() -> Iterator[None]:
-    """Raise a RuntimeError where BatchNorm is about to write its statistics; warn where it sees one example alone."""
+    """Raise a RuntimeError if BatchNorm is about to update its statistics. Warn if it sees a single example."""
     thread = threading.get_ident()
 
     def look(module: torch.nn.Module, inputs: tuple[Any, ...]) -> None:
-        # Hooks are global: another thread may run another model meanwhile.
+        # Hooks are global: another thread may be running another model.
         if not isinstance(module, _BatchNorm) or threading.get_ident() != thread:
             return
         name = type(module).__name__
         if module.training and module.running_mean is not None:
             raise RuntimeError(
-                f"{name} in training mode mixes the examples of a batch, and keeps statistics of them that no noise "
-                "covers, so that there is no gradient of one example. Replace it by torch.nn.GroupNorm, or call "
-                ".eval() on it so that it uses the statistics it has."
+                f"{name} in training mode mixes the examples of a batch, so no example has its own gradient. It also "
+                "stores statistics of the examples without noise. Replace it by torch.nn.GroupNorm, or call .eval() on "
+                "it to use its stored statistics."
             )
         if module.running_mean is None and inputs and inputs[0].shape[0] == 1:
             warnings.warn(
-                f"{name} with track_running_stats=False normalises each example alone here, which is another network "
-                "than the one that is trained on batches. torch.nn.GroupNorm says what is meant.",
+                f"{name} with track_running_stats=False normalises each example alone here. That is a different "
+                "network from one trained on batches. Use torch.nn.GroupNorm to make this explicit.",
                 UserWarning,
                 stacklevel=2,
             )

@@ -1,4 +1,4 @@
-"""PyTorch, as the registry knows it."""
+"""The registry's entry point for PyTorch."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -53,7 +53,7 @@ class Torch(Framework):
         return "a tensor on the meta device" if array.is_meta else None
 
     def is_bare(self, parameter: torch.Tensor) -> bool:
-        # A parameter made of a subclass of tensors keeps that type, and is marked instead.
+        # A parameter made from a tensor subclass keeps that type, and is marked instead.
         is_parameter = type(parameter).__name__ == "Parameter" or getattr(parameter, "_is_param", False)
         return not (parameter.requires_grad or is_parameter)
 

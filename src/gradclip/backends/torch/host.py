@@ -1,4 +1,4 @@
-"""PyTorch tensors in host memory."""
+"""The backend for PyTorch tensors in host memory."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TorchHost(Host):
     known_writable = True
 
     def threads(self) -> int:
-        # No more than PyTorch's own operations take: the user may have limited them.
+        # As many as PyTorch's own operations use, because the user may have limited them.
         return torch.get_num_threads()
 
     def prepare(self, leaf: Any) -> torch.Tensor:
@@ -55,14 +55,14 @@ class TorchHost(Host):
         return stored(leaf)
 
     def plain(self, leaves: Sequence[Any]) -> bool:
-        # Asked of the levels, which cost nothing: whether a tensor has a tangent takes a call for each.
+        # Check the level, which costs nothing. Checking for tangents takes a call for each tensor.
         forward = torch.autograd.forward_ad._current_level >= 0
         asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
         return super().plain(leaves) and not (forward or asked)
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
         kernels, left_out = described(leaves)
-        # What lies in memory are not the numbers of a negative or conjugated view, but those of its original.
+        # The memory of a negated or conjugated view holds the original's numbers, not its own.
         if left_out or any(map(torch.Tensor.is_neg, leaves)):
             return None
         has_complex = any(dtype.startswith("complex") for dtype in kernels.dtypes)
@@ -84,13 +84,14 @@ class TorchHost(Host):
         return torch.from_numpy(np.asarray(values.astype(dtype)))
 
     def enter(self, prepared: Sequence[torch.Tensor]) -> HostArrays:
-        # Such a tensor shares memory with its original: the numbers there are not its own.
+        # Conjugated and negated tensors share memory with their originals, so the stored numbers are not their own.
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
             return viewed_arrays(list(map(viewed, prepared)))
         return HostArrays(prepared, viewed, described(prepared))
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> HostArrays:
-        # Nearly all tensors are known at once, and take no call of Python each. Only the others are looked at.
+        # The kernels describe nearly all tensors in one call, without a Python call for each. Only the others are
+        # checked here.
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
@@ -102,7 +103,7 @@ class TorchHost(Host):
         return region(leaf)
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        # By storages: to ask a tensor for its shape and strides takes longer than to clip it.
+        # Compare storages: asking each tensor for its shape and strides takes longer than clipping it.
         if not isinstance(arrays, HostArrays) or not arrays.kernels:
             return any_overlap(map(stretch, leaves))
         return bool(arrays.kernels.overlap([stretch(leaves[index]) for index in arrays.left_out]))
@@ -111,7 +112,8 @@ class TorchHost(Host):
         return writable(leaf)
 
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
-        # The kernels write behind autograd's back: so a backward pass that needs the old values raises an error.
+        # The kernels write behind autograd's back. The version counter makes a backward pass that needs the old values
+        # fail.
         torch.autograd.graph.increment_version(leaves)
 
     def copies(self, arrays: Arrays) -> list[Any]:
@@ -121,7 +123,7 @@ class TorchHost(Host):
         return self.enter(copies) if isinstance(copies[0], torch.Tensor) else super().entered_copies(copies)
 
     def _plainly(self, arrays: Arrays) -> bool:
-        """Say whether these are tensors that need no view as NumPy arrays, which takes as long as all the rest."""
+        """Say whether no tensor needs a NumPy view. Views would take as long as everything else."""
         return self._all_known(arrays) and not isinstance(arrays.sources[0], HostArray)
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
@@ -137,7 +139,7 @@ class TorchHost(Host):
         return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> Any:
-        # PyTorch warns when a number is made of a tensor that has a graph.
+        # PyTorch warns when a tensor with a graph is converted to a number.
         return super().scalar(value.detach() if isinstance(value, torch.Tensor) else value, near)
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> torch.Tensor:
@@ -153,11 +155,11 @@ class TorchHost(Host):
         return torch.from_numpy(np.asarray(super().leave_scalar(value, dtype, leaves)))
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        # Entries of one vector: to make a tensor of each takes three times as long.
+        # Split one tensor: creating a tensor for each entry takes three times as long.
         return list(torch.from_numpy(np.asarray(values).astype(dtype)).unbind())
 
     def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[torch.Tensor]:
-        # Of one vector, as above.
+        # Split one tensor, as above.
         together = torch.from_numpy(np.concatenate([value.reshape(-1) for value in values]).astype(dtype))
         parts = zip(together.split([value.size for value in values]), values, strict=True)
         return [part if value.ndim == 1 else part.view(value.shape) for part, value in parts]

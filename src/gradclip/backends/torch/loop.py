@@ -1,4 +1,4 @@
-"""Functions of one example over a batch, for PyTorch, one example after the other: what `torch.func.vmap` cannot do."""
+"""Map functions of one example over a batch in PyTorch, one example at a time, for what `torch.func.vmap` cannot do."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from gradclip.tree import flatten
 
 
 class TorchLoop(TorchBatching):
-    """The verbs of `Batching`, with a loop over the examples in place of `vmap`."""
+    """PyTorch's implementation of `Batching`, with a loop over the examples instead of `vmap`."""
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable

@@ -1,12 +1,12 @@
-"""PyTorch's multi-tensor operations: one call for all tensors of a device and dtype, instead of several for each.
+"""PyTorch's multi-tensor operations: one call for all tensors of a device and dtype.
 
-`torch._foreach_norm` with `dtype=torch.float64` accumulates in float64 on CUDA (`ForeachReduceOp.cu`), and writes
-nothing but the norms. Devices order the additions differently, so the bounds here hold for any order.
-`torch._foreach_mul_` has a fast path only where the factor has the tensors' dtype. In its slow path CUDA rounds a
-scalar of another dtype to that of the tensor, to nearest: so the half types are multiplied in other ways.
+`torch._foreach_norm` with `dtype=torch.float64` accumulates in float64 on CUDA (`ForeachReduceOp.cu`) and writes only
+the norms. Devices add in different orders, so the bounds here hold for any order. `torch._foreach_mul_` has a fast path
+only if the factor has the tensors' dtype. Its slow path on CUDA rounds a scalar of another dtype to the tensors' dtype,
+to nearest, so half types are multiplied in other ways.
 
-One operation may launch a kernel for each tensor: it does so for bfloat16, and where each tensor has its own factor.
-PyTorch's own optimizers stand on these operations. Their names are private, but the same from 2.6 to 2.13.
+Some operations launch one kernel per tensor: for bfloat16, and if each tensor has its own factor. PyTorch's own
+optimizers use these operations. Their names are private, but unchanged from 2.6 to 2.13.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 _TYPES = PLAIN | {FakeTensor}
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _HALVES = (torch.float16, torch.bfloat16)
-_UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices that have what GradScaler unscales with
-# Before 2.13 the CUDA kernels count the elements of a tensor in 32 bits.
+_UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices with the operation that GradScaler uses to unscale
+# Before 2.13, the CUDA kernels count a tensor's elements in 32 bits.
 _MOST = 2**63 - 1 if torch.__version__ >= (2, 13) else 2**31 - 1
 
 
 class MultiTensor:
-    """Tensors, by their places in a list, of which those that share a device and a dtype are taken together.
+    """Tensors grouped by device and dtype, as lists of indices.
 
-    Complex ones are taken as their parts, real numbers: these have the same norm of order 2.
+    Complex tensors are treated as real ones made of their parts, which have the same norm of order 2.
     """
 
     elements: Mapping[Format, int]
@@ -51,7 +51,7 @@ class MultiTensor:
 
     @classmethod
     def of(cls, tensors: Sequence[torch.Tensor]) -> MultiTensor | None:
-        """Sort tensors by device and dtype. None where there are none, or one is out of the ordinary."""
+        """Group tensors by device and dtype. None if there are no tensors, or any is not ordinary."""
         if not tensors or not ordinary(tensors):
             return None
         any_complex = any(x.is_complex() for x in tensors)
@@ -71,13 +71,13 @@ class MultiTensor:
     ) -> torch.Tensor:
         """Return the norms of the tensors as a float64 vector on a device.
 
-        They come in the order of the tensors where these lie on one device. The tensors are divided first where
-        there is a divisor, a float64 scalar, or a vector with one for each of them.
+        If all tensors are on one device, the norms are in the tensors' order. With a divisor, the tensors are divided
+        first. It is a float64 scalar, or a vector with one entry for each tensor.
         """
         found: dict[int, torch.Tensor] = {}
         zero: torch.Tensor | None = None
         for kind in self._kinds:
-            # Some releases raise for the largest magnitude of no elements.
+            # Some PyTorch releases raise an error for the maximum of no elements.
             filled = [index for index in kind if arrays[index].numel()]
             if len(filled) < len(kind):
                 zero = torch.zeros((), dtype=torch.float64, device=device) if zero is None else zero
@@ -91,7 +91,7 @@ class MultiTensor:
         by_device: dict[torch.device, list[torch.Tensor]] = {}
         for index in sorted(found):
             by_device.setdefault(found[index].device, []).append(found[index])
-        # Stacked before they move: one copy for each device, and no waiting for one after the other.
+        # Stack before moving: one copy per device, and no waiting for one device after another.
         vectors = [sent(torch.stack(some), device) for some in by_device.values()]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
@@ -106,7 +106,7 @@ class MultiTensor:
                 if by.blanks:
                     without_nonfinite_(results)
                 return results
-            # They would come back in float32. Times a number of the host they are only copied.
+            # The products would be float32. Multiplying by a Python number just copies the tensors.
             results = torch._foreach_mul(some, 1.0)
             _multiply(results, by, kind)
             return results
@@ -124,7 +124,7 @@ class MultiTensor:
         return leaves
 
     def clamp(self, arrays: Arrays, bound: float) -> None:
-        """Clamp the tensors to [-bound, bound] where they lie, the bound rounded toward zero in their dtype."""
+        """Clamp the tensors in place to [-bound, bound], the bound rounded toward zero in their dtype."""
         for kind in self._kinds:
             some = self._some(arrays, kind)
             limit = format_of(some[0]).toward_zero(bound)
@@ -132,7 +132,7 @@ class MultiTensor:
             torch._foreach_clamp_min_(some, -limit)
 
     def clamped(self, arrays: Arrays, bound: float) -> list[torch.Tensor]:
-        """Return the tensors so clamped."""
+        """Return the clamped tensors."""
 
         def clamped(_: Sequence[int], some: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             limit = format_of(some[0]).toward_zero(bound)
@@ -145,7 +145,7 @@ class MultiTensor:
     def _made(
         self, arrays: Arrays, make: Callable[[Sequence[int], Sequence[torch.Tensor]], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Return what is made of the tensors of each device and dtype, in the order of all."""
+        """Return the results of `make` for the tensors of each device and dtype, in the original order."""
         made = list(arrays)
         for kind in self._kinds:
             for index, result in zip(kind, make(kind, self._some(arrays, kind)), strict=True):
@@ -153,7 +153,7 @@ class MultiTensor:
         return made
 
     def _some(self, arrays: Arrays, kind: Sequence[int]) -> list[torch.Tensor]:
-        """Return the tensors at some places, complex ones as their parts."""
+        """Return the tensors at these indices, complex ones as their parts."""
         some = [arrays[index] for index in kind]
         return list(map(_real, some)) if self._complex else some
 
@@ -162,47 +162,47 @@ _checked: type[AtOnce] = MultiTensor
 
 
 def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on a device. The host must not read it before it has come."""
+    """Return a tensor on a device, copied asynchronously. The host must not read it before the copy is complete."""
     return x.to(device, non_blocking=device.type != "cpu")
 
 
 def ordinary(tensors: Sequence[Any]) -> bool:
-    """Say whether these are dense tensors of PyTorch itself, fake ones among them, of which each element is stored."""
+    """Say whether all are plain dense PyTorch tensors (or fake ones) with every element stored."""
     return set(map(type, tensors)) <= _TYPES and all(map(_is_ordinary, tensors))
 
 
 def _is_ordinary(x: torch.Tensor) -> bool:
     compiling, floating = torch.compiler.is_compiling(), x.is_floating_point()
-    # Compilers make no kernels for complex numbers.
+    # Compilers generate no kernels for complex numbers.
     known = floating or (x.is_complex() and not compiling)
     if x.layout is not torch.strided or not known or x.numel() * (1 if floating else 2) > _MOST:
         return False
-    # Compiled code has no way to ask, and meets no such tensors.
+    # Compiled code cannot check this, and never gets such tensors.
     return compiling or not (x.is_neg() or x._is_zerotensor() or x.is_conj())
 
 
 def without_nonfinite_(tensors: Sequence[torch.Tensor]) -> None:
-    """Put zeros in place of NaN and the infinities: there is no multi-tensor operation that does."""
+    """Replace NaN and infinities by zeros in place. There is no multi-tensor operation for this."""
     for x in tensors:
-        if x.is_complex():  # an element goes as a whole, not the part that is not finite
+        if x.is_complex():  # zero the whole element, not only its non-finite part
             parts = torch.view_as_real(x)
-            x.masked_fill_((parts - parts).any(-1), 0.0)  # NaN where a part is not finite, which counts as true
+            x.masked_fill_((parts - parts).any(-1), 0.0)  # NaN, which is true, for a non-finite part
         else:
             x.nan_to_num_(0.0, 0.0, 0.0)
 
 
 def _real(x: torch.Tensor) -> torch.Tensor:
-    """Return a tensor of real numbers, a complex one as its parts, which lie there."""
+    """Return a real tensor. A complex tensor is viewed as its parts."""
     return torch.view_as_real(x) if x.is_complex() else x
 
 
 def _like(result: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    """Return a result for the parts of a tensor as one for the tensor."""
+    """Convert a result for a tensor's parts back to the form of the tensor."""
     return torch.view_as_complex(result) if x.is_complex() else result
 
 
 def _each(values: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | list[torch.Tensor]:
-    """Return the entries of a vector, or rows, at some indices; a scalar as it is."""
+    """Return the entries or rows of a vector at these indices. A scalar stays the same."""
     if not values.ndim:
         return values
     entries = values.unbind()
@@ -212,7 +212,7 @@ def _each(values: torch.Tensor, indices: Sequence[int]) -> torch.Tensor | list[t
 def _numbers(
     values: torch.Tensor, some: Sequence[torch.Tensor], kind: Sequence[int], sizes: Sequence[int] | None
 ) -> torch.Tensor | list[torch.Tensor]:
-    """Return what these tensors are multiplied by, of those at the places `kind`: one number, or one for each."""
+    """Return the factor of the tensors at the indices `kind`: one for all, or one for each."""
     here = sent(values, some[0].device)
     if sizes is None:
         return here
@@ -221,19 +221,19 @@ def _numbers(
 
 
 def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
-    """Multiply tensors of one device and dtype, those at the places `kind`.
+    """Multiply tensors of one device and dtype in place. `kind` are their indices.
 
-    The factor is float64 for float64, else float32, and each product is rounded to the tensors' dtype once more.
+    The factor is float64 for float64 tensors, else float32. Each product is then rounded to the tensors' dtype.
     """
     dtype, values = some[0].dtype, by.factors[dtype_name(some[0])]
     if dtype is torch.float16 and by.sizes is None and some[0].device.type in _UNSCALES:
-        # What GradScaler unscales with: it multiplies in float32, and leaves alone what it would multiply by 1.
+        # The operation GradScaler uses to unscale: it multiplies in float32, and changes nothing if the factor is 1.
         factor = sent(values, some[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(some, torch.zeros_like(factor), factor)
     elif dtype not in _HALVES:
         torch._foreach_mul_(some, _numbers(values, some, kind, by.sizes))
     else:
-        # A vector of one element takes part in the choice of the dtype that is multiplied in; a scalar does not.
+        # A one-element vector takes part in type promotion, so products are computed in float32. A scalar does not.
         found = _numbers(values.reshape(-1, 1) if by.sizes else values.reshape(1), some, kind, by.sizes)
         factors = [found] * len(some) if isinstance(found, torch.Tensor) else found
         torch._foreach_mul_([x if x.ndim else x.view(1) for x in some], factors)
@@ -244,7 +244,7 @@ def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int])
 
 
 def _step(some: Sequence[torch.Tensor], steps: torch.Tensor | list[torch.Tensor]) -> None:
-    """Move numbers of float16 one step toward zero, or to it, where `steps` is -1; 0 leaves all bits as they are."""
+    """Move float16 numbers one step toward zero where `steps` is -1. A step of 0 leaves all bits unchanged."""
     moves = torch._foreach_clamp_max(some, FLOAT16.step)
     torch._foreach_clamp_min_(moves, -FLOAT16.step)
     torch._foreach_mul_(moves, steps)

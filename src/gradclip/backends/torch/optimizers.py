@@ -1,4 +1,4 @@
-"""Fused optimizers of PyTorch: those that divide gradients as they read them, and what a step of theirs leaves."""
+"""PyTorch's fused optimizers, which divide gradients as they read them, and the state their steps leave behind."""
 
 import functools
 import inspect
@@ -11,28 +11,28 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
 
 def check_fused(optimizer: object) -> None:
-    """Raise where an optimizer does not divide gradients as it reads them: TypeError for its class, else ValueError."""
+    """Raise if an optimizer cannot divide gradients as it reads them: TypeError for its class, else ValueError."""
     if not isinstance(optimizer, Adam | AdamW | SGD | Adagrad):
         raise TypeError(
-            "clipping can be folded into Adam, AdamW, SGD and Adagrad of torch.optim, got "
+            "clipping can be folded only into Adam, AdamW, SGD and Adagrad of torch.optim, got "
             f"{type(optimizer).__name__}. Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
     if inspect.unwrap(type(optimizer).step) not in [inspect.unwrap(kind.step) for kind in (Adam, AdamW, SGD, Adagrad)]:
         raise TypeError(
-            f"{type(optimizer).__name__} has a step of its own, which need not divide gradients as PyTorch's does. "
+            f"{type(optimizer).__name__} has its own step method, which may not divide gradients as PyTorch's does. "
             "Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
     fused = getattr(optimizer, "_step_supports_amp_scaling", False)
     if not (fused and all(group.get("fused") for group in optimizer.param_groups)):
         raise ValueError(
-            f"this {type(optimizer).__name__} was not made with fused=True for all of its parameter groups, so its "
-            f"step cannot clip. Make it {type(optimizer).__name__}(..., fused=True), or call "
+            f"this {type(optimizer).__name__} was not created with fused=True for all of its parameter groups, so its "
+            f"step cannot clip. Create it as {type(optimizer).__name__}(..., fused=True), or call "
             "gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
 
 
 def without_momentum(optimizer: Optimizer) -> list[torch.Tensor]:
-    """Return the parameters whose momentum the coming step would make."""
+    """Return the parameters whose momentum the next step will create."""
     if not isinstance(optimizer, SGD):
         return []
     each = (p for group in optimizer.param_groups if group["momentum"] for p in group["params"])
@@ -40,9 +40,9 @@ def without_momentum(optimizer: Optimizer) -> list[torch.Tensor]:
 
 
 def clear_momentum(optimizer: Optimizer, parameters: Sequence[torch.Tensor], skipped: torch.Tensor) -> None:
-    """Clear the momentum that a first step has made where that was skipped: it is memory as it was found.
+    """Zero the momentum created by a first step that was skipped: its memory is uninitialized.
 
-    The step that follows is no first one to PyTorch, so that dampening, if there is any, counts in it.
+    For PyTorch the next step is not a first one, so dampening (if any) applies to it.
     """
     for parameter in parameters:
         momentum = optimizer.state[parameter]["momentum_buffer"]
@@ -50,25 +50,26 @@ def clear_momentum(optimizer: Optimizer, parameters: Sequence[torch.Tensor], ski
 
 
 def with_memory_of_its_own(parameter: torch.Tensor) -> None:
-    """Replace a gradient by a copy where the backward pass may still read its memory, or another gradient lies there.
+    """Copy a gradient if the backward pass may still read its memory, or another gradient shares it.
 
-    PyTorch does not copy a gradient that it can keep: it may be a view of what it hands to other parameters, too.
+    PyTorch does not copy gradients that it can keep. Such a gradient may be a view of what other parameters also
+    received.
     """
     grad = parameter.grad
     if grad is None or grad.layout is not torch.strided or type(grad) is not torch.Tensor:
         return
-    # One use is that of the gradient itself, one that of the object that asks here.
+    # One use is the gradient itself, the other is the storage object asked here.
     if torch._C._storage_Use_Count(grad.untyped_storage()._cdata) > 2:
         parameter.grad = grad.clone()
 
 
 class Guard:
-    """A step that puts the attributes back where it fails; hooks after a step run only where it does not."""
+    """Wraps a step so that the optimizer's attributes are restored if it fails. Post-step hooks run only on success."""
 
     def __init__(self, optimizer: Optimizer, restore: Callable[[Optimizer], None]) -> None:
         self._before = vars(optimizer).get("step")
 
-        # Compiled code would take the divisor for what it was when it was compiled.
+        # Compiled code would treat the divisor as a constant.
         @torch.compiler.disable
         @functools.wraps(optimizer.step)
         def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +81,12 @@ class Guard:
                 restore(optimizer)
                 raise
 
-        # A method, as what it replaces: schedulers of learning rates ask for its `__func__`.
+        # A method, like the original: learning-rate schedulers access its `__func__`.
         self._step = types.MethodType(step, optimizer)
         optimizer.step = self._step
 
     def remove(self, optimizer: Optimizer) -> None:
-        """Put back what was replaced. Where a scheduler has wrapped it since, it stays within that and does nothing."""
+        """Restore the original step. If a scheduler has wrapped this one since, it stays inside and does nothing."""
         if vars(optimizer).get("step") is not self._step:
             return
         del optimizer.step

@@ -1,4 +1,4 @@
-"""What processes send to each other: vectors that are reduced over a group, and, for errors, anything."""
+"""Communication between processes: vectors reduced over a group, and arbitrary objects for errors."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -13,19 +13,19 @@ from gradclip.backends.torch.groups import Group
 from gradclip.wording import listed
 
 ROOM = 16
-"""How many numbers a reduction has at first beside its marks: four flags, and two norms of the order 2 or one of 3."""
+"""How many values a first reduction holds besides its marks: four flags, and two norms of order 2 or one of order 3."""
 
 
 def reduce(
     values: Sequence[Any], group: Group, device: torch.device, marks: Sequence[float], *, largest: bool
 ) -> tuple[list[Any], Any]:
-    """Return the sums, or the largest, of what all members of a group pass, and which marks all of them share.
+    """Return the sums (or maxima) of the values of all members of a group, and which marks all members share.
 
-    The values are wide scalars, equally many on each member. They are reduced with the marks in one vector of a fixed
-    length, so that members that pass more, or other marks, are noticed. What does not fit follows in a second vector.
-    In host memory that is sent only if the first two marks say that all members pass equally many.
+    The values are wide scalars, equally many on each member. The values and marks are reduced as one vector of fixed
+    length, so that a member with more values or other marks is noticed. Values that do not fit follow in a second
+    vector. In host memory, it is sent only if the first two marks show that all members have equally many values.
     """
-    # One vector, one message: what a small reduction takes is the time of the message.
+    # One vector, because a small reduction costs as much as its message.
     on_host = not any(isinstance(value, torch.Tensor) for value in values)
     first, rest = values[:ROOM], values[ROOM:]
     total = partial(_total, group=group, device=device, largest=largest)
@@ -34,12 +34,13 @@ def reduce(
         join = np.concatenate if on_host else torch.cat
         reduced = total(join([_vector(first, on_host), sent]))
         tail = slice(-len(marks), None)
-        # Marks are integers, so that sums are exact. Only if all pass the same is a sum that many times one's own mark.
+        # Marks are integers, so sums are exact. Only if all members have the same mark is the sum n times this
+        # process's mark.
         same = reduced[tail] == sent[tail] * (1 if largest else len(group.ranks))
         found = [*reduced[: len(first)]]
         if rest:
-            # Vectors of different lengths must not meet: the reduction would fail, or hang. On a device nobody looks at
-            # the marks, since a look would wait.
+            # Reducing vectors of different lengths would fail or hang. On a device the marks are not read, because that
+            # would wait.
             found += rest if on_host and not all(same[:2]) else [*total(_vector(rest, on_host))]
     return found, same
 
@@ -53,7 +54,7 @@ def _marks_on_host(taken: int, marks: Sequence[float]) -> Any:
 
 
 def _marks_on(device: torch.device, taken: int, marks: Sequence[float]) -> torch.Tensor:
-    """Return the rest of a vector; filled on the device, since a copy from the host would wait."""
+    """Return the rest of a vector, filled on the device, because a copy from the host would wait."""
     sent = torch.zeros(ROOM - taken + len(marks), dtype=torch.float64, device=device)
     for place, mark in enumerate(marks, ROOM - taken):
         if mark:
@@ -62,33 +63,34 @@ def _marks_on(device: torch.device, taken: int, marks: Sequence[float]) -> torch
 
 
 def _total(vector: np.ndarray | torch.Tensor, group: Group, device: torch.device, largest: bool) -> Any:
-    """Return the sum, or the largest, of the vectors of all members, where and as this one lies."""
+    """Return the sum or maximum of all members' vectors, in the same place and form as the own vector."""
     on_host = isinstance(vector, np.ndarray)
-    # The group may reduce on its own devices only, as NCCL does.
+    # The group may support only its own devices, as NCCL does.
     reduced = (torch.from_numpy(vector) if isinstance(vector, np.ndarray) else vector).to(device)
     try:
         dist.all_reduce(reduced, dist.ReduceOp.MAX if largest else dist.ReduceOp.SUM, group=group.handle)
     except RuntimeError as error:
         raise RuntimeError(
             f"the norm could not be reduced over the ranks {listed(group.ranks)}: one of them has "
-            "ended, did not call, or names its groups in another order. No gradient has been changed here. "
+            "ended, did not make the call, or lists its groups in a different order. No gradient has been changed "
+            "here. "
             f"{error}"
         ) from error
     return reduced.cpu().numpy() if on_host else reduced.to(vector.device)
 
 
 def rank() -> int:
-    """Return the number of this process among all."""
+    """Return the rank of this process."""
     return dist.get_rank()
 
 
 def add_up(values: Sequence[Any], group: Group, *_: object) -> list[Any]:
-    """Return the sums of what all members of a group pass: each passes equally many numbers, of any kind."""
+    """Return the sums of what all members of a group pass. Each passes equally many numbers of any type."""
     return [sum(of_all) for of_all in zip(*gathered(values, group), strict=True)]
 
 
 def exchange(messages: Sequence[Any], groups: Sequence[Group]) -> list[Any]:
-    """Return the messages, all texts or all tuples, of the processes that are reached through the groups in turn."""
+    """Return the messages (all texts or all tuples) of all processes that can be reached through the groups."""
     known = list(messages)
     for group in groups:
         known = sorted(set(chain.from_iterable(gathered(known, group))))
@@ -96,7 +98,7 @@ def exchange(messages: Sequence[Any], groups: Sequence[Group]) -> list[Any]:
 
 
 def gathered(sent: object, group: Group) -> list[Any]:
-    """Return what all members of a group send."""
+    """Return what each member of a group sends."""
     received: list[Any] = [None] * len(group.ranks)
     dist.all_gather_object(received, sent, group=group.handle)
     return received

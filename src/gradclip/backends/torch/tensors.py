@@ -1,4 +1,4 @@
-"""Where a tensor's values lie: dense, sparse or conjugated, as NumPy's views and as the kernels know them."""
+"""The memory of PyTorch tensors: dense, sparse or conjugated, as NumPy views and as described to the kernels."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -14,21 +14,21 @@ from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.memory import Region
 
-# Subclasses may give operations another meaning, so what lies in their memory need not be their values.
+# Subclasses may redefine operations, so the contents of their memory need not be their values.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
 def described(tensors: Sequence[Any]) -> native.Described:
-    """Describe CPU tensors to the kernels as they lie in memory: of a conjugate that is its original."""
+    """Describe CPU tensors to the kernels by their memory. For a conjugated tensor, that is its original."""
     if native.kernels is None:
         return native.Described(None, range(len(tensors)))
-    # Only newer versions of PyTorch have this table, by which C++ reads tensors without a Python call for each.
+    # Only newer PyTorch versions have this table, which lets C++ read tensors without a Python call for each.
     exchange_api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     if exchange_api is not None:
         return native.Described(*native.kernels.describe_tensors(list(tensors), exchange_api))
     dense = [t.layout is torch.strided and not t.is_conj() and not t.is_neg() for t in tensors]
-    # It stands for tensors that NumPy cannot view. The kernels do not know its dtype, and leave it out.
+    # A placeholder for tensors that NumPy cannot view. The kernels do not support its dtype, so they leave it out.
     empty = np.empty(0, np.int8)
     return native.describe_buffers([viewed(t).data if d else empty for t, d in zip(tensors, dense, strict=True)])
 
@@ -51,18 +51,18 @@ def _quantized() -> TypeError:
 
 
 def with_memory(tensor: torch.Tensor, name: Callable[[], str] = lambda: "a gradient") -> torch.Tensor:
-    """Return a CPU tensor. Raises ValueError where it has elements, but no memory that holds them."""
+    """Return a CPU tensor. Raises ValueError if it has elements but no memory."""
     if tensor.untyped_storage().nbytes() or not tensor.numel():
         return tensor
     raise ValueError(
-        f"{name()}, of shape {tuple(tensor.shape)}, has no memory behind it: its storage has been freed (it holds 0 "
-        "bytes), as sharded training does between steps. Pass the tensors that hold the values."
+        f"{name()}, of shape {tuple(tensor.shape)}, has no memory behind it: its storage has been freed (0 bytes), as "
+        "sharded training does between steps. Pass the tensors that hold the values."
     )
 
 
 def region(tensor: torch.Tensor) -> Region | None:
-    """Return where a gradient lies, None where it has no memory of its own."""
-    # Its values are sums of what is stored, and get new memory.
+    """Return a gradient's memory region, or None if it has no memory of its own."""
+    # Its values are sums of the stored entries, and get new memory.
     if tensor.layout is torch.sparse_coo and not tensor.is_coalesced():
         return None
     lying = stored(tensor)
@@ -72,7 +72,7 @@ def region(tensor: torch.Tensor) -> Region | None:
 
 
 def stretch(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where the storage of a gradient begins and ends, zeros where it has none of its own."""
+    """Return the start and end of a gradient's storage, or zeros if it has none of its own."""
     if tensor._is_zerotensor() or (tensor.layout is torch.sparse_coo and not tensor.is_coalesced()):
         return 0, 0
     storage = stored(tensor).untyped_storage()
@@ -80,19 +80,19 @@ def stretch(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def writable(tensor: torch.Tensor) -> bool:
-    """Say whether each element of a gradient has a place of its own that can be written."""
+    """Say whether each element of a gradient has its own writable place in memory."""
     if tensor.layout is torch.sparse_coo:
         return tensor.is_coalesced()
     if tensor.layout is not torch.strided:
         return True
     if not tensor.is_contiguous() and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
         return False
-    # Compiled code has no way to ask for the rest, and meets no such tensors.
+    # Compiled code cannot check the rest, and never gets such tensors.
     return torch.compiler.is_compiling() or not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
 
 
 def put(leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
-    """Write the result where the gradient `leaf` lies, as `x`, or return another gradient that replaces it."""
+    """Write the result into the gradient `leaf`, through its array `x`, or return a replacement."""
     if not writable(leaf):
         return restored(result, leaf)
     x.copy_(result)
@@ -102,7 +102,7 @@ def put(leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tens
 def put_all(
     leaves: Sequence[torch.Tensor], arrays: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
 ) -> Sequence[torch.Tensor]:
-    """Write the results where the gradients `leaves` lie, as `arrays`; return these, or others that replace them."""
+    """Write the results into the gradients `leaves`, through their `arrays`. Return them or replacements."""
     if not all(map(writable, leaves)):
         return [put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
     if leaves:
@@ -111,12 +111,12 @@ def put_all(
 
 
 def tensor_of(values: object) -> torch.Tensor:
-    """Return a tensor as it is, or one on the CPU of other values, whatever PyTorch's default device is."""
+    """Return a tensor unchanged, and other values as a CPU tensor, whatever PyTorch's default device is."""
     return values if isinstance(values, torch.Tensor) else torch.as_tensor(values, device="cpu")
 
 
 def dense(leaf: object) -> torch.Tensor:
-    """Return the dense tensor that holds a leaf's values. That of a number is on the CPU."""
+    """Return the dense tensor with a leaf's values. A number becomes a CPU tensor."""
     if not isinstance(leaf, torch.Tensor):
         wide = default_float()
         dtype = wide.to_complex() if isinstance(leaf, complex) else wide
@@ -125,7 +125,7 @@ def dense(leaf: object) -> torch.Tensor:
 
 
 def promoted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, integers promoted to the default dtype, or to float32 where that is narrower."""
+    """Return the tensor, with integers promoted to the default dtype, but at least to float32."""
     if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
         if tensor.is_quantized:
             raise _quantized()
@@ -134,12 +134,12 @@ def promoted(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def default_float() -> torch.dtype:
-    """Return the default dtype, or float32 where that has less range: integers would overflow in it."""
+    """Return the default dtype, but at least float32: integers would overflow in a narrower dtype."""
     return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a sparse tensor, those of one position summed."""
+    """Return the values of a sparse tensor, with entries for the same position summed."""
     if tensor.layout is torch.sparse_coo:
         return tensor.coalesce().values()
     if tensor.layout in _COMPRESSED:
@@ -150,12 +150,12 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
-    """Return `values` in the sparse layout of `leaf`, or as they are where that is dense."""
+    """Return `values` in the sparse layout of `leaf`, or unchanged if `leaf` is dense."""
     if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided:
         return values
     if leaf.layout is torch.sparse_coo:
         indices = leaf.coalesce().indices()
-        # Of indices from a tensor that has been checked; checking them again would wait for a device.
+        # These indices were already checked. Checking again would wait for a device.
         return torch.sparse_coo_tensor(
             indices, values, leaf.shape, device=values.device, is_coalesced=True, check_invariants=False
         )
@@ -168,12 +168,12 @@ def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
 
 
 def moved(coefficient: Any, device: torch.device) -> Any:
-    """Return the coefficient, or factors, with its scalars on `device`."""
+    """Return a coefficient (or its factors) with all scalars on `device`."""
     return mapped(coefficient, lambda value: value.to(device))
 
 
 def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return the coefficient, or factors, with each tensor in it changed."""
+    """Return a coefficient (or its factors) with `change` applied to each tensor."""
     values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
     changed = {name: _changed(value, change) for name, value in values.items()}
     return replace(coefficient, **changed)
@@ -186,23 +186,23 @@ def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
 
 
 def viewed(tensor: torch.Tensor) -> HostArray:
-    """Return a view of a CPU tensor's memory, or zeros for a tensor of zeros that has none."""
+    """Return a view of a CPU tensor's memory. For a zero tensor without memory, return new zeros."""
     name = dtype_name(tensor)
     with_memory(tensor)
     if tensor._is_zerotensor():
         tensor = torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)
-    # NumPy takes no tensor that requires a gradient.
+    # NumPy does not accept tensors that require gradients.
     tensor = tensor.detach()
     if tensor.is_conj() or tensor.is_neg():
         tensor = tensor.resolve_conj().resolve_neg()
     if name == BFLOAT16.name:
-        # NumPy has no bfloat16, so it sees the bits as integers.
+        # NumPy has no bfloat16, so it gets the bits as integers.
         return HostArray(tensor.view(torch.int16).numpy().view(np.uint16), name)
     return HostArray(tensor.numpy(), name)
 
 
 def on_host(leaf: object) -> HostArray:
-    """Return a view of a tensor's values in host memory, copied there if they lie elsewhere."""
+    """Return a view of a tensor's values in host memory, copied there if they are elsewhere."""
     tensor = stored(whole_scalar(leaf).detach())
     if tensor.is_quantized:
         raise _quantized()
@@ -212,7 +212,7 @@ def on_host(leaf: object) -> HostArray:
 
 
 def numbers(leaves: Sequence[Any]) -> list[np.ndarray]:
-    """Return the numbers in tensors, flat, in float64. One copy brings all that share a device and a dtype."""
+    """Return the numbers in tensors as flat float64 arrays, with one copy for each device and dtype."""
     tensors = [stored(whole_scalar(leaf).detach()) for leaf in leaves]
     kinds: dict[Any, list[int]] = {}
     for index, x in enumerate(tensors):
