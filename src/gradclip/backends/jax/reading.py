@@ -100,7 +100,7 @@ def by_range(wide: jax.Array) -> list[jax.Array]:
 
 
 def joined(by_range: Sequence[jax.Array], p: float) -> tuple[jax.Array, jax.Array]:
-    """Join the three sums of powers (order 1 or 2) into one sum and its divisor. Next to big ones, small ones vanish."""
+    """Join the three sums of powers (order 1 or 2) into one sum and its divisor. Small ones vanish next to big ones."""
     small, middle, big = by_range
     any_big, only_small = big > 0, (middle == 0) & (small > 0)
     of_middle, of_small = jnp.where(any_big, 1.0 / _UNIT, 1.0), jnp.where(only_small, 1.0, 1.0 / _UNIT)
