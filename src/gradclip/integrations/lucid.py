@@ -1,6 +1,6 @@
 """Drop-in replacements for the clipping functions of `lucid.nn.util`.
 
-To switch, write `from gradclip.integrations.lucid import clip_grad_norm`. A parameter is any object with a `.grad`: a
+To switch, write `from gradclip.integrations.lucid import clip_grad_norm`. A parameter is any object whose `.grad` is a
 NumPy array (as in Lucid), a PyTorch tensor, a JAX array, or an MLX array (on Lucid's device "gpu").
 
 What differs from Lucid: the bound holds exactly, gradients are changed in place, and norms do not overflow. MLX arrays

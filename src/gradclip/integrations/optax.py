@@ -74,7 +74,7 @@ class NormState(NamedTuple):
 
 
 def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
-    """Return `clip_by_global_norm` with a `NormState` as its state, which holds the last norm.
+    """Return the transformation of `clip_by_global_norm`, with the last norm in its state (a `NormState`).
 
     >>> transform = clip_by_global_norm_with_state(1.0)
     >>> grads = {"w": jnp.array([3.0, 4.0])}
@@ -309,7 +309,7 @@ def skip_spikes(
     skip_above: float = 4.0,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wrap an optimizer: skip the steps with norm spikes, and clip the others to a threshold that adapts.
+    """Wrap an optimizer: skip the steps with norm spikes, and clip the others to an adaptive threshold.
 
     Args:
         tx: the optimizer. When a step is skipped, its state does not change (moments and counts included), and the

@@ -141,8 +141,8 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm).
 
-    `total_norm` is trusted to float32 precision. The result's norm is at most `max_norm` if `total_norm` is at least
-    the gradients' norm. The signature is that of `torch.nn.utils.clip_grads_with_norm_`. `foreach` is ignored.
+    If `total_norm` is at least the gradients' norm, the result's norm is at most `max_norm`, up to float32 rounding.
+    The signature is that of `torch.nn.utils.clip_grads_with_norm_`. `foreach` is ignored.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(2))
     >>> parameter.grad = torch.tensor([3.0, 4.0])

@@ -114,7 +114,7 @@ def in_host_memory(array: jax.Array) -> bool:
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
     """Return the backend for these arrays.
 
-    Arrays in host memory get the host backend, traced arrays on the CPU the kernels, all others XLA's operations.
+    Arrays in host memory get the host backend, traced arrays the kernels if `usable`, all others XLA's operations.
     """
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):

@@ -1,4 +1,4 @@
-"""The backend for traced JAX arrays and arrays on accelerators, with XLA's own operations. It never reads values.
+"""The backend for traced JAX arrays and arrays on accelerators: XLA's operations, computed without reading values.
 
 The reductions (`norms`) run in float64 even if 64-bit mode is off, inside `jax.enable_x64`. XLA's CPU code flushes
 subnormal results to zero, also in conversions. Therefore this module makes results below the normal range zero.

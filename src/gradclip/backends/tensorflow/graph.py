@@ -1,4 +1,4 @@
-"""The backend for TensorFlow graphs (`tf.function`, XLA) and for accelerators. It never reads values.
+"""The backend for TensorFlow graphs (`tf.function`, XLA) and for accelerators. It does not read values to compute.
 
 TensorFlow's own CPU code and XLA read subnormal numbers of float32, bfloat16 and float64 as zeros, and flush results
 that small to zero. The floor of a norm allows for these numbers.

@@ -38,21 +38,21 @@ def astype(x: tf.Tensor, dtype: Any) -> tf.Tensor:
 
 
 def isfinite(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements are finite. Of a complex number, both parts must be."""
+    """Say which elements are finite. A complex number is finite if both parts are."""
     if not x.dtype.is_complex:
         return tf.math.is_finite(x)
     return tf.math.is_finite(tf.math.real(x)) & tf.math.is_finite(tf.math.imag(x))
 
 
 def isnan(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements are NaN. Of a complex number, one part is enough."""
+    """Say which elements are NaN. A complex number is NaN if either part is."""
     if not x.dtype.is_complex:
         return tf.math.is_nan(x)
     return tf.math.is_nan(tf.math.real(x)) | tf.math.is_nan(tf.math.imag(x))
 
 
 def isinf(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements are infinite. Of a complex number, one part is enough."""
+    """Say which elements are infinite. A complex number is infinite if either part is."""
     if not x.dtype.is_complex:
         return tf.math.is_inf(x)
     return tf.math.is_inf(tf.math.real(x)) | tf.math.is_inf(tf.math.imag(x))

@@ -151,7 +151,7 @@ def _written(node: Any, path: Sequence[Any]) -> str:
 
 
 def _held(node: Any) -> Any:
-    """Return the contents of a node by index or key. Custom classes and dict views become sequences."""
+    """Return the contents of a node, accessible by index or key. Custom classes and dict views become sequences."""
     if hasattr(node, "__tf_flatten__"):
         return node.__tf_flatten__()[1]
     return node if hasattr(node, "__getitem__") else list(node)
