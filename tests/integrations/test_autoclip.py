@@ -116,7 +116,7 @@ def test_states_of_the_package_are_taken():
     give(params, 9.0, 9.0)
     clipper.step()
     assert norms_of(params) == [1.0, 9.0]
-    with pytest.raises(ValueError, match=r"groups of the sizes \[2\], this QuantileClip of \[1\]"):
+    with pytest.raises(ValueError, match=r"groups of sizes \[2\], but this QuantileClip has \[1\]"):
         QuantileClip(parameters(1)).load_state_dict(clipper.state_dict())
 
 

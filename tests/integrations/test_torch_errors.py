@@ -154,5 +154,5 @@ def test_error_if_nonfinite_is_silent_on_finite_gradients():
 
 @pytest.mark.parametrize("tensors", [None, 3.0, torch.nn.Linear(2, 1), {"w": torch.ones(2)}])
 def test_total_norms_are_those_of_tensors(tensors):
-    with pytest.raises(TypeError, match=r"tensors must be a tensor or an iterable of them, got .* Pass the gradients"):
+    with pytest.raises(TypeError, match=r"must be a tensor or an iterable of tensors, got .* Pass the gradients"):
         named_as_torch.get_total_norm(tensors)

@@ -1,4 +1,4 @@
-"""Other libraries' own names and signatures, on this library's engine: switch by changing one import."""
+"""Drop-in replacements for other libraries' clipping functions: to switch, change one import."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def needed_for(integration: str) -> Iterator[None]:
-    """Say what to install where one of the imports inside fails."""
+    """If an import inside the block fails, say which package to install."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,10 +1,14 @@
-"""`QuantileClip` of the package `autoclip`, for PyTorch, on gradclip's engine.
+"""A drop-in replacement for `QuantileClip` of the package `autoclip`, for PyTorch.
 
-Switch by writing `from gradclip.integrations.autoclip import QuantileClip`. What differs: norms that are NaN, infinite
-or zero change no threshold, where one NaN in the history makes every later gradient NaN there; where the quantile lies
-between two norms the threshold is one of them, and not between them; the result's norm is at most the threshold,
-exactly; and optimizers that clip first do so with closures and under GradScaler, too. States have the package's format,
-so that those it has saved can be loaded.
+To switch, write `from gradclip.integrations.autoclip import QuantileClip`. What differs from autoclip:
+
+- NaN, infinite and zero norms do not change the threshold. In autoclip, one NaN in the history turns every later
+  gradient into NaN.
+- If the quantile falls between two norms, the threshold is one of the two, not an interpolation.
+- The result's norm never exceeds the threshold, even by rounding.
+- `as_optimizer` also works with closures and under GradScaler.
+
+States have autoclip's format: you can load states that autoclip saved.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,22 +29,22 @@ _GLOBAL = "global_history"
 
 
 class QuantileClip:
-    """Clip each gradient to a quantile of its own last norms, or with `global_threshold` all of them together.
+    """Clip each gradient to a quantile of its own recent norms. With `global_threshold`, clip all of them together.
 
     Args:
-        parameters: an iterable of parameters, or of groups of them, dicts, which may have a `quantile` and a
-            `history_length` of their own. With `global_threshold` those of groups count for nothing.
+        parameters: an iterable of parameters, or of parameter groups (dicts). A group may set its own `quantile` and
+            `history_length`. With `global_threshold`, these are ignored.
         quantile: from 0 to 1.
-        history_length: how many norms are kept, at most 32,768.
-        global_threshold: whether all gradients share one norm and one threshold.
+        history_length: how many norms to keep, at most 32,768.
+        global_threshold: use one norm and one threshold for all gradients.
 
     Attributes:
-        parameter_groups: the groups, as given and with what they left out.
+        parameter_groups: the groups, with defaults filled in.
         global_threshold: as given.
 
     Raises:
-        TypeError: what is no parameter, or no number. ValueError: no parameters, one that occurs twice, a number out of
-        its range.
+        TypeError: not a parameter, or not a number.
+        ValueError: no parameters, a parameter that occurs twice, or a number out of range.
 
     The signature is that of `autoclip.torch.QuantileClip` 0.2.1.
 
@@ -72,7 +76,7 @@ class QuantileClip:
             )
         listed: list[Any] = list(parameters)
         if not listed:
-            raise ValueError("QuantileClip got no parameters. Call model.parameters() again, or keep a list of them.")
+            raise ValueError("QuantileClip got no parameters. Call model.parameters() again, or pass a list.")
         for group in listed if isinstance(listed[0], dict) else [{"params": listed}]:
             self.add_param_group(group)
 
@@ -84,12 +88,12 @@ class QuantileClip:
         history_length: int = 1000,
         global_threshold: bool = False,
     ) -> "OptimizerWithClipping":
-        """Return an optimizer whose steps clip first."""
+        """Wrap an optimizer so that each step clips the gradients first."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         return OptimizerWithClipping(optimizer, cls(parameters, quantile, history_length, global_threshold))
 
     def step(self) -> None:
-        """Clip the gradients, and observe their norms."""
+        """Clip the gradients and add their norms to the history."""
         if self.global_threshold:
             clip_grad_norm_([p for group in self.parameter_groups for p in group["params"]], self._together)
             return
@@ -100,10 +104,10 @@ class QuantileClip:
     def add_param_group(
         self, parameter_group: Group, quantile: float | None = None, history_length: int | None = None
     ) -> None:
-        """Add a group of parameters: a dict with them under "params", a tensor, or an iterable of tensors."""
+        """Add a parameter group: a dict with the parameters under "params", a tensor, or an iterable of tensors."""
         given = dict(parameter_group) if isinstance(parameter_group, Mapping) else {"params": parameter_group}
         if isinstance(given["params"], set):
-            raise TypeError("parameters must come in an order, got a set, whose order may differ from run to run.")
+            raise TypeError("parameters must be ordered, got a set, which has no fixed order. Pass a list.")
         params = [given["params"]] if isinstance(given["params"], torch.Tensor) else list(given["params"])
         _check_parameters(params, self._each)
         own = {"quantile": quantile, "history_length": history_length}
@@ -113,7 +117,7 @@ class QuantileClip:
         self.parameter_groups.append(group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the last norms, tensors with the oldest first, by the `id` of each parameter."""
+        """Return the recent norms under the `id` of each parameter, as tensors with the oldest norm first."""
         state: dict[Any, Any] = {
             id(parameter): {"history": _norms(max_norm)} for parameter, max_norm in self._each.items() if max_norm.steps
         }
@@ -123,11 +127,14 @@ class QuantileClip:
         return {"state": state, "param_groups": groups}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state. Raises ValueError where its groups are not as many, or not as large, as these."""
+        """Load a state. Raises ValueError if the number or the sizes of its parameter groups differ."""
         saved = state_dict["param_groups"]
         sizes, here = ([len(group["params"]) for group in groups] for groups in (saved, self.parameter_groups))
         if sizes != here:
-            raise ValueError(f"the state has parameter groups of the sizes {sizes}, this QuantileClip of {here}.")
+            raise ValueError(
+                f"the state has parameter groups of sizes {sizes}, but this QuantileClip has {here}. Create it with "
+                "the same groups, then load the state."
+            )
         for group, old in zip(self.parameter_groups, saved, strict=True):
             group.update({name: value for name, value in old.items() if name != "params"})
             for parameter, key in zip(group["params"], old["params"], strict=True):
@@ -137,9 +144,12 @@ class QuantileClip:
 
 
 class OptimizerWithClipping(torch.optim.Optimizer):
-    """An optimizer whose steps clip first, and whose state has both. Else it is as the optimizer."""
+    """An optimizer that clips before each step. Its state includes the clipper's state.
 
-    # GradScaler is to unscale the gradients before the step, that of fused optimizers too: clipping comes between.
+    All other attributes are those of the wrapped optimizer.
+    """
+
+    # GradScaler must unscale the gradients before the step, also for fused optimizers, because clipping comes between.
     _step_supports_amp_scaling = False
 
     def __init__(self, optimizer: torch.optim.Optimizer, clipper: QuantileClip) -> None:
@@ -147,7 +157,7 @@ class OptimizerWithClipping(torch.optim.Optimizer):
         self.clipper = clipper
 
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Clip, then step; where a closure makes the gradients, clip after that."""
+        """Clip, then step. If a closure computes the gradients, clip after each call of the closure."""
         if closure is None:
             self.clipper.step()
             return self.optimizer.step()
@@ -160,7 +170,7 @@ class OptimizerWithClipping(torch.optim.Optimizer):
         return self.optimizer.step(closure=clipped_after)
 
     def add_param_group(self, param_group: Group, **settings: Any) -> None:
-        """Add a group to both; `settings` are those of `QuantileClip.add_param_group`."""
+        """Add a group to the optimizer and the clipper. `settings` go to `QuantileClip.add_param_group`."""
         self.optimizer.add_param_group(param_group)
         self.clipper.add_param_group({"params": param_group["params"]}, **settings)
 
@@ -169,11 +179,11 @@ class OptimizerWithClipping(torch.optim.Optimizer):
         self.optimizer.zero_grad(set_to_none=set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both, under "optimizer" and "clipper"."""
+        """Return both states, under "optimizer" and "clipper"."""
         return {"optimizer": self.optimizer.state_dict(), "clipper": self.clipper.state_dict()}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load the states of both."""
+        """Load both states."""
         self.optimizer.load_state_dict(state_dict["optimizer"])
         self.clipper.load_state_dict(state_dict["clipper"])
 
@@ -196,7 +206,7 @@ def _rule(settings: Group) -> QuantileThreshold:
 
 
 def _holder(settings: Group, norms: Iterable[Any]) -> AdaptiveNorm:
-    """Return a holder that has observed the norms of a state, the oldest of which comes first."""
+    """Return an `AdaptiveNorm` with the saved norms as its history. `norms` has the oldest first."""
     max_norm = AdaptiveNorm(_rule(settings))
     listed = [float(norm) for norm in norms]
     counts = {"steps": len(listed), "clipped": 0, "skipped": 0}
@@ -214,6 +224,6 @@ def _check_parameters(params: list[Any], known: Mapping[torch.Tensor, object]) -
         if not isinstance(parameter, torch.Tensor):
             raise TypeError(f"QuantileClip clips the gradients of tensors, got {type(parameter).__name__}.")
         if not parameter.is_leaf:
-            raise ValueError("a tensor that was computed from others has no gradient to clip. Pass parameters.")
+            raise ValueError("a tensor computed from others has no gradient to clip. Pass parameters.")
     if len(set(params)) < len(params) or not known.keys().isdisjoint(params):
-        raise ValueError("a parameter occurs twice, in one group or in two. Pass each of them once.")
+        raise ValueError("a parameter occurs twice, in one group or in two. Pass each parameter once.")

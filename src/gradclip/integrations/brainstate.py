@@ -1,7 +1,7 @@
-"""The name `clip_grad_norm` of `brainstate.nn`, on gradclip's engine.
+"""A drop-in replacement for `brainstate.nn.clip_grad_norm`.
 
-Switch by writing `from gradclip.integrations.brainstate import clip_grad_norm`. What differs: the bound holds exactly,
-nothing is added to the norm, no gradient is copied together, and finite gradients never overflow.
+To switch, write `from gradclip.integrations.brainstate import clip_grad_norm`. What differs from brainstate: the bound
+holds exactly, no epsilon is added to the norm, gradients are not concatenated, and finite gradients never overflow.
 """
 
 from typing import Literal, overload
@@ -32,19 +32,19 @@ def clip_grad_norm(
 def clip_grad_norm(
     grad: Tree, max_norm: float | jax.Array, norm_type: Ord = 2.0, return_norm: bool = False
 ) -> Tree | tuple[Tree, jax.Array]:
-    """Return `grad` times min(1, max_norm / norm), the norm taken over all leaves as one vector.
+    """Scale `grad` by min(1, max_norm / norm), with the global norm over all leaves.
 
     Args:
         grad: any tree of JAX arrays.
-        max_norm: the threshold, >= 0; it may be traced.
+        max_norm: the threshold, >= 0. May be traced.
         norm_type: a number >= 1, "inf" or inf, "-inf" or -inf; None means 2.
         return_norm: also return the norm before clipping.
 
     Returns:
-        The clipped tree, or `(clipped, norm)`. An empty tree comes back as it is, with norm 0.
+        The clipped tree, or `(clipped, norm)`. An empty tree is returned unchanged, with norm 0.
 
     Raises:
-        ValueError, TypeError: as `gradclip.clip_by_global_norm`.
+        ValueError, TypeError: as in `gradclip.clip_by_global_norm`.
 
     The signature is that of brainstate 0.5.
 

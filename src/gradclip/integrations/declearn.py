@@ -1,8 +1,9 @@
-"""The clipping modules of `declearn.optimizer.modules`, on gradclip's engine.
+"""Drop-in replacements for the clipping modules of `declearn.optimizer.modules`.
 
-Importing this module is the switch: declearn's registry then builds these classes for the names `l2-global-clipping`
-and `l2-clipping`, so that `Optimizer(lrate, modules=["l2-global-clipping"])` and saved configurations use them. They
-are subclasses of declearn's own. Vectors may hold arrays of NumPy, PyTorch, JAX or TensorFlow, there sparse ones too.
+To switch, import this module. declearn's registry then builds these classes for the names `l2-global-clipping` and
+`l2-clipping`. `Optimizer(lrate, modules=["l2-global-clipping"])` and saved configurations use them without changes.
+They are subclasses of declearn's classes. Vectors may hold arrays of NumPy, PyTorch, JAX or TensorFlow, including
+TensorFlow's sparse gradients.
 """
 
 from typing import Any
@@ -20,7 +21,7 @@ __all__ = ["L2Clipping", "L2GlobalClipping"]
 
 
 class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignore[call-arg]
-    """Clip all arrays of a Vector together, so that their L2 norm is at most `max_norm`, exactly.
+    """Clip all arrays of a Vector together. Their global L2 norm never exceeds `max_norm`, even by rounding.
 
     Args:
         max_norm: the threshold, >= 0, in the units of the gradients.
@@ -38,17 +39,17 @@ class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignor
         super().__init__(max_norm)
 
     def run(self, gradients: Vector) -> Vector:
-        """Return the clipped Vector; an empty one as it is."""
+        """Return the clipped Vector. An empty Vector is returned unchanged."""
         if not gradients.coefs:
             return gradients
         return _rebuilt(gradients, clip_by_global_norm(gradients.coefs, self.max_norm)[0])
 
 
 class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
-    """Clip each array of a Vector by its own L2 norm, which is then at most `max_norm`, exactly.
+    """Clip each array of a Vector by its own L2 norm, which never exceeds `max_norm`, even by rounding.
 
     Args:
-        max_norm: the threshold of each array, >= 0, in the units of the gradients.
+        max_norm: the threshold for each array, >= 0, in the units of the gradients.
 
     The name, configuration and interface are those of declearn 2.9.
     """
@@ -63,12 +64,12 @@ class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
 
 
 def _rebuilt(gradients: Vector, coefs: dict[str, Any]) -> Vector:
-    """Return a Vector of the same type, its arrays in the same order."""
+    """Return a Vector of the same type, with its arrays in the same order."""
     return type(gradients)({name: coefs[name] for name in gradients.coefs})
 
 
 def _take_names(*classes: type[modules.OptiModule]) -> None:
-    """Let declearn's registry build these classes for their names; it has no public call that replaces an entry."""
+    """Register the classes under their names in declearn's registry, which has no public call to replace an entry."""
     for cls in classes:
         _register.REGISTRIES["OptiModule"].register(cls, cls.name, repl=True)
 

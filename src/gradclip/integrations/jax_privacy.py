@@ -1,9 +1,12 @@
-"""The names `clip_pytree`, `clipped_fun` and `clipped_grad` of `jax_privacy.clipping`, on gradclip's engine.
+"""Drop-in replacements for `clip_pytree`, `clipped_fun` and `clipped_grad` of `jax_privacy.clipping`.
 
-Switch by writing `from gradclip.integrations.jax_privacy import clipped_grad`. What differs: the promised bound holds
-in floating point too, for every dtype, and with `nan_safe=False` a NaN or an infinity makes all of its norm's
-gradients NaN. As in newer releases of the library, `clip_norm` may be a tree of thresholds. Examples are summed in
-float32 at least, and a batch need not be a multiple of `microbatch_size`.
+To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. What differs from jax-privacy:
+
+- The norm bound also holds in floating point, for every dtype.
+- With `nan_safe=False`, a NaN or infinity turns all gradients that share its norm into NaN.
+- `clip_norm` may be a tree of thresholds, as in newer releases of jax-privacy.
+- Examples are summed in float32 or wider.
+- The batch size need not be a multiple of `microbatch_size`.
 """
 
 import math
@@ -39,7 +42,7 @@ _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
 
 
 class AuxiliaryOutput(NamedTuple):
-    """What was asked for of each example, with the batch on axis 0; None for what was not."""
+    """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None."""
 
     values: Any = None
     grad_norms: Any = None
@@ -48,9 +51,10 @@ class AuxiliaryOutput(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class BoundedSensitivityCallable:
-    """A function whose result one example can move by `l2_norm_bound` at most; with `has_aux`, its first result.
+    """A function with bounded sensitivity: one example changes its result by at most `l2_norm_bound`.
 
-    `clipped` is the engine's function: `clipped.sensitivity()` tells of the rounding of sums, too.
+    With `has_aux`, the bound is on the first of the results. `clipped` is gradclip's own function. Its
+    `clipped.sensitivity()` also includes the rounding error of the sum.
     """
 
     fun: Callable[..., Any]
@@ -62,24 +66,24 @@ class BoundedSensitivityCallable:
         return self.fun(*args, **kwargs)
 
     def sensitivity(self, neighboring_relation: object = None) -> Any:
-        """Return the L2 sensitivity under one of `dp_accounting.NeighboringRelation`, REPLACE_SPECIAL for None.
+        """Return the L2 sensitivity under a `dp_accounting.NeighboringRelation`. None means REPLACE_SPECIAL.
 
-        It speaks of batches of one shape, padded and masked by `is_padding_example`.
+        It holds if all batches have one shape: pad them, and mark the padding with `is_padding_example`.
         """
         name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
         if name not in _TIMES_BOUND:
             raise ValueError(
-                f"neighboring_relation must be one of {', '.join(_TIMES_BOUND)} of dp_accounting.NeighboringRelation, "
-                f"got {neighboring_relation!r}."
+                f"neighboring_relation must be one of {', '.join(_TIMES_BOUND)}, got {neighboring_relation!r}. "
+                "Pass a dp_accounting.NeighboringRelation."
             )
         return _TIMES_BOUND[name] * self.l2_norm_bound
 
 
 @dataclass(frozen=True, eq=False)
 class _ClippedFunction(ClippedFunction):
-    """A clipped function as that of jax-privacy: always JAX's, and keyword arguments carry the batch, too.
+    """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
 
-    `dtype`: of the result, None for the dtypes of what is clipped. `spmd_axis_name`: as in `jax.vmap`.
+    `dtype` is that of the result; None keeps the dtypes of the clipped values. `spmd_axis_name` is as in `jax.vmap`.
     """
 
     dtype: jax.typing.DTypeLike | None = None
@@ -112,7 +116,7 @@ def clip_pytree(
     nan_safe: bool = True,
     return_zero: bool | jax.Array = False,
 ) -> tuple[Tree, Any]:
-    """Clip `pytree` by its L2 norm to `clip_norm`; return it and its norm before.
+    """Clip `pytree` to the L2 norm `clip_norm`. Return the clipped tree and the norm before clipping.
 
     | clip_norm     | rescale_to_unit_norm=False | rescale_to_unit_norm=True |
     |---------------|----------------------------|---------------------------|
@@ -125,14 +129,15 @@ def clip_pytree(
 
     Args:
         pytree: a tree of JAX arrays.
-        clip_norm: the threshold; or a prefix of `pytree` that holds thresholds, each for what lies below it.
+        clip_norm: the threshold, or a prefix of `pytree` with thresholds as leaves. Each threshold applies to the
+            subtree below it.
         rescale_to_unit_norm: also divide by `clip_norm`, so that the norm is at most 1.
-        nan_safe: NaN and infinities count as 0. Otherwise they make everything that shares their norm NaN.
-        return_zero: return zeros, whatever the input; it may be traced.
+        nan_safe: treat NaN and infinities as 0. If False, they turn everything that shares their norm into NaN.
+        return_zero: return zeros for any input. May be traced.
 
     Returns:
-        `(clipped, norm)`, with the input's structure and dtypes; the norm in float32, or a tree of norms shaped as
-        `clip_norm`.
+        `(clipped, norm)`. `clipped` has the structure and dtypes of the input. `norm` is float32; for a tree of
+        thresholds it is a tree of norms with the same structure.
 
     The signature is that of jax-privacy 2.0.
 
@@ -173,27 +178,27 @@ def clipped_fun(
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
 ) -> BoundedSensitivityCallable:
-    """Return a function that clips the results of `fun` for each example and sums them.
+    """Return a function that clips the result of `fun` for each example and sums the clipped results.
 
     Args:
         fun: as in `gradclip.clipped_fun`.
-        has_aux: as there.
-        batch_argnums: as there.
-        keep_batch_dim: as there.
-        l2_clip_norm: the threshold of each example.
+        has_aux: as in `gradclip.clipped_fun`.
+        batch_argnums: as in `gradclip.clipped_fun`.
+        keep_batch_dim: as in `gradclip.clipped_fun`.
+        l2_clip_norm: the threshold for each example.
         rescale_to_unit_norm: also divide by `l2_clip_norm`, as in `clip_pytree`.
-        normalize_by: what the sum is divided by.
+        normalize_by: divide the sum by this number.
         return_norms: also return the norm of each example before clipping.
         microbatch_size: as in `gradclip.clipped_fun`.
-        nan_safe: NaN and infinities count as 0. Otherwise they make the sum NaN.
-        dtype: of the result; None for the dtypes that `fun` returns.
+        nan_safe: treat NaN and infinities as 0. If False, they turn the sum into NaN.
+        dtype: the dtype of the result; None keeps the dtypes that `fun` returns.
         prng_argnum: as in `gradclip.clipped_fun`.
         spmd_axis_name: as in `jax.vmap`.
 
     Returns:
-        A function of the arguments of `fun`, and of `is_padding_example=`: booleans of shape (batch,), True for what
-        contributes zero. Other keyword arguments carry the batch on axis 0, too. It returns the sum; or `(sum, aux)`,
-        `(sum, norms)` or `(sum, (aux, norms))`, as asked for.
+        A function that takes the arguments of `fun`, and `is_padding_example=`: booleans of shape (batch,), True for
+        examples that contribute zero. Other keyword arguments also carry the batch on axis 0. It returns the sum, or
+        `(sum, aux)`, `(sum, norms)` or `(sum, (aux, norms))`, depending on `has_aux` and `return_norms`.
 
     The signature is that of jax-privacy 2.0.
 
@@ -232,7 +237,7 @@ def clipped_fun(
 
 
 def _widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux: bool) -> Callable[..., Any]:
-    """Return `fun`, its results widened to `dtype`, and left as they are where that is narrower."""
+    """Make `fun` return results of at least the precision of `dtype`. Wider results keep their dtype."""
     if dtype is None:
         return fun
 
@@ -264,28 +269,29 @@ def clipped_grad(
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
 ) -> BoundedSensitivityCallable:
-    """Return a function that clips the gradient of `fun` for each example and sums them.
+    """Return a function that clips the gradient of `fun` for each example and sums the clipped gradients.
 
     Args:
         fun: as in `gradclip.clipped_grad`.
-        argnums: as there.
-        has_aux: as there.
-        l2_clip_norm: the threshold of each example.
+        argnums: as in `gradclip.clipped_grad`.
+        has_aux: as in `gradclip.clipped_grad`.
+        l2_clip_norm: the threshold for each example.
         rescale_to_unit_norm: as in `clipped_fun`.
-        normalize_by: as there.
-        batch_argnums: as there.
-        keep_batch_dim: as there.
-        return_values: also return what `fun` returns for each example.
-        return_grad_norms: also return the norm of each example's gradient, as `fun` has it.
-        pre_clipping_transform: what is made of the gradient of an example before it is clipped.
+        normalize_by: as in `clipped_fun`.
+        batch_argnums: as in `clipped_fun`.
+        keep_batch_dim: as in `clipped_fun`.
+        return_values: also return the value of `fun` for each example.
+        return_grad_norms: also return the norm of each example's gradient, before `pre_clipping_transform`.
+        pre_clipping_transform: a function applied to each example's gradient before clipping.
         microbatch_size: as in `clipped_fun`.
-        nan_safe: as there.
-        dtype: as there.
-        prng_argnum: as there.
-        spmd_axis_name: as there.
+        nan_safe: as in `clipped_fun`.
+        dtype: as in `clipped_fun`.
+        prng_argnum: as in `clipped_fun`.
+        spmd_axis_name: as in `clipped_fun`.
 
     Returns:
-        A function as `clipped_fun` returns. Its result is the sum, or a pair of it and an `AuxiliaryOutput`.
+        A function like the one `clipped_fun` returns. It returns the sum, or `(sum, AuxiliaryOutput)` if you ask for
+        auxiliary results, values or norms.
 
     The signature is that of jax-privacy 2.0.
 

@@ -1,8 +1,11 @@
-"""Optimizers of Keras 3 that clip on gradclip's engine, on the backends of JAX, PyTorch and TensorFlow.
+"""Keras 3 optimizers that clip with gradclip, on the JAX, PyTorch and TensorFlow backends.
 
-`clipped(keras.optimizers.Adam)` is a class of optimizers that takes the arguments of Adam, and `max_norm`. What differs
-from `global_clipnorm` and its siblings: the bounds hold exactly, norms do not overflow, the norm and the share of
-clipped steps can be read, and under `tf.distribute` what is clipped is the sum over replicas, not the part of each.
+`clipped(keras.optimizers.Adam)` is an optimizer class that takes the arguments of Adam, plus `max_norm`. What differs
+from Keras' `global_clipnorm`, `clipnorm` and `clipvalue`:
+
+- The bounds hold exactly, and norms do not overflow.
+- You can read the norm and the share of clipped steps.
+- Under `tf.distribute`, the sum over replicas is clipped, not each replica's part.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,26 +30,29 @@ OF_KERAS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
 def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
-    """Return a subclass of a Keras optimizer class that clips gradients before each update, the same class every time.
+    """Return a subclass of a Keras optimizer class that clips gradients before each update.
 
-    Its instances take three arguments more, all by keyword:
+    The same optimizer class always gives the same subclass. It takes three additional keyword arguments:
 
     max_norm: the threshold, a number >= 0, in the units of the gradients.
-    scope: what shares a norm: "global" all variables, "variable" each variable, "value" each element.
-    nonfinite: what NaN and infinities do, as in `gradclip.clip_by_global_norm`; not for the scope "value".
+    scope: what to clip: "global" (all variables by their global norm), "variable" (each variable by its own norm) or
+        "value" (each element by its magnitude).
+    nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. Not with the scope "value".
 
-    They clip what an update is made of: the sum over all replicas under `tf.distribute`, the mean of the gradients
-    accumulated, gradients divided by the loss scale. `last_norm` is the norm before clipping of the last update: for
-    "variable" the largest norm of a variable, for "value" the largest magnitude. `clipped_share` is the share of
-    updates so far of which the norm exceeded `max_norm`. Both are scalar tensors, kept in variables of the optimizer.
+    The optimizer clips the final gradients of an update: summed over all replicas under `tf.distribute`, averaged over
+    accumulation steps, and divided by the loss scale.
 
-    The class is registered for saving. Those of Keras' own optimizers can be loaded once this module has been
-    imported, those of other optimizers once `clipped` has been called.
+    `last_norm` is the norm of the last update before clipping: with "variable" the largest norm of a variable, with
+    "value" the largest magnitude. `clipped_share` is the share of updates so far with a norm above `max_norm`. Both are
+    scalar tensors, stored in variables of the optimizer.
+
+    The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is
+    not part of Keras, also call `clipped` with its class.
 
     Raises:
-        TypeError: `optimizer` is no class of Keras optimizers, or one that only passes gradients on to others.
-        ValueError, when an optimizer is made: an unknown scope or policy, a negative threshold or NaN, or one of Keras'
-        own (`clipnorm`, `global_clipnorm`, `clipvalue`) beside it.
+        TypeError: `optimizer` is not a class of Keras optimizers, or is a wrapper that passes gradients on to others.
+        ValueError: raised when you create an optimizer: an unknown scope or policy, a negative or NaN threshold, or
+        Keras' own `clipnorm`, `global_clipnorm` or `clipvalue` in addition to `max_norm`.
 
     >>> optimizer = clipped(keras.optimizers.SGD)(learning_rate=1.0, max_norm=1.0)
     >>> weights = keras.Variable([0.0, 0.0])
@@ -56,29 +62,29 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, keras.optimizers.Optimizer)):
         raise TypeError(
-            f"clipped takes a class of Keras optimizers, got {optimizer!r:.80}. Write "
+            f"clipped takes a class of Keras optimizers, got {optimizer!r:.80}. For example: "
             "clipped(keras.optimizers.Adam)(learning_rate=0.001, max_norm=1.0)."
         )
     if issubclass(optimizer, WRAPPERS):
         raise TypeError(
-            f"{optimizer.__name__} passes gradients on to other optimizers, which have to clip them. Give it clipped "
-            f"ones: {optimizer.__name__}(clipped(keras.optimizers.Adam)(max_norm=1.0)), for example."
+            f"{optimizer.__name__} passes gradients on to other optimizers, which must do the clipping. For example: "
+            f"{optimizer.__name__}(clipped(keras.optimizers.Adam)(max_norm=1.0))."
         )
     if issubclass(optimizer, _Clipping):
         return optimizer
-    # On PyTorch, Keras makes an instance of another class, which updates all variables at once.
+    # On PyTorch, Keras instantiates a different class, which updates all variables at once.
     return _subclass(keras.optimizers.Optimizer.__new__(optimizer).__class__)
 
 
 class ClippingMetrics(keras.callbacks.Callback):
     """A callback that adds `grad_norm` and `clipped_share` to the logs of each epoch.
 
-    `grad_norm` is the norm before clipping of the epoch's last update, `clipped_share` the share of the epoch's updates
-    that were clipped. Callbacks that use them, such as `keras.callbacks.CSVLogger`, stand behind this one. Nothing is
-    fetched from a device before the epoch ends.
+    `grad_norm` is the norm of the epoch's last update before clipping. `clipped_share` is the share of the epoch's
+    updates that were clipped. In the list of callbacks, put it before those that read the logs, such as
+    `keras.callbacks.CSVLogger`. Nothing is copied from the device before the epoch ends.
 
     Raises:
-        TypeError: the model's optimizer is not one of `clipped`.
+        TypeError: the model's optimizer was not made with `clipped`.
     """
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, float] | None = None) -> None:
@@ -93,7 +99,7 @@ class ClippingMetrics(keras.callbacks.Callback):
 
 
 class _Clipping(keras.optimizers.Optimizer):
-    """What stands before a class of optimizers: the arguments of `clipped`, and clipping just before the update."""
+    """A mixin for optimizer classes: it adds the arguments of `clipped`, and clips just before the update."""
 
     def __init__(
         self, *args: Any, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: Any
@@ -105,7 +111,7 @@ class _Clipping(keras.optimizers.Optimizer):
         if given:
             raise ValueError(
                 f"max_norm and Keras' own {', '.join(f'{name}={value}' for name, value in given.items())} both clip. "
-                "Pass max_norm alone, with scope='variable' for clipnorm and scope='value' for clipvalue."
+                "Pass only max_norm, with scope='variable' in place of clipnorm or scope='value' in place of clipvalue."
             )
         self.max_norm, self.scope, self.nonfinite = threshold, scope, nonfinite
         self._norm = self.add_variable((), dtype="float32", aggregation="only_first_replica", name="last_norm")
@@ -113,16 +119,16 @@ class _Clipping(keras.optimizers.Optimizer):
 
     @property
     def last_norm(self) -> Scalar:
-        """The norm before clipping of the last update; 0 before the first."""
+        """The norm of the last update before clipping, or 0 before the first update."""
         return ops.copy(self._norm)
 
     @property
     def clipped_share(self) -> Scalar:
-        """The share of updates so far that were clipped; 0 before the first."""
+        """The share of updates clipped so far, or 0 before the first update."""
         return ops.divide(ops.cast(self._clipped_steps, "float32"), ops.maximum(self.iterations, 1))
 
     def counts(self) -> tuple[int, int]:
-        """Return how many updates have been clipped, and how many there have been."""
+        """Return the number of clipped updates and the number of all updates."""
         return int(ops.copy(self._clipped_steps)), int(ops.copy(self.iterations))
 
     def get_config(self) -> dict[str, Any]:
@@ -131,7 +137,7 @@ class _Clipping(keras.optimizers.Optimizer):
 
     def __reduce__(self) -> tuple[Any, ...]:
         _, saved = super().__reduce__()
-        # That a process which unpickles it has imported this module, and knows the class.
+        # Unpickling calls a function of this module, so the process imports it and knows the class.
         return _unpickled, (next(cls for cls in type(self).__mro__ if cls.__module__ != __name__), *saved)
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
@@ -142,7 +148,7 @@ class _Clipping(keras.optimizers.Optimizer):
 
 
 class _ClippingSums(_Clipping):
-    """The same on TensorFlow, where a replica has its own part of the gradients until they are added up."""
+    """The mixin for TensorFlow: it clips after the replicas' gradients are summed."""
 
     def _clip_gradients(self, grads: Sequence[Any]) -> list[Any]:
         return list(grads)
@@ -174,7 +180,7 @@ def _check(scope: Scope, nonfinite: Policy) -> None:
         raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {scope!r:.80}.")
     if scope == "value" and nonfinite != "propagate":
         raise ValueError(
-            f"nonfinite={nonfinite!r} is for norms, and scope='value' has none. Leave it out, or take scope='variable'."
+            f"nonfinite={nonfinite!r} applies to norms, and scope='value' has none. Omit it, or pass scope='variable'."
         )
 
 
@@ -184,12 +190,12 @@ def _clipping_of(optimizer: Any) -> _Clipping:
         return inner
     if isinstance(inner, keras.optimizers.MultiOptimizer):
         raise TypeError(
-            "ClippingMetrics reads one norm, and each optimizer in a MultiOptimizer has its own. Leave the callback "
-            "out, and read last_norm and clipped_share of the optimizers that clip."
+            "ClippingMetrics reads one norm, and each optimizer in a MultiOptimizer has its own. Remove the callback, "
+            "and read last_norm and clipped_share from the optimizers that clip."
         )
     raise TypeError(
-        f"ClippingMetrics needs an optimizer that clips, got {type(inner).__name__}. Compile the model with "
-        "clipped(keras.optimizers.Adam)(max_norm=1.0), for example."
+        f"ClippingMetrics needs an optimizer that clips, got {type(inner).__name__}. For example, compile the model "
+        "with clipped(keras.optimizers.Adam)(max_norm=1.0)."
     )
 
 
@@ -215,7 +221,7 @@ WRAPPERS = (keras.optimizers.LossScaleOptimizer, keras.optimizers.MultiOptimizer
 
 
 def _take_names() -> None:
-    """Register those of Keras' own optimizers, and name them here, so that they are found when they are loaded."""
+    """Register the clipped subclasses of Keras' own optimizers and name them here, so that loading finds them."""
     classes = [value for value in vars(keras.optimizers).values() if isinstance(value, type)]
     for cls in classes:
         if issubclass(cls, keras.optimizers.Optimizer) and cls not in (keras.optimizers.Optimizer, *WRAPPERS):

@@ -1,9 +1,10 @@
-"""The names of `lucid.nn.util`, on gradclip's engine.
+"""Drop-in replacements for the clipping functions of `lucid.nn.util`.
 
-Switch by writing `from gradclip.integrations.lucid import clip_grad_norm`. A parameter is any object whose `.grad` is a
-NumPy array (as in Lucid), a PyTorch tensor or a JAX array, or on Lucid's device "gpu" one of MLX. What differs: the
-bound holds exactly, gradients are written where they lie, and norms do not overflow. Arrays of MLX cannot be written:
-they are clipped by the CPU, which waits for them, and replaced.
+To switch, write `from gradclip.integrations.lucid import clip_grad_norm`. A parameter is any object whose `.grad` is a
+NumPy array (as in Lucid), a PyTorch tensor, a JAX array, or an MLX array (on Lucid's device "gpu").
+
+What differs from Lucid: the bound holds exactly, gradients are changed in place, and norms do not overflow. MLX arrays
+cannot be changed in place. The CPU waits for them, clips them and replaces them.
 """
 
 import math
@@ -24,23 +25,25 @@ __all__ = ["clip_grad_norm", "clip_grad_value", "grad_norm"]
 
 
 def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
-    """Return the norm of the gradients of `parameters`: a Lucid tensor for Lucid's, else their framework's scalar.
+    """Return the global norm of the gradients of `parameters`.
+
+    For Lucid parameters it is a Lucid tensor, otherwise a scalar of the gradients' framework.
 
     Args:
-        parameters: an iterable of parameters, or one; a `.grad` of None is skipped.
+        parameters: one parameter or an iterable of parameters. A `.grad` of None is skipped.
         norm_type: a number >= 1, inf or -inf.
 
-    Errors are those of `gradclip.grad_norm`; the signature is that of lucid-dl 2.7.
+    Errors are those of `gradclip.grad_norm`. The signature is that of lucid-dl 2.7.
     """
     listed = checked_list(parameters)
     return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type), listed)
 
 
 def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, eps: float = 1e-7) -> Scalar:
-    """Scale the gradients of `parameters` in place by max_norm / (norm + float(eps)) where norm > max_norm.
+    """If norm > max_norm, scale the gradients of `parameters` in place by max_norm / (norm + float(eps)).
 
     Args:
-        parameters: an iterable of parameters, or one; a `.grad` of None is skipped.
+        parameters: one parameter or an iterable of parameters. A `.grad` of None is skipped.
         max_norm: the threshold, >= 0, in the units of the gradients.
         norm_type: a number >= 1, inf or -inf.
         eps: added to the norm before dividing, >= 0.
@@ -48,7 +51,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
     Returns:
         The norm before clipping, as `grad_norm` returns it.
 
-    Errors are those of `gradclip.clip_grad_norm_`; the signature is that of lucid-dl 2.7.
+    Errors are those of `gradclip.clip_grad_norm_`. The signature is that of lucid-dl 2.7.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -57,7 +60,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
     (5.0, [0.6, 0.8])
     """
     if not (isinstance(eps, numbers.Real) and eps >= 0):
-        raise ValueError(f"eps must be a number >= 0, got {eps!r}. The usual one is 1e-7.")
+        raise ValueError(f"eps must be a number >= 0, got {eps!r}. The default is 1e-7.")
     listed = checked_list(parameters)
     arrays = _Holders(listed)
     threshold = check_threshold(max_norm)
@@ -72,7 +75,7 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
 def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value].
 
-    Errors are those of `gradclip.clip_grad_value_`; the signature is that of lucid-dl 2.7.
+    Errors are those of `gradclip.clip_grad_value_`. The signature is that of lucid-dl 2.7.
     """
     arrays = _Holders(checked_list(parameters))
     inplace.clip_grad_value_(arrays.holders, clip_value)
@@ -80,7 +83,7 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
 
 
 class _Holders:
-    """Parameters, or in place of those whose gradients are Lucid's tensors or MLX's arrays, holders of NumPy arrays."""
+    """The parameters to clip. Gradients that are Lucid tensors or MLX arrays are wrapped as NumPy arrays."""
 
     def __init__(self, parameters: Sequence[Any]) -> None:
         self._mlx: Any = sys.modules.get("mlx.core")
@@ -100,14 +103,14 @@ class _Holders:
         return SimpleNamespace(grad=array) if inner else parameter
 
     def _view(self, array: Any) -> np.ndarray:
-        """Return the elements of one of MLX's arrays, read-only, and the same for what several parameters share."""
+        """Return a read-only NumPy view of an MLX array. Parameters that share the array share the view."""
         if id(array) not in self._seen:
             self._seen[id(array)] = np.asarray(array)
             self._seen[id(array)].flags.writeable = False
         return self._seen[id(array)]
 
     def replace_mlx(self) -> None:
-        """Put arrays of MLX where gradients have been replaced by others."""
+        """Write clipped gradients back to their parameters as new MLX arrays."""
         views = set(map(id, self._seen.values()))
         made: dict[int, Any] = {}
         for owner, name, holder in self._replaceable:

@@ -1,10 +1,10 @@
-"""The clipping functions of `optax`, on gradclip's engine.
+"""Drop-in replacements for the clipping functions of `optax`.
 
-Switch by writing `from gradclip.integrations.optax import clip_by_global_norm`. What differs: the bounds hold exactly,
-norms neither overflow nor saturate, and an example with NaN or infinities contributes nothing to a sum.
+To switch, write `from gradclip.integrations.optax import clip_by_global_norm`. What differs from optax: the bounds hold
+exactly, norms neither overflow nor saturate, and an example with NaN or infinities contributes nothing to a sum.
 
-Two more transformations have a threshold that follows the norms: `adaptive_clip_by_global_norm`, and `skip_spikes`,
-which leaves out steps of an optimizer.
+Two transformations are new. `adaptive_clip_by_global_norm` clips to a threshold that adapts to recent norms.
+`skip_spikes` also skips the optimizer's step when a norm is far above that threshold.
 """
 
 import math
@@ -53,9 +53,9 @@ __all__ = [
 
 
 def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
-    """Return a transformation that clips updates by their global norm, so that it is at most `max_norm`.
+    """Return a transformation that clips the global norm of the updates to `max_norm`.
 
-    Errors are those of `gradclip.clip_by_global_norm`; the signature is that of optax 0.2.
+    Errors are those of `gradclip.clip_by_global_norm`. The signature is that of optax 0.2.
 
     >>> transform = clip_by_global_norm(1.0)
     >>> updates, _ = transform.update({"w": jnp.array([3.0, 4.0])}, transform.init(None))
@@ -67,14 +67,14 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
 
 
 class NormState(NamedTuple):
-    """The norm before clipping and the threshold of the last update, as `gradclip.Monitor.record` takes them."""
+    """The norm before clipping and the threshold of the last update. Pass both to `gradclip.Monitor.record`."""
 
     norm: jax.Array
     max_norm: jax.Array
 
 
 def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.GradientTransformation:
-    """Return the same transformation as `clip_by_global_norm`, but with the last norm in its state, a `NormState`.
+    """Return the transformation of `clip_by_global_norm`, with the last norm in its state (a `NormState`).
 
     >>> transform = clip_by_global_norm_with_state(1.0)
     >>> grads = {"w": jnp.array([3.0, 4.0])}
@@ -100,7 +100,7 @@ def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.Grad
 def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
     """Return a transformation that clamps each element of the updates to [-max_delta, max_delta].
 
-    Errors are those of `gradclip.clip_by_value`; the signature is that of optax 0.2.
+    Errors are those of `gradclip.clip_by_value`. The signature is that of optax 0.2.
     """
     check_threshold(max_delta, "max_delta")
     return _stateless(lambda updates: clip_by_value(updates, max_delta))
@@ -111,9 +111,9 @@ def adaptive_grad_clip(
 ) -> optax.GradientTransformation:
     """Return a transformation that clips each unit of the updates to clipping * max(norm of its parameters, eps).
 
-    `update` needs the parameters. `axis` says along which axes of every leaf elements share a norm; None is for the
-    layouts of JAX, as in `gradclip.clip_by_unit_norm`. Errors are those of `gradclip.adaptive_grad_clip`; the signature
-    is that of optax 0.2.
+    Pass the parameters to `update`. Elements along `axis` share a norm, in every leaf. None chooses the axes from JAX's
+    layouts, as in `gradclip.clip_by_unit_norm`. Errors are those of `gradclip.adaptive_grad_clip`. The signature is
+    that of optax 0.2.
 
     >>> transform = adaptive_grad_clip(0.1)
     >>> params, updates = jnp.array([[6.0, 60.0], [8.0, 80.0]]), jnp.array([[3.0, 0.5], [4.0, 0.5]])
@@ -129,7 +129,8 @@ def adaptive_grad_clip(
     ) -> tuple[optax.Updates, optax.EmptyState]:
         if params is None:
             raise ValueError(
-                "adaptive_grad_clip compares updates with parameters: call update(updates, state, params) with them."
+                "params is missing: adaptive_grad_clip compares updates with parameters. Call update(updates, state, "
+                "params)."
             )
         arrays = jax.tree.map(jnp.asarray, updates)
         return clip_adaptively(arrays, params, clipping, eps, shared_axes=axis)[0], state
@@ -138,10 +139,10 @@ def adaptive_grad_clip(
 
 
 def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransformation:
-    """Return a transformation that clips each leaf so that its root mean square is at most `threshold`.
+    """Return a transformation that clips the root mean square of each leaf to `threshold`.
 
-    That is clipping by the leaf's norm to threshold * sqrt(size). Errors are those of `gradclip.clip_by_layer_norm`;
-    the signature is that of optax 0.2.
+    It clips the leaf's norm to threshold * sqrt(size). Errors are those of `gradclip.clip_by_layer_norm`. The signature
+    is that of optax 0.2.
     """
     check_threshold(threshold, "threshold")
 
@@ -154,7 +155,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
 
 
 def _times_root(threshold: jax.typing.ArrayLike, size: int) -> float | jax.Array:
-    """Return threshold * sqrt(size), or a number just below it."""
+    """Return threshold * sqrt(size), or slightly less, but never more."""
     if isinstance(threshold, jax.Array) and not in_host_memory(threshold):
         return _traced_times_root(threshold, size)
     number = check_threshold(float(threshold), "threshold")
@@ -185,10 +186,10 @@ def _(size: int, primals: tuple[jax.Array], tangents: tuple[jax.Array]) -> tuple
 
 
 def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike) -> tuple[Tree, jax.Array]:
-    """Return the sum of the examples' gradients, each clipped by its global norm, and how many were clipped.
+    """Clip each example's gradient by its global norm. Return the sum over examples and the number clipped.
 
-    `grads`' leaves carry the batch on axis 0. Errors are those of `gradclip.per_example_clip`; the signature is that
-    of optax 0.2.
+    The leaves of `grads` carry the batch on axis 0. Errors are those of `gradclip.per_example_clip`. The signature is
+    that of optax 0.2.
 
     >>> grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
     >>> per_example_global_norm_clip(grads, 1.25)
@@ -202,10 +203,11 @@ def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike
 def per_example_layer_norm_clip(
     grads: Tree, global_l2_norm_clip: jax.typing.ArrayLike, uniform: bool = True
 ) -> tuple[Tree, Tree]:
-    """Return the sum of the examples' gradients, clipped leaf by leaf, and how many were clipped in each leaf.
+    """Clip each example's gradient leaf by leaf. Return the sum over examples and the number clipped in each leaf.
 
-    Leaf i of K is clipped to C / sqrt(K) (`uniform`) or to C * sqrt(D_i / D), D_i of the D elements of an example
-    being its own. Errors are those of `gradclip.per_example_clip`; the signature is that of optax 0.2.
+    C is `global_l2_norm_clip`. With `uniform`, each of the K leaves is clipped to C / sqrt(K). Otherwise leaf i is
+    clipped to C * sqrt(D_i / D), where D_i is its number of elements and D that of the whole example. Errors are those
+    of `gradclip.per_example_clip`. The signature is that of optax 0.2.
 
     >>> grads = [jnp.array([[0, 0, 0], [0, 3, 4], [4, 0, 3], [3, 4, 0]])]
     >>> per_example_layer_norm_clip(grads, 0.0)
@@ -227,7 +229,15 @@ def _stateless(update: Callable[[optax.Updates], optax.Updates]) -> optax.Gradie
 
 
 class AdaptiveClipState(NamedTuple):
-    """The state of `adaptive_clip_by_global_norm`: the norm before clipping and the threshold are of the last step."""
+    """The state of `adaptive_clip_by_global_norm`.
+
+    Attributes:
+        history: the recent norms, which determine the next threshold.
+        norm: the norm before clipping at the last step.
+        max_norm: the threshold at the last step.
+        clipped: the number of steps clipped so far.
+        skipped: the number of steps skipped so far.
+    """
 
     history: NormHistory
     norm: jax.Array
@@ -237,7 +247,7 @@ class AdaptiveClipState(NamedTuple):
 
 
 class SkipSpikesState(NamedTuple):
-    """The state of `skip_spikes`: that of its clipping, and that of the optimizer."""
+    """The state of `skip_spikes`: the clipping state and the optimizer's state."""
 
     clip: AdaptiveClipState
     inner: optax.OptState
@@ -251,19 +261,20 @@ def adaptive_clip_by_global_norm(
     skip_above: float = math.inf,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
-    """Return a transformation that clips updates by their global norm, to a threshold that follows from the norms.
+    """Return a transformation that clips the global norm of the updates to a threshold that adapts to recent norms.
 
     Args:
-        rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
-        ord: which norm, as in `gradclip.global_norm`.
-        nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They change no threshold.
-        skip_above: updates become zeros if their norm is more than `skip_above` times the threshold; at least 1, `inf`
-            skips none. The optimizer takes a step of zeros then: `skip_spikes` leaves it out.
-        axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`. The state is the same on
-            all devices then.
+        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        ord: the order of the norm, as in `gradclip.global_norm`.
+        nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They never change the
+            threshold.
+        skip_above: if the norm is more than `skip_above` times the threshold, the updates become zeros. At least 1;
+            `inf` never skips. The optimizer still takes a step, with zeros. To skip its step, use `skip_spikes`.
+        axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. The state is then the
+            same on all devices.
 
-    Its state, an `AdaptiveClipState`, has the norm before clipping and the threshold of the last step, and how many
-    steps were clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
+    The state is an `AdaptiveClipState`: the norm before clipping and the threshold of the last step, and the numbers of
+    steps clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
 
     >>> transform = adaptive_clip_by_global_norm()
     >>> state = transform.init({"w": jnp.zeros(2)})
@@ -298,20 +309,20 @@ def skip_spikes(
     skip_above: float = 4.0,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Return an optimizer that leaves out the steps of spikes, and clips the others to a threshold that follows.
+    """Wrap an optimizer: skip the steps with norm spikes, and clip the others to an adaptive threshold.
 
     Args:
-        tx: the optimizer. In a step that is left out its state stays as it was, moments and counts too, and the updates
-            are zeros.
-        rule: how the threshold follows; None means `gradclip.QuantileThreshold()`, which has the formula.
-        ord: which norm, as in `gradclip.global_norm`.
-        skip_above: a step is left out if the norm is more than `skip_above` times the threshold, or NaN, or infinite;
-            at least 1. With 1 nothing is clipped: what would be is left out. Norms that are left out count as observed,
-            so that a level that lasts is accepted, after `rule.recovery_steps`.
-        axis_name: over which mesh axes the updates are split, as in `gradclip.global_norm`: one device leaves a step
-            out where all do.
+        tx: the optimizer. When a step is skipped, its state does not change (moments and counts included), and the
+            updates are zeros.
+        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        ord: the order of the norm, as in `gradclip.global_norm`.
+        skip_above: skip a step if the norm is NaN, infinite, or more than `skip_above` times the threshold. At least 1.
+            With 1 nothing is clipped: steps are skipped instead. The finite norms of skipped steps enter the history,
+            so a lasting new level is accepted after `rule.recovery_steps`.
+        axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. All devices then skip
+            the same steps.
 
-    Its state is a `SkipSpikesState`.
+    The state is a `SkipSpikesState`.
 
     >>> optimizer = skip_spikes(optax.sgd(1.0))
     >>> state = optimizer.init(jnp.zeros(2))
@@ -340,12 +351,12 @@ def skip_spikes(
         def nothing() -> tuple[optax.Updates, optax.OptState]:
             made, left = jax.eval_shape(step)
             zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
-            # Both branches must agree in the types of all that they return.
+            # Both branches must return the same types.
             return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
         if isinstance(skipped, jax.core.Tracer):
             made, left = jax.lax.cond(skipped, nothing, step)
-        else:  # which JAX would compile anew for every step
+        else:  # outside jit, lax.cond would compile again at every step
             made, left = nothing() if skipped else step()
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
 
@@ -353,7 +364,7 @@ def skip_spikes(
 
 
 def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
-    # Integers are the indices of sparse leaves.
+    # Integers are the indices of sparse leaves: keep them.
     return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
 
 
@@ -361,7 +372,7 @@ def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> Adaptive
     wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
     number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
     history = rule.init(number)
-    # Each has memory of its own, so that the state can be donated.
+    # Do not share buffers between fields, so that the state can be donated.
     clipped, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
     return AdaptiveClipState(history, number, rule.max_norm(history), clipped, skipped)
 

@@ -1,9 +1,13 @@
-"""The names of TensorFlow's own clipping functions, on gradclip's engine.
+"""Drop-in replacements for TensorFlow's clipping functions.
 
-Switch by writing `from gradclip.integrations.tensorflow import clip_by_global_norm`. What differs: no norm exceeds its
-threshold, norms do not overflow and come back in float32 at least, several rows of `tf.IndexedSlices` at one index
-count as their sum, what is not clipped keeps all its bits, and a negative or NaN threshold that is known is refused.
-`name` is accepted and ignored.
+To switch, write `from gradclip.integrations.tensorflow import clip_by_global_norm`. What differs from TensorFlow:
+
+- The result's norm never exceeds the threshold, even by rounding.
+- Norms do not overflow, and are returned in float32 or wider.
+- Rows of `tf.IndexedSlices` with the same index count as their sum.
+- Tensors that need no clipping are returned bit-identical.
+- A negative or NaN threshold is an error, if its value is known.
+- `name` is accepted and ignored.
 """
 
 import math
@@ -31,27 +35,29 @@ with needed_for("tensorflow"):
 
 __all__ = ["clip_by_average_norm", "clip_by_global_norm", "clip_by_norm", "clip_by_value", "global_norm"]
 
-Dense = Any  # a tensor, or what TensorFlow makes one of; it gives no types
-Gradient = Any  # a tensor or `tf.IndexedSlices`, of which the result is one as well
+Dense = Any  # a tensor or anything TensorFlow converts to one (TensorFlow ships no types)
+Gradient = Any  # a tensor or `tf.IndexedSlices`; the result has the same type
 _GIVEN = (tf.Tensor, tf.IndexedSlices, tf.SparseTensor, tf.RaggedTensor)
 
 
 def clip_by_global_norm(
     t_list: Sequence[Gradient | None], clip_norm: float | Dense, use_norm: Dense | None = None, name: str | None = None
 ) -> tuple[list[Gradient | None], Dense]:
-    """Scale tensors by min(1, clip_norm / norm of all of them together); return them in a list, and the norm.
+    """Scale all tensors by min(1, clip_norm / global norm). Return the list of results and the norm before clipping.
 
     Args:
-        t_list: tensors and `tf.IndexedSlices`; None stays None.
+        t_list: tensors and `tf.IndexedSlices`. None stays None.
         clip_norm: the threshold, >= 0, in the units of the tensors: a number or a scalar tensor.
-        use_norm: the norm, where it is known: it is not computed again, and the bound is as good as it is.
+        use_norm: the global norm, if you already have it. It is not computed again, so the bound is only as exact as
+            this value.
         name: ignored.
 
     Returns:
-        A list of new tensors, all NaN where the norm is not finite, and the norm before clipping.
+        A list of new tensors and the norm before clipping. If the norm is not finite, all tensors become NaN.
 
     Raises:
-        TypeError: `t_list` is no list or tuple. ValueError: `clip_norm` is negative or NaN, and its value is known.
+        TypeError: `t_list` is not a list or tuple.
+        ValueError: `clip_norm` is negative or NaN, and its value is known.
 
     """
     given = _listed(t_list)
@@ -61,7 +67,7 @@ def clip_by_global_norm(
 
 
 def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> Dense:
-    """Return the Euclidean norm of all tensors together, a scalar in float32, or in float64 if one of them is."""
+    """Return the L2 norm of all tensors together: a float32 scalar, or float64 if one of the tensors is float64."""
     given = _listed(t_list)
     return clip.global_norm(given) if _some(given) else tf.constant(0.0)
 
@@ -70,23 +76,23 @@ def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> D
 def clip_by_norm(
     t: Gradient, clip_norm: float | Dense, axes: int | Sequence[int] | None = None, name: str | None = None
 ) -> Gradient:
-    """Scale a tensor by min(1, clip_norm / its norm), or by the norm along `axes` at each place of the others."""
+    """Scale a tensor by min(1, clip_norm / norm). With `axes`, each slice along these axes has its own norm."""
     given = _gradient(t)
     if axes is None:
         return clip.clip_by_global_norm(given, clip_norm)[0]
     flat, shared = flatten(given), tuple(np.ravel(tf.get_static_value(tf.convert_to_tensor(axes, tf.int32))).tolist())
     clipping = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
-    dense = flatten(flat.leaves)  # of slices their values, so that axes are those of these
+    dense = flatten(flat.leaves)  # of `tf.IndexedSlices`, `axes` are those of the values
     return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes_beside(dense, shared))[0])
 
 
 def clip_by_value(
     t: Gradient, clip_value_min: float | Dense, clip_value_max: float | Dense, name: str | None = None
 ) -> Gradient:
-    """Move each element of a tensor into [clip_value_min, clip_value_max]; NaN stays NaN.
+    """Clamp each element of a tensor to [clip_value_min, clip_value_max]. NaN stays NaN.
 
-    Bounds that are numbers of one magnitude are gradclip's, rounded toward zero in the dtype of the tensor. Others, and
-    those that broadcast, are TensorFlow's, and so are those of integers.
+    If the bounds are the numbers -c and c, they are rounded toward zero in the dtype of the tensor. Integer tensors,
+    and all other bounds, including tensors that broadcast, go to `tf.clip_by_value`.
     """
     given, lower, upper = _gradient(t), clip_value_min, clip_value_max
     numbers = isinstance(lower, int | float) and isinstance(upper, int | float)
@@ -96,10 +102,12 @@ def clip_by_value(
 
 
 def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = None) -> Dense:
-    """Scale a tensor by min(1, clip_norm / (its norm / its number of elements)), as `tf.compat.v1` does."""
+    """Scale a tensor by min(1, clip_norm / (norm / number of elements)), as in `tf.compat.v1`."""
     tensor = tf.convert_to_tensor(t)
     if None in tensor.shape:
-        raise ValueError("the number of elements must be known. Give tf.TensorSpec the whole shape.")
+        raise ValueError(
+            f"the number of elements of t must be known, got the shape {tensor.shape}. Give tf.TensorSpec a full shape."
+        )
     count = elements_of(tensor.shape)
     limit = check_threshold(clip_norm, "clip_norm")
     whole = min(limit * count, math.inf) if isinstance(limit, float) else tf.cast(limit, tf.float64) * count
@@ -111,7 +119,7 @@ def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
         return [None if t is None else _gradient(t) for t in t_list]
     raise TypeError(
         f"t_list must be a list or a tuple of tensors, got {t_list!r:.80} of type {type(t_list).__name__}. "
-        "For other trees call gradclip.clip_by_global_norm."
+        "For other containers, call gradclip.clip_by_global_norm."
     )
 
 
@@ -125,7 +133,7 @@ def _some(t_list: Sequence[Gradient | None]) -> bool:
 
 @ordinary_arithmetic
 def _scaled(t_list: list[Gradient | None], clip_norm: Any, use_norm: Any) -> Any:
-    """Return the tensors, scaled as their norm demands, by operations that tapes and graphs record."""
+    """Scale the tensors to the threshold, given their norm, with operations that tapes and graphs record."""
     flat, backend = flatten(t_list), Graph(visible=tf.executing_eagerly())
     threshold = check_threshold(clip_norm, "clip_norm")
     norm = backend.scalar(check_norm(use_norm, "use_norm", backend=backend), ())

@@ -1,12 +1,16 @@
-"""The names of `torch.nn.utils`, on gradclip's engine.
+"""Drop-in replacements for the clipping functions of `torch.nn.utils`.
 
-Switch by writing `from gradclip.integrations.torch import clip_grad_norm_`. What differs: the result's norm is at most
-`max_norm` exactly, nothing is written when nothing is clipped, norms do not overflow and come back in float32 at
-least, a negative `max_norm` is refused, and a call that could only do nothing by mistake says so. `foreach` is
-accepted and ignored.
+To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What differs from PyTorch:
 
-Two more names are for optimizers that leave no time between the backward pass and the step, or none to spare:
-`fold_into` clips within the step of a fused optimizer, `clip_in_backward` within the backward pass.
+- The result's norm never exceeds `max_norm`, even by rounding.
+- If nothing needs clipping, nothing is written.
+- Norms do not overflow, and are returned in float32 or wider.
+- A negative `max_norm` is an error.
+- An empty generator of parameters gives a warning or an error.
+- `foreach` is accepted and ignored.
+
+Two functions are new. `fold_into` clips inside the step of a fused optimizer, which saves a pass over the gradients.
+`clip_in_backward` clips during the backward pass, for optimizers that step there.
 """
 
 import contextlib
@@ -46,20 +50,22 @@ def clip_grad_norm_(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Clip the gradients of `parameters` together, in place; return their norm before, a scalar tensor.
+    """Clip the gradients of `parameters` in place by their global norm. Return the norm before clipping.
 
-    Of distributed tensors too, whose norm is a plain scalar that is equal on every rank.
+    Distributed tensors (DTensor) work. Their norm is a plain scalar tensor, equal on every rank.
 
     Args:
-        parameters: parameters, or one, whose `.grad` is clipped; those without are skipped.
+        parameters: one parameter or an iterable of parameters. Those with no `.grad` are skipped.
         max_norm: the threshold, >= 0, in the units of the gradients.
         norm_type: the order of the norm: any number > 0, "inf" or inf, "-inf" or -inf.
-        error_if_nonfinite: raise instead of filling the gradients with NaN where one holds NaN or an infinity.
+        error_if_nonfinite: raise an error if a gradient holds NaN or an infinity. If False, such a gradient turns all
+            gradients into NaN.
         foreach: ignored.
 
     Raises:
-        RuntimeError: under `error_if_nonfinite`; it names the gradients. UserWarning: a generator that yields nothing,
-        as it does when an earlier loop has used it up. Otherwise as `gradclip.clip_grad_norm_`.
+        RuntimeError: a gradient is non-finite and `error_if_nonfinite` is set. The message names the gradients.
+        UserWarning: `parameters` is an empty generator, for example one that an earlier loop has used up.
+        Other errors are those of `gradclip.clip_grad_norm_`.
 
     The signature is that of `torch.nn.utils.clip_grad_norm_` in PyTorch 2.13.
 
@@ -81,7 +87,7 @@ def clip_grad_value_(
 ) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value].
 
-    The signature is that of `torch.nn.utils.clip_grad_value_`; `foreach` is ignored. Errors are those of
+    The signature is that of `torch.nn.utils.clip_grad_value_`. `foreach` is ignored. Errors are those of
     `gradclip.clip_grad_value_`.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(2))
@@ -99,12 +105,12 @@ def get_total_norm(
     error_if_nonfinite: bool = False,
     foreach: bool | None = None,
 ) -> torch.Tensor:
-    """Return the norm of `tensors` as one vector, a scalar tensor.
+    """Return the global norm of `tensors`, taken as one vector, as a scalar tensor.
 
     Args:
-        tensors: tensors, or one: gradients, not parameters.
+        tensors: one tensor or an iterable of tensors: the gradients, not the parameters.
         norm_type: as in `clip_grad_norm_`.
-        error_if_nonfinite: raise a RuntimeError where the norm is NaN or infinite.
+        error_if_nonfinite: raise a RuntimeError if the norm is NaN or infinite.
         foreach: ignored.
 
     The signature is that of `torch.nn.utils.get_total_norm`.
@@ -121,8 +127,8 @@ def get_total_norm(
             norm = tensor_of(global_norm(listed, order))
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
-            f"The total norm of order {float(norm_type)} for gradients is {norm.item()}: look for NaN and infinities "
-            "in them, or pass error_if_nonfinite=False."
+            f"The total norm of order {float(norm_type)} for gradients is {norm.item()}. Look for NaN and infinities "
+            "in the gradients, or pass error_if_nonfinite=False."
         )
     return norm
 
@@ -135,8 +141,8 @@ def clip_grads_with_norm_(
 ) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm).
 
-    The signature is that of `torch.nn.utils.clip_grads_with_norm_`; `foreach` is ignored. The bound holds if
-    `total_norm` is no smaller than the gradients' norm, rounding to float32 apart.
+    If `total_norm` is at least the gradients' norm, the result's norm is at most `max_norm`, up to float32 rounding.
+    The signature is that of `torch.nn.utils.clip_grads_with_norm_`. `foreach` is ignored.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(2))
     >>> parameter.grad = torch.tensor([3.0, 4.0])
@@ -148,14 +154,14 @@ def clip_grads_with_norm_(
 
 
 def order_of(norm_type: float | str) -> Order:
-    """Return the order PyTorch means: any number > 0, or plus or minus infinity."""
+    """Parse PyTorch's `norm_type`: any number > 0, or plus or minus infinity."""
     try:
         p = float(norm_type)
     except (TypeError, ValueError):
         p = 0.0
     if p > 0 or p == -torch.inf:
         return Order(p)
-    raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The usual one is 2.0.")
+    raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The default is 2.0.")
 
 
 def _tensors(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:
@@ -163,8 +169,8 @@ def _tensors(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tenso
         return [tensors]
     if isinstance(tensors, Mapping) or not isinstance(tensors, Iterable):
         raise TypeError(
-            f"tensors must be a tensor or an iterable of them, got {type(tensors).__name__}. Pass the gradients, such "
-            "as [p.grad for p in model.parameters() if p.grad is not None]; of a dict its values()."
+            f"tensors must be a tensor or an iterable of tensors, got {type(tensors).__name__}. Pass the gradients: "
+            "[p.grad for p in model.parameters() if p.grad is not None]. For a dict, pass its values()."
         )
     return list(tensors)
 

@@ -116,7 +116,7 @@ def test_gradients_pass_through_rows():
     ("leaf", "instead"),
     [
         (tf.SparseTensor([[0]], [1.0], [3]), r"SparseTensor\. Pass tf\.sparse\.to_dense\(x\)"),
-        (tf.ragged.constant([[1.0], [2.0, 3.0]]), r"RaggedTensor\. Pass its x\.flat_values"),
+        (tf.ragged.constant([[1.0], [2.0, 3.0]]), r"RaggedTensor\. Pass x\.flat_values"),
     ],
 )
 def test_other_sparse_arrays_say_what_to_pass(leaf, instead):

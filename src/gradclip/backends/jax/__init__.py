@@ -1,1 +1,1 @@
-"""JAX's arrays."""
+"""The JAX backend."""

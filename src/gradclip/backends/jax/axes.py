@@ -1,4 +1,4 @@
-"""Arrays of which each device of a mesh holds a shard: reductions over axes of the mesh, and where the shards lie."""
+"""Arrays sharded over a device mesh: reductions over mesh axes, and the layout of the shards."""
 
 import math
 from collections.abc import Hashable, Sequence
@@ -18,44 +18,44 @@ from gradclip.backends.arrays import Arrays
 class NamedAxes:
     """Mesh axes over which arrays are sharded, in a function that runs on each device's own shards.
 
-    What does not vary over an axis is replicated along it, and counts once. Only `jax.shard_map` with
-    `check_vma=True` knows that; elsewhere everything counts as sharded.
+    An array that does not vary over an axis is replicated along it, and counts once. Only `jax.shard_map` with
+    `check_vma=True` tracks this. Otherwise every array counts as sharded.
     """
 
     names: tuple[Hashable, ...]
 
     @classmethod
     def named(cls, axis_name: Hashable) -> "NamedAxes":
-        """Return the axes of a name, or of a tuple of names."""
+        """Return the axes with this name, or with these names."""
         return cls(axis_name if isinstance(axis_name, tuple) else (axis_name,))
 
     def count(self) -> int:
-        """Return how many devices hold shards."""
+        """Return the number of devices that hold shards."""
         return math.prod(map(lax.axis_size, self.names))
 
     def groups(self, arrays: Arrays) -> list[Arrays]:
-        """Return the arrays that are sharded over the same axes together."""
+        """Group the arrays that are sharded over the same axes."""
         found: dict[frozenset[Hashable], list[Any]] = {}
         for x in arrays:
             found.setdefault(_varying(x).intersection(self.names), []).append(x)
         return list(map(Arrays, found.values()))
 
     def total(self, terms: Sequence[jax.Array]) -> jax.Array:
-        """Return the sum of the terms of all devices."""
+        """Return the sum of the terms over all devices."""
         if not self._split(terms):
             return sum(terms)
         return lax.psum(sum(_counted_once(term, self.names) for term in terms), self.names)
 
     def largest(self, terms: Sequence[jax.Array]) -> jax.Array:
-        """Return the largest of the terms of all devices."""
+        """Return the largest term over all devices."""
         largest = reduce(jnp.maximum, terms)
-        # What is replicated need not be counted once: the largest of copies is the same.
+        # Replicated terms need no special care: the largest of several copies is the same.
         return lax.pmax(largest, self.names) if self._split(terms) else largest
 
     def _split(self, terms: Sequence[jax.Array]) -> bool:
-        """Say whether a term varies over one of the axes, or may do so unknown to JAX.
+        """Say whether a term varies over one of the axes, or may vary without JAX tracking it.
 
-        Then all axes are reduced over: what is reduced over the same ones XLA sends together.
+        If so, the reduction runs over all axes: XLA combines reductions over the same axes into one message.
         """
         varying = frozenset().union(*map(_varying, terms))
         return any(name in varying or not _tracked(name) for name in self.names)
@@ -64,25 +64,25 @@ class NamedAxes:
 def _counted_once(term: jax.Array, names: Sequence[Hashable]) -> jax.Array:
     for name in names:
         if _tracked(name) and name not in _varying(term):
-            # All devices have the same term: the first one counts, the others add zero.
+            # All devices have the same term. Count it on the first device, and add zero on the others.
             term = jnp.where(lax.axis_index(name) == 0, term, jnp.zeros_like(term))
     return term
 
 
 def _tracked(name: Hashable) -> bool:
-    """Say whether JAX keeps track of what varies over an axis."""
-    # The index of a device always varies. If not even that does to JAX, it keeps no track.
+    """Say whether JAX tracks which values vary over an axis."""
+    # The index of a device always varies. If JAX does not report even that, it is not tracking.
     return name in _varying(lax.axis_index(name))
 
 
 def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], NamedAxes] | None:
-    """Return the mesh, how each array is sharded over it, and over which axes any is; None where XLA is to choose."""
+    """Return the mesh, the partition spec of each array, and the axes in use; None if XLA chooses the layout."""
     shardings = [jax.typeof(x).sharding for x in arrays]
     meshes = {sharding.mesh for sharding in shardings}
     if len(meshes) != 1:
         return None
     (mesh,) = meshes
-    # On other axes XLA chooses the layout while it compiles, so nobody knows it yet.
+    # For axes of other types, XLA chooses the layout when it compiles, so it is not known yet.
     if set(mesh.axis_types) != {AxisType.Explicit}:
         return None
     specs = [sharding.spec for sharding in shardings]
@@ -91,21 +91,21 @@ def known_layout(arrays: Sequence[jax.Array]) -> tuple[Any, list[Any], NamedAxes
 
 
 def varying_together(arrays: Sequence[Any]) -> frozenset[Hashable]:
-    """Return the axes over which one of the arrays varies, as far as JAX keeps track of them."""
+    """Return the axes over which at least one of the arrays varies, as far as JAX tracks that."""
     return frozenset().union(*[_varying(x) for x in arrays if isinstance(x, jax.Array)])
 
 
 def in_one_piece() -> bool:
-    """Say whether each array lies on one device, as far as the code that is traced can tell."""
-    # Manual axes are those of `shard_map`, in which a device sees its own shards alone.
+    """Say whether the traced code sees each array as being on one device."""
+    # Manual axes are those of `shard_map`, inside which a device sees only its own shards.
     kinds = set(jax.sharding.get_abstract_mesh().axis_types)
     return jax.device_count() == 1 or kinds == {AxisType.Manual}
 
 
 def varying_alike(*trees: object) -> Any:
-    """Return the trees with each array counted as varying over all axes that one of them varies over.
+    """Mark every array of the trees as varying over all axes that any of the arrays varies over.
 
-    The gradient for an array that does not vary is the sum of those of all devices, and not that of one example.
+    The gradient for an array that does not vary would be summed over all devices, instead of being one example's.
     """
     arrays = [x for x in jax.tree.leaves(trees) if isinstance(x, jax.Array)]
     everywhere = frozenset().union(*map(_varying, arrays))
@@ -118,7 +118,7 @@ def varying_alike(*trees: object) -> Any:
 
 
 def typed_as(x: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
-    """Return an array with the dtype of another, sharded as it, and varying over all axes over which it does."""
+    """Convert an array to the dtype and sharding of `like`, and mark it as varying over the same axes."""
     x = jnp.asarray(x)
     x = x if x.dtype == like.dtype else x.astype(like.dtype)
     sharding = like.sharding
@@ -133,12 +133,12 @@ def _names(entry: Hashable) -> tuple[Hashable, ...]:
 
 
 def _varying(x: jax.Array) -> frozenset[Hashable]:
-    """Return the axes over which a value differs from device to device, as far as JAX keeps track of them."""
+    """Return the axes over which a value differs between devices, as far as JAX tracks that."""
     return _axes_of(jax.typeof(x))
 
 
 def _axes_of(kind: Any) -> frozenset[Hashable]:
-    # Versions of JAX differ in where they keep it; None stands for none.
+    # The attribute depends on the version of JAX. None means no axes.
     if hasattr(kind, "manual_axis_type"):
         return frozenset() if kind.manual_axis_type is None else kind.manual_axis_type.varying
     return kind.vma or frozenset()

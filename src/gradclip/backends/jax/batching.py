@@ -1,7 +1,7 @@
 """Functions of one example over a batch, for JAX: `jax.vmap`, and microbatches in a loop that is compiled once.
 
-A microbatch is a slice of the batch. The last one is filled up with rows that the mask leaves out. One compiled program
-serves all microbatches: it does not contain the code that cuts them out, so a long batch is not copied.
+A microbatch is a slice of the batch. The last one is padded with rows that the mask leaves out. All microbatches run
+one compiled program. Slicing happens outside that program, so a long batch is not copied.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -18,7 +18,7 @@ from gradclip.backends.jax.programs import by_program
 
 
 class JaxBatching:
-    """The verbs of `Batching`."""
+    """`Batching` for JAX."""
 
     keeps_whole_batches = False
     modules_called = "model.apply(parameters, x) does"
@@ -35,7 +35,7 @@ class JaxBatching:
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:
-        # Else `jax.grad` would add up the gradients of all devices for an argument that each of them has a copy of.
+        # Without `varying_alike`, `jax.grad` would sum the gradients of a replicated argument over all devices.
         call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
         return lambda *args: call(*varying_alike(*args))
 
@@ -64,7 +64,7 @@ class JaxBatching:
     ) -> tuple[tuple[Any, ...], jax.Array]:
         def longer(x: jax.Array) -> jax.Array:
             x = jnp.asarray(x)
-            # `lax.full` makes rows of random keys as well, which `jnp.pad` does not.
+            # Unlike `jnp.pad`, `lax.full` also makes rows of random keys.
             return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
 
         many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
@@ -79,7 +79,7 @@ class JaxBatching:
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
         number = -(-count // size)  # rounded up
-        # Trailing microbatches without an example are skipped: padding to one shape then costs no time.
+        # Trailing microbatches without examples are skipped, so padding to one shape costs no time.
         if mask is not None:
             number = -(-jnp.max(jnp.where(mask, jnp.arange(1, count + 1), 0), initial=0) // size)
         if count < size:
@@ -88,7 +88,7 @@ class JaxBatching:
 
         def microbatch(i: jax.Array | int) -> tuple[Any, Any]:
             here = [arg if axis is None else _rows(arg, i, size, rows) for arg, axis in zip(args, axes, strict=True)]
-            # The last microbatch may repeat the last row, which must count once.
+            # The last microbatch may repeat the last row. Count that row once.
             fresh = i * size + jnp.arange(size) < rows
             counted = fresh if mask is None else fresh & _rows(mask, i, size, rows)
             return lax.optimization_barrier(step(_apart(here, axes), counted))
@@ -100,10 +100,10 @@ class JaxBatching:
 
         sums, outputs = jax.eval_shape(microbatch, 0)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
-        # Room for whole microbatches: an update that would not fit is moved back by XLA, over rows already written.
+        # Make room for whole microbatches. XLA moves an update that does not fit back, over rows already written.
         places = -(-rows // size) * size
         blank = jax.tree.map(lambda x: jnp.zeros((places, *x.shape[1:]), x.dtype), outputs)
-        # A loop in `shard_map` wants its carry to vary over the same axes before and after each turn.
+        # Inside `shard_map`, the carry of a loop must vary over the same axes before and after each iteration.
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
 
@@ -119,7 +119,7 @@ class JaxBatching:
 
 
 class JaxLoop(JaxBatching):
-    """The verbs with `jax.lax.map` for `jax.vmap`: one example after the other, in a loop that is compiled once."""
+    """`Batching` with `jax.lax.map` instead of `jax.vmap`: one example at a time, in a loop that is compiled once."""
 
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
@@ -137,8 +137,8 @@ class JaxLoop(JaxBatching):
 
 
 def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
-    """Return the microbatch of number `i`; beyond the last row it repeats that row."""
-    # Where the last microbatch is shorter, XLA would move its slice back, over rows that have been counted.
+    """Return microbatch `i`. Past the end of the batch, it repeats the last row."""
+    # If the last microbatch is shorter, XLA would move its slice back, over rows already counted.
     if rows % size == 0:
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size), tree)
     places = jnp.minimum(i * size + jnp.arange(size), rows - 1)
@@ -146,5 +146,5 @@ def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
 
 
 def _apart(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
-    """Return the arguments behind a barrier, so that XLA compiles what follows the same for every number of rows."""
+    """Put the arguments behind a barrier, so that XLA compiles the code after it alike for every number of rows."""
     return [arg if axis is None else lax.optimization_barrier(arg) for arg, axis in zip(args, axes, strict=True)]

@@ -1,9 +1,9 @@
-"""Sums over a batch in XLA's code for the CPU: a few examples at a time, each read once, no product kept.
+"""Weighted sums over a batch, in XLA's code for the CPU, a few examples at a time.
 
-A batch that may lie on several devices is not taken apart like that: XLA would gather it.
+Each example is read once, and no product is stored. XLA by itself would store all products in float64 before adding
+them. Examples are rows here and in the calls of the kernels, so XLA chooses one layout for both.
 
-XLA would write all products out, in float64, before it adds them. Examples are rows here and in the kernels' calls, so
-that XLA lays them out once for both.
+A batch that may be sharded over several devices is not summed this way, because XLA would gather it.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from gradclip.backends.jax.axes import varying_alike
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
 
-_AT_A_TIME = 4  # of 1, 4, 8 and 16, the fastest
+_AT_A_TIME = 4  # the fastest of 1, 4, 8 and 16
 
 
 def sum_by_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
-    """Return the sum over the first axis of a real array, each example times its own coefficient, in float64."""
+    """Multiply each example of a real array by its coefficient, and sum over the first axis in float64."""
     total = _sum_of_rows(as_rows(x, 1), coefficient, widen)
     return total.reshape(x.shape[1:])
 
 
 def _sum_of_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Array], jax.Array]) -> jax.Array:
     weights = coefficient.weights(jnp)
-    # As integers: of a half type XLA would first make a copy of the batch in float32, and take slices of that.
+    # Slice half-precision data as integers. Otherwise XLA first copies the whole batch to float32.
     bits = lax.bitcast_convert_type(x, jnp.uint16) if format_of(x).precision < FLOAT32.precision else x
 
     def plus(total: jax.Array, i: jax.Array | int) -> jax.Array:
@@ -57,5 +57,5 @@ def _sum_of_rows(x: jax.Array, coefficient: Coefficient, widen: Callable[[jax.Ar
 
 
 def as_rows(x: jax.Array, axes: int) -> jax.Array:
-    """Return an array with all axes after the first `axes` made one."""
+    """Flatten all axes after the first `axes` into one."""
     return x.reshape(*x.shape[:axes], math.prod(x.shape[axes:]))

@@ -1,6 +1,6 @@
-"""The kernels as XLA's compiled code calls them: one call reads all arrays of a norm where they lie.
+"""Calls of the kernels from XLA's compiled code. One call reads all arrays of a norm, without copies.
 
-A call under `vmap` is one call still: the arrays get a leading axis, and each row of it a norm.
+Under `vmap` there is still one call: the arrays get a leading axis, and each of its rows has a norm.
 """
 
 import itertools
@@ -18,8 +18,8 @@ from gradclip import native
 def usable(leaves: Sequence[Any]) -> bool:
     """Say whether traced calls can use the kernels.
 
-    That takes one CPU device, for XLA would gather arrays that lie on several, and sizes that are known: where they are
-    symbols, a program is being exported, which cannot hold such calls.
+    They can if there is one CPU device and all sizes are known. With several devices, XLA would gather the arrays.
+    Symbolic sizes mean that a program is being exported, and an exported program cannot contain these calls.
     """
     return (
         jax.default_backend() == "cpu"
@@ -31,7 +31,7 @@ def usable(leaves: Sequence[Any]) -> bool:
 
 @cache
 def registered() -> bool:
-    """Make the kernels known to XLA; say whether they are."""
+    """Register the kernels with XLA. Return whether that worked."""
     if native.kernels is None:
         return False
     try:
@@ -39,7 +39,7 @@ def registered() -> bool:
         jax.ffi.register_ffi_target("gradclip_add_examples", native.kernels.xla_add_examples(), platform="cpu")
         jax.ffi.register_ffi_target("gradclip_extremes", native.kernels.xla_extremes(), platform="cpu")
         jax.ffi.register_ffi_target("gradclip_entries", native.kernels.xla_entries(), platform="cpu")
-    except (AttributeError, RuntimeError):  # a JAX that has no such interface, or another version of it
+    except (AttributeError, RuntimeError):  # this JAX has no such interface, or a different version
         return False
     return True
 
@@ -47,30 +47,30 @@ def registered() -> bool:
 def power_sums(
     arrays: Sequence[jax.Array], p: float, enough: float, rows: tuple[int, ...]
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each of `rows`, the leading axes.
+    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each row of the leading axes `rows`.
 
-    The divisor is 1 if the sum is then finite and above `enough`, else the largest magnitude.
+    The divisor is 1 if the sum is then finite and above `enough`. Otherwise it is the largest magnitude.
     """
     return _call("gradclip_power_sums", arrays, rows, p=np.float64(p), enough=np.float64(enough))
 
 
 def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude, NaN where one is NaN, and the smallest, NaN where one is not finite."""
+    """Return the largest magnitude (NaN if one is NaN) and the smallest (NaN if one is non-finite)."""
     return _call("gradclip_extremes", arrays, rows)
 
 
 def add_examples(
     arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Return each example's sum of squares, and the `columns` sums of all examples, each times its weight."""
+    """Return each example's sum of squares, and the `columns` weighted sums over the examples."""
     wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
-    # One call after the other under `vmap`: the kernel knows no second batch axis.
+    # Sequential under `vmap`: the kernel does not support a second batch axis.
     call = jax.ffi.ffi_call("gradclip_add_examples", wide, vmap_method="sequential")
     return call(weighing, included, *arrays, threads=np.int64(native.default_threads()))
 
 
 def entries(vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Return each vector's entries as scalars. XLA compiles what takes them as one program for all of them."""
+    """Split vectors into scalars. XLA then compiles the code that uses them once for all of them."""
     scalars = [jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0])]
     call = jax.ffi.ffi_call("gradclip_entries", scalars, vmap_method="broadcast_all")
     found = iter(call(*vectors))
@@ -81,6 +81,6 @@ def _call(
     target: str, arrays: Sequence[jax.Array], rows: tuple[int, ...], **attributes: Any
 ) -> tuple[jax.Array, jax.Array]:
     wide = jax.ShapeDtypeStruct(rows, jnp.float64)
-    # `vmap` gives arrays that it does not map an axis of length 1, so rows of all arrays agree or broadcast.
+    # `vmap` gives unmapped arrays an axis of length 1, so the rows of all arrays agree or broadcast.
     call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
     return call(*arrays, threads=np.int64(native.default_threads()), **attributes)

@@ -1,4 +1,4 @@
-"""JAX, as the registry knows it."""
+"""The JAX entry for the registry."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,11 +15,11 @@ from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
 from gradclip.backends.jax.trees import JAX_TREES, JaxTrees
 
-_copied = jax.jit(jnp.copy)  # without jit it takes ten times as long
+_copied = jax.jit(jnp.copy)  # ten times faster than without jit
 
 
 class Jax(Framework):
-    """Arrays on any devices, and traced ones."""
+    """JAX arrays on any device, and traced arrays."""
 
     namespace = jnp
 
@@ -28,7 +28,7 @@ class Jax(Framework):
         return JAX_TREES
 
     def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Backend:
-        from gradclip.backends.jax.host import backend  # trees that hold none of JAX's arrays come here
+        from gradclip.backends.jax.host import backend  # not needed before there are JAX arrays
 
         return backend(leaves, scalars)
 
@@ -46,7 +46,7 @@ class Jax(Framework):
         return super().numbers(leaves)
 
     def kept(self, array: jax.Array) -> jax.Array:
-        # Of an array that spans processes, the part here: a program on all of it would have to run on each of them.
+        # If an array spans processes, copy the local part: a program on the whole array must run on all processes.
         return _copied(array if array.is_fully_addressable else array.addressable_data(0))
 
     def is_traced(self, array: object) -> bool:
@@ -54,9 +54,9 @@ class Jax(Framework):
 
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> jax.Array:
         made = jnp.asarray(values.astype(dtype_named(dtype)))
-        # JAX narrows float64 without a word in 32-bit mode.
+        # In 32-bit mode, JAX silently narrows float64.
         if bare_name(made.dtype) != dtype:
-            raise ValueError(f"JAX has no {dtype} in 32-bit mode; switch jax_enable_x64 on, or leave it out of dtypes.")
+            raise ValueError(f"JAX has no {dtype} in 32-bit mode. Enable jax_enable_x64, or remove it from dtypes.")
         return made
 
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> jax.Array:

@@ -1,4 +1,4 @@
-"""JAX: concrete arrays on the CPU as host memory; tracers there with the kernels; others through XLA's operations."""
+"""The backend for concrete JAX arrays on the CPU, and the choice of the backend for other JAX arrays."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from gradclip.backends.protocols import HostBackend
 
 
 class JaxHost(Host):
-    """Concrete arrays, each on one CPU device, viewed as NumPy arrays; NumPy's own among them stay what they are."""
+    """Concrete JAX arrays, each on one CPU device, viewed as NumPy arrays. NumPy arrays stay NumPy arrays."""
 
     def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def known(self, leaves: Sequence[Any]) -> None:
-        return None  # results are made by JAX
+        return None  # JAX creates the results
 
     def prepare(self, leaf: object) -> Any:
         return super().prepare(leaf) if of_numpy(leaf) else prepared(leaf)
@@ -44,13 +44,13 @@ class JaxHost(Host):
         return of_numpy(leaf) and super().writable(leaf)
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
-        # Views, not copies: JAX hands out the memory of arrays on the CPU, read-only.
+        # Views, not copies: JAX exposes the memory of CPU arrays read-only.
         views = list(map(np.asarray, prepared))
         known = native.describe_buffers(list(map(known_to_buffers, views)))
         return HostArrays(list(zip(views, prepared, strict=True)), _with_origin, known)
 
     def empty_like(self, x: HostArray) -> HostArray:
-        """Return an array aligned so that JAX takes its memory over instead of copying it."""
+        """Return an array with the alignment that lets JAX use its memory without a copy."""
         return HostArray(aligned_empty(x.shape, x.data.dtype), x.dtype)
 
     def leave(self, array: Any, leaf: object) -> Any:
@@ -66,7 +66,7 @@ class JaxHost(Host):
         return list(map(result, arrays, leaves))
 
     def copies(self, arrays: Arrays) -> list[HostArray]:
-        # In memory from `empty_like`, which JAX takes over without another copy.
+        # Their memory is from `empty_like`, so JAX uses it without a second copy.
         return self._filled_copies(arrays)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -81,7 +81,7 @@ class JaxHost(Host):
         return sums
 
     def leave_count(self, flags: Any, leaves: Sequence[Any]) -> jax.Array:
-        # JAX counts in int32 unless 64-bit mode is on; so that both modes agree, here too.
+        # JAX counts in int32 unless 64-bit mode is on. Use int32 in both modes.
         return put([super().leave_count(flags, leaves).astype(np.int32)], [placed_first(leaves)])[0]
 
     def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> jax.Array:
@@ -104,7 +104,7 @@ def _as_jax_knows(array: HostArray) -> np.ndarray:
 
 
 def in_host_memory(array: jax.Array) -> bool:
-    """Say whether the values of an array lie in host memory and may be looked at."""
+    """Say whether an array is concrete and its values are in host memory."""
     if isinstance(array, jax.core.Tracer):
         return False
     devices = array.devices()
@@ -112,10 +112,13 @@ def in_host_memory(array: jax.Array) -> bool:
 
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host | Jax:
-    """Return the backend for these arrays: the host's where all of them lie in its memory, NumPy's for its arrays."""
+    """Return the backend for these arrays.
+
+    Arrays in host memory get the host backend, traced arrays the kernels if `usable`, all others XLA's operations.
+    """
     arrays = [x for x in (*leaves, *scalars) if isinstance(x, jax.Array)]
     if all(map(in_host_memory, arrays)):
-        # NumPy's arrays stay NumPy's, even beside a threshold of JAX.
+        # NumPy arrays stay NumPy arrays, even with a threshold that is a JAX array.
         return NUMPY_HOST if leaves and all(map(of_numpy, leaves)) else HOST
     traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
     return JaxKernels(visible=False) if traced and usable(leaves) else Jax(visible=not traced)

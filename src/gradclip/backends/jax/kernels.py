@@ -1,4 +1,4 @@
-"""Traced JAX arrays on the CPU, reduced by the kernels, which XLA's compiled code calls."""
+"""Reductions of traced JAX arrays on the CPU. XLA's compiled code calls gradclip's kernels for them."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ if TYPE_CHECKING:
 
 
 class JaxKernels(Jax):
-    """Traced arrays on the CPU, read by the kernels, which know subnormal numbers."""
+    """The backend for traced arrays on the CPU. Its kernels read subnormal numbers correctly."""
 
     splits_by_range = False
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         return kernels_sum_error(count, arrays, p)
 
-    # No second look, as XLA's own sums need: these read subnormals as they are.
+    # The kernels read subnormals correctly, so no second pass is needed, unlike with XLA's own sums.
     def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
         return compute(self)
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: jax.Array | None = None) -> jax.Array:
-        # Every finite sum is more than -1, so none is done again with a divisor.
+        # Every finite sum is above -1, so the kernels repeat none of them with a divisor.
         return self._power_sums(arrays, p, -1.0, scope)[0]
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
-        # No sum is more than infinity: of other orders the kernels always divide by the largest magnitude first.
+        # No sum is above infinity: for other orders, the kernels always divide by the largest magnitude.
         return self._power_sums(arrays, p, ENOUGH if p in (1, 2) else math.inf, scope)
 
     def _power_sums(self, arrays: Arrays, p: float, enough: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +66,7 @@ class JaxKernels(Jax):
         )
 
     def together(self, arrays: Sequence[Any]) -> Hashable | None:
-        # A vector of what varies over different axes would vary over all of them.
+        # If scalars that vary over different mesh axes were put in one vector, it would vary over all these axes.
         return varying_together(arrays)
 
     def stacked(self, scalars: Sequence[jax.Array]) -> jax.Array:
@@ -83,8 +83,8 @@ class JaxKernels(Jax):
     ) -> tuple[list[jax.Array], jax.Array] | None:
         if spoil:
             return None
-        # Without a derivative: it is called inside of rules that have one.
-        # NaN marks an example as left out: the kernels take its place in this vector for its sum of squares.
+        # This needs no derivative: it is only called inside functions that have a derivative rule.
+        # NaN marks an example as left out. The kernel copies the marks into its vector of sums of squares.
         included = jnp.zeros(arrays[0].shape[0]) if mask is None else jnp.where(mask, 0.0, jnp.nan)
         numbers = jnp.stack([jnp.asarray(number, jnp.float64) for number in weighing])
         widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
@@ -94,13 +94,13 @@ class JaxKernels(Jax):
         return sums, jnp.sqrt(jnp.where(jnp.isnan(included), 0.0, squares))
 
     def _read(self, reduce: Callable[..., Any], portable: Callable[..., Any], arrays: Arrays) -> Any:
-        """Return what the kernels make of the arrays. Its derivative is that of the portable operations."""
-        # JAX cannot look into a kernel, so it is told what to differentiate in its place.
+        """Reduce the arrays with the kernels. The derivative is that of the portable operations."""
+        # JAX cannot differentiate a kernel, so this rule differentiates the portable operations instead.
         read = jax.custom_jvp(reduce)
 
         @read.defjvp
         def _(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
-            # The rule calls `read` again, and not `reduce`, so that a second derivative finds the rule too.
+            # Call `read`, not `reduce`: second derivatives then use this rule too.
             result = read(*primals)
             with self.precision():
                 return result, jax.jvp(lambda arrays: portable(Arrays(arrays), result), primals, tangents)[1]
@@ -112,12 +112,12 @@ _checked: type[Backend] = JaxKernels
 
 
 def summed(numbers: jax.Array, like: jax.Array) -> jax.Array:
-    """Return a flat sum in the shape of one example; complex sums come as real and imaginary parts in turn."""
+    """Reshape a flat sum to the shape of one example. Complex sums alternate real and imaginary parts."""
     wide = lax.complex(numbers[::2], numbers[1::2]) if is_complex(like) else numbers
     return wide.reshape(like.shape[1:])
 
 
 def rows_first(arrays: Sequence[jax.Array], scope: Scope) -> list[jax.Array]:
-    """Return the arrays with the axes that have norms of their own before the others, as the kernels want them."""
+    """Move the axes with separate norms to the front of each array, as the kernels expect."""
     axes = [(*scope.own_axes(x.ndim), *scope.shared_axes(x.ndim)) for x in arrays]
     return list(map(lax.transpose, arrays, axes))

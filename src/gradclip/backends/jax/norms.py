@@ -1,7 +1,7 @@
-"""Norms of JAX arrays whose values are not looked at: each array is read once, by one reduction.
+"""Norms of JAX arrays in XLA: one reduction reads each array once. No values are read on the host.
 
-XLA's CPU code reads float32 and bfloat16 subnormals as zero. So there numbers are read by their bits, or, where XLA is
-to choose which device reads what, read again if they are so small that it matters.
+XLA's CPU code reads float32 and bfloat16 subnormals as zero, so numbers are decoded from their bits. If XLA chooses how
+to partition the work, numbers are first read normally, and again by their bits if the norm is so small that it matters.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from gradclip.backends.values import Scope
 
 
 class JaxNorms(Portable):
-    """The reductions. Backends with the same settings are equal, so that JAX knows what it has traced for one."""
+    """The reductions. Backends with the same settings compare equal, so that JAX reuses its traces."""
 
     def __init__(self, *, visible: bool, axes: NamedAxes | None = None) -> None:
         super().__init__(jnp, FLOAT32 if jax.default_backend() == "tpu" else FLOAT64)
-        self.divisors_above = self.wide.tiny  # Whether what lies below is read as zero is up to the compiler.
-        self.divisors_up_to = 1.0 / self.wide.tiny  # It multiplies with the inverse instead.
+        self.divisors_above = self.wide.tiny  # The compiler may read smaller numbers as zero.
+        self.divisors_up_to = 1.0 / self.wide.tiny  # The compiler multiplies by the inverse instead.
         self.visible = visible
         self.axes = axes
         self.on_cpu = jax.default_backend() == "cpu"
@@ -56,7 +56,7 @@ class JaxNorms(Portable):
         return type(self), self.wide, self.visible, self.axes, self.on_cpu, self.reading
 
     def flushed_below(self, element: Format) -> float:
-        # Elsewhere subnormals are read with care.
+        # In all other cases, `with_care` reads subnormals correctly.
         if element is self.wide or self.wide is not FLOAT64:
             return self.wide.tiny
         return element.tiny if element in FLUSHED and not self.on_cpu else 0.0
@@ -65,7 +65,7 @@ class JaxNorms(Portable):
         return as_integers(x) if self._reads_bits(x) else super().widen(x)
 
     def _reads_bits(self, x: jax.Array) -> bool:
-        # The sums of float16 XLA's CPU code would not fuse either.
+        # XLA's CPU code would not fuse the sums of float16 either.
         known = {Reading.AS_THEY_ARE: (), Reading.BITS: FLUSHED, Reading.BITS_AT_ONCE: {*FLUSHED, FLOAT16}}
         return format_of(x) in known[self.reading]
 
@@ -76,8 +76,8 @@ class JaxNorms(Portable):
             return compute(self._careful(Reading.BITS_AT_ONCE))
         if not arrays.formats & FLUSHED:
             return compute(self)
-        # First with subnormals read as zero. Elements below 2**-126 add at most count * 2**-126 to the norm, which is
-        # nothing where the norm is 2**60 times that. Else the sum is done again, with the bits read as integers.
+        # First read subnormals as zero. Elements below 2**-126 add at most count * 2**-126 to the norm, which is
+        # negligible if the norm is 2**60 times that. Otherwise repeat the sum, decoding the bits as integers.
         value, divisor = compute(self)
         size = value if divisor is None else value * divisor
         again = partial(compute, self._careful(Reading.BITS))
@@ -95,14 +95,14 @@ class JaxNorms(Portable):
         return joined([self.total(of_kind) for of_kind in zip(*found, strict=True)], p)
 
     def sums_by_range(self, x: jax.Array, p: float, scope: Scope) -> list[jax.Array]:
-        """Return the sum of powers of small numbers, of others and of big ones, each in its units."""
+        """Return the sums of powers of the small, middle and big numbers, each in its own unit."""
         kinds = [by_range(base) for base in self.bases(x, p)]
         terms = [raised(self.xp, wide, p) for of_base in kinds for wide in of_base]
         found = sums(terms, scope.shared_axes(x.ndim))
         return [sum(found[kind::3]) for kind in range(3)]
 
     def stacked(self, scalars: Sequence[jax.Array]) -> jax.Array:
-        # XLA would make a sum over the vector one of many scalars, and compute it anew wherever it is used.
+        # Without the barrier, XLA turns a sum over the vector into a sum of many scalars, recomputed at every use.
         vector = jnp.stack(scalars)
         return vector if self.visible else lax.optimization_barrier(vector)
 
@@ -127,7 +127,7 @@ class JaxNorms(Portable):
         return jnp.where(jnp.isfinite(largest), smallest, jnp.nan)
 
     def extremes(self, x: jax.Array, scope: Scope) -> list[jax.Array]:
-        """Return the largest magnitude, NaN where one is NaN, and the smallest of those that are not."""
+        """Return the largest magnitude (NaN if one is NaN) and the smallest magnitude that is not NaN."""
         axes = scope.shared_axes(x.ndim)
         if is_complex(x):
             return _each_extreme(self.magnitude(x), axes)
@@ -137,7 +137,7 @@ class JaxNorms(Portable):
         return [self.widen(lax.bitcast_convert_type(one, x.dtype)) for one in found]
 
 
-# What is done with one array is a program that the program for all of them calls: JAX traces it once for each shape.
+# The operations on one array are a jitted function of their own, so JAX traces them once for each shape.
 _power_sum_of = jax.jit(Portable.power_sum_of, static_argnums=(0, 2, 3))
 _sums_by_range = jax.jit(JaxNorms.sums_by_range, static_argnums=(0, 2, 3))
 _extremes = jax.jit(JaxNorms.extremes, static_argnums=(0, 2))

@@ -1,7 +1,7 @@
-"""Where JAX arrays lie, and what sort they are: results get it from the arrays that they stand for.
+"""Give results the device, commitment and type of the leaf they replace.
 
-An array is committed to its devices, or JAX may move it; its type may be weak; it may be float64 though 64-bit mode
-is off. JAX keeps all that where it computes, and loses it on the way through NumPy.
+An array may be committed to its devices, or JAX may move it. Its type may be weak. It may be float64 even if 64-bit
+mode is off. JAX keeps these properties in its own computations, but they are lost on the way through NumPy.
 """
 
 from collections.abc import Hashable, Sequence
@@ -14,7 +14,7 @@ from jax.extend.core.primitives import convert_element_type_p
 
 
 def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
-    """Return JAX arrays of the data, each on the device of its entry in `likes`, and committed if that is."""
+    """Return the data as JAX arrays, each on the device of its entry in `likes`, and committed if that entry is."""
     groups: dict[Hashable, list[int]] = {}
     for index, like in enumerate(likes):
         groups.setdefault(_place(like), []).append(index)
@@ -29,32 +29,32 @@ def put(data: Sequence[np.ndarray], likes: Sequence[Any]) -> list[jax.Array]:
 
 
 def like(array: jax.Array, leaf: object) -> Any:
-    """Return a result computed from a leaf that is not traced, as the leaf is: NumPy's, or uncommitted, or weak."""
+    """Return a result like the untraced leaf it was computed from: a NumPy array, uncommitted, or weakly typed."""
     if of_numpy(leaf):
-        # A copy: NumPy's view of a JAX array cannot be written.
+        # Copy, because a NumPy view of a JAX array is read-only.
         return np.array(array)[()] if isinstance(leaf, np.generic) else np.array(array)
     if isinstance(leaf, jax.Array) and not leaf.committed and _place(array) != _place(leaf):
-        # JAX may move what is not committed, to where other leaves lie, or to its default device.
+        # JAX may have moved an uncommitted array to the device of other leaves, or to its default device.
         (array,) = put([np.array(array.addressable_data(0))], [leaf])
     return typed_like(array, leaf)
 
 
 def of_numpy(leaf: object) -> bool:
-    """Say whether a leaf is an array or scalar of NumPy."""
+    """Say whether a leaf is a NumPy array or scalar."""
     return isinstance(leaf, np.ndarray | np.generic)
 
 
 def typed_like(array: jax.Array, leaf: object) -> jax.Array:
-    """Return the array, its type weak where that of the leaf is."""
+    """Return the array, weakly typed if the leaf is."""
     weak = type(leaf) in (int, float, complex) or getattr(leaf, "weak_type", False)
     if not weak or array.weak_type:
         return array
-    # No function of JAX does this; its primitive does.
+    # No public JAX function does this, only the primitive.
     return convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
 
 def placed_first(leaves: Sequence[Any]) -> Any:
-    """Return the leaf whose device a number for all leaves gets: the first that is committed, or the first array."""
+    """Return the leaf that decides the device of a scalar result: the first committed array, else the first array."""
     arrays = [leaf for leaf in leaves if isinstance(leaf, jax.Array)]
     return next((x for x in arrays if x.committed), arrays[0] if arrays else None)
 
@@ -64,7 +64,7 @@ def _place(like: object) -> Hashable:
 
 
 def _put(data: Sequence[np.ndarray], like: object) -> list[jax.Array]:
-    # In one call, which takes half the time of one for each.
+    # One call takes half the time of a call for each array.
     with _mode_for(data):
         if not isinstance(like, jax.Array):
             return jax.device_put(list(data))
@@ -76,6 +76,6 @@ def _put(data: Sequence[np.ndarray], like: object) -> list[jax.Array]:
 
 
 def _mode_for(data: Sequence[np.ndarray]) -> AbstractContextManager[Any]:
-    """Return the context in which JAX keeps the dtypes of the data."""
+    """Return a context in which JAX keeps the dtypes of the data."""
     wide = any(x.dtype.char in "dD" for x in data)
     return jax.enable_x64(True) if wide else nullcontext()

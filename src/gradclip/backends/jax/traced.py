@@ -1,10 +1,10 @@
-"""JAX arrays whose values are not looked at, through XLA's own operations: tracers, and arrays on accelerators.
+"""The backend for traced JAX arrays and arrays on accelerators: XLA's operations, computed without reading values.
 
-Two things are particular. The reductions (`norms`) run in float64 though 64-bit mode is off, inside `jax.enable_x64`.
-And XLA's CPU code flushes results to zero, conversions included: those below the normal range become zero here.
+The reductions (`norms`) run in float64 even if 64-bit mode is off, inside `jax.enable_x64`. XLA's CPU code flushes
+subnormal results to zero, also in conversions. Therefore this module makes results below the normal range zero.
 
-XLA makes one loop of all that is done with an array's elements. So to move products toward zero costs accelerators no
-more bytes and no more launches.
+XLA fuses all elementwise operations on an array into one loop. Rounding products toward zero therefore costs no extra
+memory traffic and no extra kernel launches.
 """
 
 from __future__ import annotations
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 
 class Zeroed(Arrays):
-    """Arrays with zeros in place of NaN and the infinities; `given` are the arrays with these."""
+    """Arrays with NaN and infinities replaced by zeros. `given` holds the original arrays."""
 
     given: Arrays | None = None
 
 
 class Jax(JaxNorms):
-    """Arrays whose values are not looked at."""
+    """The backend for arrays whose values are not read."""
 
     def precision(self) -> AbstractContextManager[Any]:
         return jax.enable_x64(True)
@@ -60,7 +60,7 @@ class Jax(JaxNorms):
         return over_named(axis_name)
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
-        # Eagerly a call on each device's shards costs more than what XLA makes of the operations one by one.
+        # In eager mode, a `shard_map` call costs more than running the operations one by one.
         layout = known_layout(arrays) if self.wide is FLOAT64 and not self.visible else None
         if layout is None:
             return None
@@ -79,14 +79,14 @@ class Jax(JaxNorms):
         return run
 
     def prepare(self, leaf: object) -> jax.Array:
-        # With 64-bit mode off JAX would narrow NumPy's float64 to float32.
+        # With 64-bit mode off, JAX would narrow NumPy float64 to float32.
         if self.visible and of_numpy(leaf):
             with self.precision():
                 return prepared(leaf)
         return prepared(leaf)
 
     def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
-        # Of a traced array only the type: what is kept for the result must not outlive the trace.
+        # Keep only the type of a traced array: the array itself must not outlive the trace.
         return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
     def prepare_in_place(self, leaf: object) -> jax.Array:
@@ -104,7 +104,7 @@ class Jax(JaxNorms):
         return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
 
     def _put(self, leaf: Any, result: jax.Array) -> Any:
-        """Return what stands in place of a gradient: one of NumPy's itself, written, where that can be."""
+        """Return the clipped gradient. A writable NumPy array is changed in place and returned itself."""
         result = self.leave(result, leaf)
         if not (isinstance(result, np.ndarray) and self.writable(leaf)):
             return result
@@ -112,7 +112,7 @@ class Jax(JaxNorms):
         return leaf
 
     def leave(self, array: jax.Array, leaf: object) -> Any:
-        # A traced result has its place from the computation itself.
+        # The computation already determines the device of a traced result.
         return like(array, leaf) if self.visible else typed_like(array, leaf)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
@@ -122,20 +122,20 @@ class Jax(JaxNorms):
         return wide.astype(sum_dtype(x, wide, dtype))
 
     def leave_count(self, flags: jax.Array, leaves: Sequence[Any]) -> jax.Array:
-        # With no dtype it would be int64 inside of `enable_x64`.
+        # Without a dtype, it would be int64 inside `enable_x64`.
         return jnp.sum(flags, dtype=jnp.int32)
 
     def booleans(self, mask: object) -> jax.Array:
         return jnp.asarray(mask, bool)
 
     def leave_scalar(self, value: jax.Array, dtype: str, leaves: Sequence[Any]) -> jax.Array:
-        # A conversion would flush a subnormal norm to zero.
+        # A plain conversion would flush a subnormal norm to zero.
         return nearest(value) if dtype == "float32" and self.wide is FLOAT64 else value
 
     def scalar(self, value: float | jax.Array, near: Sequence[jax.Array]) -> jax.Array:
         if self.wide is FLOAT32 and isinstance(value, float) and value > 0:
             value = FLOAT32.toward_zero(value)  # a threshold must not become larger
-        # A conversion would read a subnormal threshold as zero.
+        # A plain conversion would read a subnormal threshold as zero.
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
@@ -159,33 +159,33 @@ class Jax(JaxNorms):
     def chosen_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
     ) -> Any:
-        # `lax.cond` computes the second way only where it is needed; `where` alone would always compute both.
+        # `lax.cond` computes the second result only if needed. `where` alone would always compute both.
         again = partial(super().chosen_where, flags, compute, found)
         return lax.cond(jnp.any(flags), again, lambda: found)
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
         if target in FLUSHED and format_of(x) is FLOAT64:
-            # Whether a conversion to a subnormal flushes it or rounds it up is up to the compiler: make it zero here.
+            # A compiler may flush a subnormal result of a conversion, or round it up. Make it zero.
             x = jnp.where(jnp.abs(x) < target.tiny, 0.0, x)
             return self.from_bits(self.bits(x) & low_bits_mask(format_of(x), target)).astype(like.dtype)
         return super().narrow(x, like)
 
     def not_above(self, product: jax.Array) -> jax.Array:
-        """Return the product, zero where it lies below the normal range: there the compiler flushes as it likes."""
+        """Return the product, or zero if it is below the normal range, where the compiler may or may not flush."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
     def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[jax.Array]:
         if self.visible:
             return super().shrink(arrays, coefficient, scope)
         given = arrays.given if isinstance(arrays, Zeroed) else None
-        # Without the barrier XLA may compute the arrays a second time for this, or keep a float64 copy for the norm.
+        # Without the barrier, XLA may recompute the arrays for the scaling, or keep a float64 copy from the norm.
         apart = Arrays(self._apart(list(given or arrays)))
         return super().shrink(super().without_nonfinite(apart) if given else apart, coefficient, scope)
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         zeroed = Zeroed(super().without_nonfinite(arrays).items)
-        # So that what is scaled is made zero again, where it is read, and no array of zeros and others is written.
+        # Scaling zeroes the original arrays again as it reads them, so that no zeroed copy is written to memory.
         zeroed.given = arrays
         return zeroed
 
@@ -193,7 +193,7 @@ class Jax(JaxNorms):
         return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
-        # One barrier for all would make each of them vary over the axes of all.
+        # With one shared barrier, each array would vary over the axes of all of them.
         return lax.optimization_barrier(arrays) if self.axes is None else list(map(lax.optimization_barrier, arrays))
 
     def weighted_sum(self, x: jax.Array, coefficient: Coefficient) -> jax.Array:
@@ -202,7 +202,7 @@ class Jax(JaxNorms):
         return self.join([sum_by_rows(part, coefficient, self.widen) for part in self.parts(x)], x)
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
-        # JAX traces whatever it differentiates. The call keeps 32-bit types on its outside.
+        # JAX traces everything it differentiates. The types outside the call stay 32-bit.
         if self.visible:
             return function
         call = jax.custom_jvp(function)
@@ -212,11 +212,11 @@ class Jax(JaxNorms):
             results, norm, counts = made = call(*primals)
             leaves, max_norm, mask = primals
             mine = rule if self.axes is None else replace(rule, total=self.axes.total)
-            constant = max_norm is None or getattr(tangents[1], "dtype", None) == jax.dtypes.float0  # as integers are
-            # A weak type, of a number that is traced, would be float64 in the mode below, and its transpose is float32.
+            constant = max_norm is None or getattr(tangents[1], "dtype", None) == jax.dtypes.float0  # an integer
+            # A traced number is weakly typed. It would become float64 in 64-bit mode, but its transpose is float32.
             change = 0.0 if constant else jnp.asarray(tangents[1], jnp.result_type(tangents[1]))
             dtypes = [result.dtype for result in results]
-            with self.precision():  # a leaf may be float64 though 64-bit mode is off
+            with self.precision():  # a leaf may be float64 even if 64-bit mode is off
                 dys, dnorm = mine.jvp(jnp, mine.at(leaves, norm, max_norm, mask), tangents[0], change, dtypes)
             return made, (dys, dnorm, [np.zeros(count.shape, jax.dtypes.float0) for count in counts])
 
@@ -225,28 +225,28 @@ class Jax(JaxNorms):
 
 _checked: type[Backend] = Jax
 
-# Traced once for each shape, as are the reductions.
+# Traced once for each shape, like the reductions.
 _scaled = jax.jit(Portable.scaled, static_argnums=0)
 
 
 def over_named(axis_name: Hashable) -> tuple[Jax, NamedAxes]:
-    """Return the backend of shards over one axis or several, given their names, and the axes."""
+    """Return the backend for arrays sharded over the named axis or axes, and these axes."""
     axes = NamedAxes.named(axis_name)
     return sharded_over(axes), axes
 
 
 def sharded_over(axes: NamedAxes) -> Jax:
-    """Return the backend of arrays that are sharded over the axes, each device seeing its own shards."""
+    """Return the backend for arrays sharded over the axes, for code in which each device sees its own shards."""
     backend = Jax(visible=False, axes=axes)
     if backend.wide is not FLOAT64:
         raise ValueError(
-            "axis_name needs devices that compute in float64. Leave it out, with arrays sharded under jit."
+            "axis_name needs devices that compute in float64. Omit it, and shard the arrays under jit instead."
         )
     return backend
 
 
 def prepared(leaf: object) -> jax.Array:
-    """Return the array of a leaf, integers promoted to the default float."""
+    """Return a leaf as an array. Integers are promoted to the default float."""
     array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
     if dtype_name(array) not in SUPPORTED and jnp.issubdtype(array.dtype, jnp.integer):
         array = array.astype(jnp.result_type(float))
@@ -254,9 +254,9 @@ def prepared(leaf: object) -> jax.Array:
 
 
 def check_64_bit_mode(dtype: str | None) -> None:
-    """Raise a ValueError where JAX would hand out another dtype, with 64-bit mode off."""
+    """Raise a ValueError if JAX cannot return this dtype because 64-bit mode is off."""
     if dtype is not None and "64" in dtype and not jax.config.jax_enable_x64:
         raise ValueError(
             f"sums in {dtype} need JAX's 64-bit mode. Call jax.config.update('jax_enable_x64', True) at the start, or "
-            "put the call in `with jax.enable_x64(True):`."
+            "make the call inside `with jax.enable_x64(True):`."
         )

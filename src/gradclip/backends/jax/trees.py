@@ -1,7 +1,7 @@
-"""Trees of JAX, whose registered nodes JAX alone can take apart, and its sparse arrays as leaves of them.
+"""JAX pytrees, including registered node types, with sparse arrays as leaves.
 
-A sparse array stands in for its elements, in one array. An element may be written in several pieces, which count as
-their sum, and pieces outside of the shape as nothing.
+A sparse array is clipped as one dense array of its elements. An element may be stored in several pieces, which count as
+their sum. Pieces outside the shape are ignored.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
 
 class JaxTrees:
-    """The functions of `Trees`, by JAX's own."""
+    """`Trees` for JAX, with JAX's own functions."""
 
     def knows(self, leaf: object) -> bool:
         return not tree_util.all_leaves([leaf])
 
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
-        # To JAX a sparse array is a node, and its indices would be leaves as well.
+        # To JAX a sparse array is a node, so its indices would become leaves.
         return tree_util.tree_flatten(tree, is_leaf=recognizer())
 
     def unflatten(self, structure: tree_util.PyTreeDef, leaves: Iterable[Any]) -> Any:
@@ -58,7 +58,7 @@ class JaxTrees:
 
 
 def _key_paths(structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
-    # JAX lists paths of trees only, so numbers stand in for the leaves.
+    # JAX lists the paths of a tree, not of a structure, so put numbers in place of the leaves.
     numbered = structure.unflatten(range(structure.num_leaves))
     return [path for path, _ in tree_util.tree_flatten_with_path(numbered)[0]]
 
@@ -68,13 +68,13 @@ def _key(entry: object) -> Any:
 
 
 def recognizer() -> Callable[[Any], bool] | None:
-    """Return what tells sparse arrays from everything else; None where there can be none yet."""
+    """Return a predicate for sparse arrays, or None if their module is not loaded yet."""
     module = sys.modules.get("jax.experimental.sparse")
     return None if module is None else lambda node: isinstance(node, module.JAXSparse)
 
 
 def elements(array: JAXSparse) -> Any:
-    """Return an array shaped as `array.data`, each element where its first piece is, and zeros for its other pieces.
+    """Return an array with the shape of `array.data`: each element at its first piece, zeros at its other pieces.
 
     Raises TypeError for formats other than BCOO and BCSR.
     """
@@ -82,12 +82,12 @@ def elements(array: JAXSparse) -> Any:
     if not isinstance(array, module.BCOO | module.BCSR):
         raise TypeError(
             f"sparse gradients must be BCOO or BCSR, got {type(array).__name__}. Convert them to "
-            "jax.experimental.sparse.BCOO, or to dense ones by .todense()."
+            "jax.experimental.sparse.BCOO, or to dense arrays with .todense()."
         )
     indices = array.indices if isinstance(array, module.BCOO) else array.to_bcoo().indices
     batch = array.shape[: array.n_batch]
     bounds = array.shape[array.n_batch : array.ndim - array.n_dense]
-    with jax.enable_x64(True):  # keeps float64 where the mode is off
+    with jax.enable_x64(True):  # keeps float64 also when 64-bit mode is off
         data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
         indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
 
@@ -113,10 +113,10 @@ def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique
         return data
     first = jnp.zeros(count, int)
     if bounds:
-        # How many indices differ is unknown while JAX traces, so there is room for all.
+        # While JAX traces, the number of distinct indices is unknown, so make room for all.
         _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
         first = places[which]
-    # What has one piece is taken as it is: a sum with zero would turn -0.0 into 0.0, and flush subnormals.
+    # Do not add zero to an element with one piece: that would turn -0.0 into 0.0 and flush subnormals.
     alone = jnp.zeros(count, int).at[first].add(1)[first] == 1
     return jnp.where(each(alone), data, jnp.zeros_like(data).at[first].add(data))
 

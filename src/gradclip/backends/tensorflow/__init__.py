@@ -1,1 +1,1 @@
-"""TensorFlow's tensors and variables."""
+"""The TensorFlow backend."""

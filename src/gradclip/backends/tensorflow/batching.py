@@ -1,6 +1,6 @@
 """Functions of one example over a batch, for TensorFlow: `tf.vectorized_map`, and microbatches in a loop.
 
-Each function is recorded by `tf.function` once for each shape, so that later calls run a graph.
+`tf.function` records each function once for each shape. Later calls run the graph.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from gradclip.tree import FlatTree, flatten
 
 
 class TensorFlowBatching:
-    """The verbs of `Batching`."""
+    """`Batching` for TensorFlow."""
 
     keeps_whole_batches = True
     modules_called = "model.stateless_call(parameters, state, x) does"
@@ -88,13 +88,13 @@ class TensorFlowBatching:
             args, mask = self.padded(args, axes, mask, count, size)
         rows = max(count, size)
         number, most = -(-count // size), -(-rows // size)
-        # Trailing microbatches without an example are skipped: padding to one shape then costs no time.
+        # Trailing microbatches without examples are skipped, so padding to one shape costs no time.
         if mask is not None:
             last = tf.reduce_max(tf.where(mask, tf.range(1, rows + 1), 0))
             number = -(-last // size)
 
         def microbatch(i: tf.Tensor | int) -> tuple[FlatTree, FlatTree]:
-            # The last microbatch may repeat the last row, which must count once.
+            # The last microbatch may repeat the last row. Count that row once.
             places = i * size + tf.range(size)
             some = tf.minimum(places, rows - 1)
             counted = places < rows if mask is None else (places < rows) & tf.gather(mask, some)
@@ -120,14 +120,14 @@ class TensorFlowBatching:
         axes: Sequence[int | None],
         args: Sequence[Any],
     ) -> Any:
-        # Of a loop a graph would hold the function once for each example.
+        # The graph of a loop would contain the function once for each example.
         return by_program(programs, setting, run, args) if self.keeps_whole_batches else run(*args)
 
 
 class Gradient:
-    """A function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`.
+    """A function that returns `(gradient, (value, aux))` for a `fun` that returns `(value, aux)`.
 
-    `unused` has the names of the parameters that no call so far has used, None before the first.
+    `unused` holds the names of the parameters that no call has used so far. It is None before the first call.
     """
 
     def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
@@ -154,7 +154,7 @@ class Gradient:
 
 
 class TensorFlowLoop(TensorFlowBatching):
-    """The verbs with a loop over the examples: what `tf.vectorized_map` cannot do."""
+    """`Batching` with a loop over the examples, for functions that `tf.vectorized_map` cannot handle."""
 
     keeps_whole_batches = False
 
@@ -172,21 +172,21 @@ def _by_path(flat: FlatTree) -> Iterable[tuple[str, Any]]:
 
 
 def _check_parameters(leaves: Mapping[str, tf.Tensor]) -> None:
-    """Raise a TypeError where one has no derivatives: a tape would give zeros."""
+    """Raise a TypeError if a parameter has no derivative. A tape would return zeros for it."""
     for name, leaf in leaves.items():
         if not (leaf.dtype.is_floating or leaf.dtype.is_complex):
             raise TypeError(
-                f"{name} has dtype {leaf.dtype.name}, and no gradient. Parameters are floating-point numbers."
+                f"{name} has dtype {leaf.dtype.name}, which has no gradient. Pass floating-point parameters."
             )
 
 
 def _loss(value: object) -> tf.Tensor:
-    """Return the loss of one example as a tensor. A tape would add up the elements of another."""
+    """Return the loss of one example as a scalar tensor. A tape would silently sum a loss with more elements."""
     loss = _tensor(value)
     if loss.shape.rank:
         raise ValueError(
-            f"the loss must return a scalar tensor for each example, got one of shape {tuple(loss.shape)}. Return its "
-            "mean or sum, as by tf.reduce_mean."
+            f"the loss must return a scalar tensor for each example, got shape {tuple(loss.shape)}. Return its mean "
+            "or sum, for example with tf.reduce_mean."
         )
     if not loss.dtype.is_floating:
         raise TypeError(f"the loss must return a real floating-point number, got {loss.dtype.name}.")
@@ -196,7 +196,7 @@ def _loss(value: object) -> tf.Tensor:
 def _on_rows(
     fun: Callable[..., Any], flats: Sequence[FlatTree | None], args: Sequence[Any], rows: Sequence[tf.Tensor]
 ) -> Any:
-    """Return the function of arguments, of which those that are flat have these leaves."""
+    """Call the function with the arguments. Those that are flat trees get their leaves from `rows`."""
     rest = iter(rows)
     given = [
         arg if flat is None else flat.rebuild([next(rest) for _ in flat.leaves])

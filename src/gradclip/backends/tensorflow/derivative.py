@@ -1,4 +1,4 @@
-"""The derivative of clipping for TensorFlow: a gradient tape takes a rule's, not that of each operation."""
+"""The derivative of clipping for TensorFlow. Tapes use one rule for it, not the derivative of each operation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-# There is no public way to ask whether somebody records, and whether tensors are watched.
+# TensorFlow has no public way to ask whether a tape records, or whether it watches a tensor.
 from tensorflow.python.eager.record import could_possibly_record
 from tensorflow.python.ops.gradients_util import PossibleTapeGradientTypes
 
@@ -21,7 +21,7 @@ def call_differentiably(
     max_norm: tf.Tensor | None,
     mask: Any = None,
 ) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-    """Call `function`, which returns results, a norm and counts, with the derivative of `rule`."""
+    """Call `function`, which returns results, a norm and counts. Its derivative is that of `rule`."""
     if not leaves:
         return function(leaves, max_norm, mask)
     given = list(map(tf.convert_to_tensor, leaves if max_norm is None else [*leaves, max_norm]))
@@ -36,7 +36,7 @@ def call_differentiably(
             gnorm = changes[len(results)] if rule.measures else None
             known = _norm(rule, norm, xs, threshold, mask) if rule.measures else None
             place = rule.at(xs, known, threshold, mask)
-            # What came in as a vector because of its unknown rank goes out in its shape, and so do changes of it.
+            # A leaf of unknown rank was flattened, but its result was reshaped back. So flatten its gradient as well.
             given = zip(changes, results, strict=False)
             flat = [tf.reshape(change, [-1]) if y.shape.rank is None else change for change, y in given]
             gxs, gmax = rule.vjp(namespace, place, flat, gnorm)
@@ -50,7 +50,7 @@ def call_differentiably(
 
 
 def _norm(rule: Any, norm: tf.Tensor, leaves: Sequence[tf.Tensor], max_norm: tf.Tensor | None, mask: Any) -> tf.Tensor:
-    """Return the norm, which has been computed, with its own derivative: that of the gradient needs it."""
+    """Attach a derivative to the norm, which is already computed. Second derivatives of clipping need it."""
 
     @tf.custom_gradient
     def call(*xs: tf.Tensor) -> Any:
@@ -64,18 +64,18 @@ def _norm(rule: Any, norm: tf.Tensor, leaves: Sequence[tf.Tensor], max_norm: tf.
 
 
 def asked(leaves: Sequence[Any]) -> bool:
-    """Say whether a tape, or a forward accumulator, may want a derivative of what becomes of the leaves."""
+    """Say whether a tape or a forward accumulator may ask for a derivative with respect to the leaves."""
     if not could_possibly_record():
         return False
     tensors = [leaf for leaf in leaves if isinstance(leaf, tf.Tensor)]
-    # A variable is watched as soon as it is read.
+    # A tape watches a variable as soon as it is read.
     return len(tensors) < len(leaves) or PossibleTapeGradientTypes(tensors) > 0
 
 
 def call_as_asked(
     function: Callable[..., Any], rule: Any, leaves: Sequence[tf.Tensor], max_norm: Any, mask: Any = None
 ) -> tuple[list[tf.Tensor], Any, list[tf.Tensor]]:
-    """Call `function` on tensors with values, with the derivative of `rule` where one is asked for."""
+    """Call `function` on eager tensors. Attach the derivative of `rule` only if a tape may ask for it."""
     given = leaves if max_norm is None else [*leaves, max_norm]
     if asked(given):
         return call_differentiably(function, rule, leaves, max_norm, mask)

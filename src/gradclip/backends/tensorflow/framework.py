@@ -1,4 +1,4 @@
-"""TensorFlow, as the registry knows it."""
+"""The TensorFlow entry for the registry."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ from gradclip.backends.tensorflow.trees import TENSORFLOW_TREES, TensorFlowTrees
 
 
 class TensorFlow(Framework):
-    """Tensors and variables on any device, and tensors of graphs."""
+    """TensorFlow tensors and variables on any device, and symbolic tensors in graphs."""
 
     namespace = namespace
 
@@ -40,13 +40,16 @@ class TensorFlow(Framework):
         if eager and all(map(in_host_memory, arrays)):
             return HOST
         if not eager and not tf.compat.v1.executing_eagerly_outside_functions():
-            raise ValueError("graphs of TensorFlow 1 compare tensors by identity. Clip eagerly, or in tf.function.")
-        from gradclip.backends.tensorflow.graph import Graph  # trees in host memory do without it
+            raise ValueError(
+                "TensorFlow 1 graphs are not supported: they compare tensors by identity. Clip eagerly, or "
+                "in tf.function."
+            )
+        from gradclip.backends.tensorflow.graph import Graph  # not needed for trees in host memory
 
         return Graph(visible=eager)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> TensorFlowHost | None:
-        # `known` looks at the others.
+        # `known` checks the other leaves.
         return HOST if type(leaves[0]) is EagerTensor and tf.executing_eagerly() else None
 
     def batching(self, method: str) -> Batching:
@@ -61,7 +64,7 @@ class TensorFlow(Framework):
         return scalar.numpy().item()
 
     def kept(self, array: Any) -> tf.Tensor:
-        return tf.convert_to_tensor(array)  # of a variable its value
+        return tf.convert_to_tensor(array)  # a variable becomes its value
 
     def is_traced(self, array: object) -> bool:
         return tf.is_symbolic_tensor(array)

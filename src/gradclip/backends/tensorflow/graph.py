@@ -1,7 +1,7 @@
-"""TensorFlow's tensors whose values are not looked at: in `tf.function`, compiled by XLA, and on accelerators.
+"""The backend for TensorFlow graphs (`tf.function`, XLA) and for accelerators. It does not read values to compute.
 
-TensorFlow reads subnormal numbers of float32, bfloat16 and float64 as zeros, and makes zeros of results that small,
-in its own code for the CPU and in XLA's. A norm's floor counts them in.
+TensorFlow's own CPU code and XLA read subnormal numbers of float32, bfloat16 and float64 as zeros, and flush results
+that small to zero. The floor of a norm allows for these numbers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 
 class Graph(Portable):
-    """Tensors that stand for values, and such on any device."""
+    """The backend for symbolic tensors, and for eager tensors on any device."""
 
     divisors_above = FLOAT64.tiny
     divisors_up_to = 1.0 / FLOAT64.tiny  # XLA multiplies by the inverse
@@ -44,7 +44,7 @@ class Graph(Portable):
     def __init__(self, *, visible: bool) -> None:
         super().__init__(namespace)
         self.visible = visible
-        # The sums that were added up in float32 first; None where none may be.
+        # The sums with first additions in float32, or None if such sums are not allowed.
         self.some_at_a_time: list[tf.Tensor] | None = None
 
     def flushed_below(self, element: Format) -> float:
@@ -57,7 +57,7 @@ class Graph(Portable):
         return _ranked(tf.convert_to_tensor(leaf))
 
     def writable(self, leaf: object) -> bool:
-        return False  # a variable takes another value, but nothing writes where the old one lies
+        return False  # assigning to a variable does not write into its old memory
 
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
@@ -101,12 +101,12 @@ class Graph(Portable):
         source, target = format_of(x), format_of(like)
         if source is target or target is FLOAT16:
             return super().narrow(x, like)
-        # A conversion may flush what lies below the normal range, or round it up: it is made zero here.
+        # A conversion may flush numbers below the normal range, or round them up. Make them zero.
         normal = namespace.where(tf.abs(x) < target.tiny, 0.0, x)
         return tf.cast(self.from_bits(self.bits(normal) & low_bits_mask(source, target)), like.dtype)
 
     def not_above(self, product: tf.Tensor) -> tf.Tensor:
-        """Return the product, zero where it lies below the normal range: there the device flushes as it likes."""
+        """Return the product, or zero if it is below the normal range, where a device may or may not flush."""
         return namespace.where(tf.abs(product) < format_of(product).tiny, 0.0, product)
 
     def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
@@ -118,7 +118,7 @@ class Graph(Portable):
         if not quick.some_at_a_time:
             return found
         size = value if divisor is None else value * divisor
-        # What float32 has lost is then less than 2**-29 of the sum, and nothing has overflowed.
+        # Then float32 has lost less than 2**-29 of the sum, and nothing has overflowed.
         sure = tf.math.is_finite(size) & (size > math.sqrt(count) * 2.0**-48)
         chosen = tf.cond(tf.reduce_all(sure), lambda: _tensors(*found), lambda: _tensors(*compute(self)))
         return chosen[0], None if divisor is None else chosen[1]
@@ -134,7 +134,7 @@ class Graph(Portable):
         if self.some_at_a_time is not None and _adds_some_at_a_time(x):
             found = list(map(some_at_a_time, self.parts(x)))
             self.some_at_a_time += found
-        elif compiled_by_xla():  # which makes one loop of all this, without a copy
+        elif compiled_by_xla():  # XLA fuses all of this into one loop, without a copy
             return super().power_sum_of(x, p, scope, divisor)
         else:
             found = list(map(in_pieces, self.parts(x)))
@@ -163,7 +163,7 @@ _checked: type[Backend] = Graph
 
 
 def prepared(leaf: object) -> tf.Tensor:
-    """Return the tensor of a leaf, integers promoted to float32; one of unknown rank as a vector."""
+    """Return a leaf as a tensor. Integers become float32, and a tensor of unknown rank becomes a vector."""
     tensor = _ranked(tf.convert_to_tensor(leaf))
     if tensor.dtype.is_integer:
         tensor = tf.cast(tensor, tf.float32)

@@ -1,7 +1,7 @@
-"""TensorFlow's eager tensors and variables on the CPU, as host memory.
+"""The backend for eager TensorFlow tensors and variables on the CPU, as host memory.
 
-A tensor is never written: results are new ones, of memory that NumPy has made, or where nothing changes the tensors
-themselves. Variables in place are written by TensorFlow, through `assign`.
+Tensors are never written. Results are new tensors, in memory that NumPy allocated, or the tensors themselves if nothing
+changes. In-place calls change variables through TensorFlow's `assign`.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _FEW = 16
 
 
 class TensorFlowHost(Host):
-    """Tensors with values, viewed as NumPy arrays."""
+    """Eager tensors, viewed as NumPy arrays."""
 
     def threads(self) -> int:
         return _threads()
@@ -63,7 +63,7 @@ class TensorFlowHost(Host):
         return HostArrays(prepared, viewed, described(prepared))
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
-        # What is made of those of other devices would have to be put there.
+        # Results for tensors on other devices would have to be copied there.
         if not all_tensors_on_cpu(leaves) or not {leaf.dtype for leaf in leaves} <= FLOATING:
             return None
         kernels, left_out = described(leaves)
@@ -82,10 +82,10 @@ class TensorFlowHost(Host):
         return new_like(x)
 
     def copies(self, arrays: Arrays) -> list[HostArray]:
-        return self._filled_copies(arrays)  # in memory from `empty_like`
+        return self._filled_copies(arrays)  # their memory is from `empty_like`
 
     def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
-        # Nobody can write a tensor, so that it may be its own copy.
+        # A tensor is immutable, so it can serve as its own copy.
         if scope.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
             return list(arrays)
         return super().shrink(arrays, coefficient, scope)
@@ -106,10 +106,10 @@ class TensorFlowHost(Host):
         return placed(_of_numpy(super().leave_scalar(value, dtype, leaves)), leaves[0] if leaves else None)
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[tf.Tensor]:
-        # Entries of one vector, which takes longer than to make a tensor of each only where they are few.
+        # Unstacking one vector is faster than making one tensor per entry, except for few entries.
         few = len(values) < _FEW
         made = [self.number(x, dtype) for x in values] if few else tf.unstack(self.array(np.asarray(values), dtype))
-        # Of each layer there may be a list of leaves, and its norm lies where the first of these does.
+        # A layer may be a list of leaves. Its norm goes to the device of the first.
         first = [leaf[0] if isinstance(leaf, list) and leaf else leaf for leaf in leaves]
         return list(map(placed, made, first))
 
@@ -123,7 +123,7 @@ class TensorFlowHost(Host):
         return all(map(self.writable, leaves))
 
     def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return False  # variables are assigned to
+        return False  # variables are changed by `assign`
 
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         made = self.leave(result, leaf)
@@ -145,7 +145,7 @@ class TensorFlowHost(Host):
         return self._put_all(leaves, arrays, results)
 
     def _put_all(self, leaves: Sequence[Any], arrays: Arrays, results: Sequence[HostArray]) -> list[Any]:
-        """Assign results to variables, and return them in place of tensors; leave those alone that have not changed."""
+        """Assign results to variables, and return results in place of tensors. Skip leaves that have not changed."""
         updated = list(leaves)
         for index, (leaf, x, y) in enumerate(zip(leaves, arrays, results, strict=True)):
             if not np.array_equal(x.data, y.data):
@@ -171,7 +171,7 @@ def _of_numpy(value: Any) -> tf.Tensor:
 
 @cache
 def _threads() -> int:
-    # No more than TensorFlow's own operations take: the user may have limited them, which cannot be done later.
+    # Use no more threads than TensorFlow: the user may have limited them, and the limit is fixed once TensorFlow runs.
     limit = tf.config.threading.get_intra_op_parallelism_threads()
     return min(limit, native.default_threads()) if limit else native.default_threads()
 

@@ -1,7 +1,7 @@
-"""The operations of the array API standard that clipping asks for, over TensorFlow's tensors.
+"""The operations of the array API standard that clipping needs, for TensorFlow tensors.
 
-TensorFlow takes no mixed dtypes: a number, or an array of NumPy's, beside a tensor gets the tensor's dtype here. Each
-operation can be recorded by `tf.function` and compiled by XLA.
+TensorFlow does not mix dtypes. Here, a number or a NumPy array is converted to the dtype of the tensor it meets.
+`tf.function` can record every operation, and XLA can compile it.
 """
 
 from __future__ import annotations
@@ -26,71 +26,71 @@ zeros_like, ones_like, add = tf.zeros_like, tf.ones_like, tf.add
 
 
 def asarray(value: object, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Return a value as a tensor; one of another dtype is converted."""
+    """Convert a value to a tensor, in `dtype` if given."""
     if isinstance(value, tf.Tensor | tf.Variable):
         return tf.convert_to_tensor(value) if dtype is None else tf.cast(value, dtype)
     return tf.convert_to_tensor(np.asarray(value) if dtype is None else np.asarray(value, dtype.as_numpy_dtype))
 
 
 def astype(x: tf.Tensor, dtype: Any) -> tf.Tensor:
-    """Return a tensor in a dtype, given as TensorFlow's or by its name; Python's `int` is int64."""
+    """Cast a tensor to a TensorFlow dtype, or to one given by name. Python's `int` means int64."""
     return tf.cast(x, tf.int64 if dtype is int else dtype)
 
 
 def isfinite(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements, of complex numbers both parts, are finite."""
+    """Say which elements are finite. A complex number is finite if both parts are."""
     if not x.dtype.is_complex:
         return tf.math.is_finite(x)
     return tf.math.is_finite(tf.math.real(x)) & tf.math.is_finite(tf.math.imag(x))
 
 
 def isnan(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements, of complex numbers one part at least, are NaN."""
+    """Say which elements are NaN. A complex number is NaN if either part is."""
     if not x.dtype.is_complex:
         return tf.math.is_nan(x)
     return tf.math.is_nan(tf.math.real(x)) | tf.math.is_nan(tf.math.imag(x))
 
 
 def isinf(x: tf.Tensor) -> tf.Tensor:
-    """Say which elements, of complex numbers one part at least, are infinite."""
+    """Say which elements are infinite. A complex number is infinite if either part is."""
     if not x.dtype.is_complex:
         return tf.math.is_inf(x)
     return tf.math.is_inf(tf.math.real(x)) | tf.math.is_inf(tf.math.imag(x))
 
 
 def beside(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
-    """Return real numbers as complex ones where they are to be factors of such."""
+    """Convert real factors to complex numbers if `like` is complex."""
     return tf.cast(value, like.dtype) if like.dtype.is_complex else value
 
 
 def _alike(*values: Any) -> list[tf.Tensor]:
-    """Return the values as tensors of one dtype: that of the first tensor."""
+    """Convert the values to tensors with the dtype of the first tensor."""
     dtype = next((x.dtype for x in values if isinstance(x, tf.Tensor | tf.Variable)), None)
     return [x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x, dtype) for x in values]
 
 
 def where(condition: Any, x: Any, y: Any) -> tf.Tensor:
-    """Return the elements of `x` where the condition holds, of `y` elsewhere."""
+    """Return the elements of `x` where the condition holds, and those of `y` elsewhere."""
     return tf.where(condition, *_alike(x, y))
 
 
 def maximum(x: Any, y: Any) -> tf.Tensor:
-    """Return the larger of each two elements, NaN where one is NaN."""
+    """Return the elementwise maximum, NaN where one element is NaN."""
     return tf.maximum(*_alike(x, y))
 
 
 def minimum(x: Any, y: Any) -> tf.Tensor:
-    """Return the smaller of each two elements, NaN where one is NaN."""
+    """Return the elementwise minimum, NaN where one element is NaN."""
     return tf.minimum(*_alike(x, y))
 
 
 def clip(x: tf.Tensor, lower: Any, upper: Any) -> tf.Tensor:
-    """Return `x` with each element moved into [lower, upper]; NaN stays."""
+    """Clamp each element to [lower, upper]. NaN stays NaN."""
     return minimum(maximum(x, lower), upper)
 
 
 def hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Return sqrt(x**2 + y**2), without overflow or underflow on the way."""
+    """Return sqrt(x**2 + y**2) without intermediate overflow or underflow."""
     x, y = tf.abs(x), tf.abs(y)
     large, small = tf.maximum(x, y), tf.minimum(x, y)
     plain = (large > 0) & tf.math.is_finite(large)
@@ -99,7 +99,7 @@ def hypot(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 
 def trunc(x: tf.Tensor) -> tf.Tensor:
-    """Return each element without what follows its point."""
+    """Round each element toward zero to an integer."""
     return tf.sign(x) * tf.floor(tf.abs(x))
 
 
@@ -113,28 +113,28 @@ def frexp(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def sum(x: tf.Tensor, axis: Axis = None, dtype: tf.DType | None = None) -> tf.Tensor:
-    """Return the sum over axes; that of truth values counts them."""
+    """Return the sum over axes. The sum of booleans counts the true ones."""
     x = tf.cast(x, dtype or tf.int32) if dtype is not None or x.dtype is tf.bool else x
     return tf.reduce_sum(x, axis=axis)
 
 
 def max(x: tf.Tensor, axis: Axis = None) -> tf.Tensor:
-    """Return the largest element over axes, NaN where one is NaN."""
+    """Return the maximum over axes, NaN if an element is NaN."""
     return _or_nan(tf.reduce_max(x, axis=axis), x, axis)
 
 
 def min(x: tf.Tensor, axis: Axis = None) -> tf.Tensor:
-    """Return the smallest element over axes, NaN where one is NaN."""
+    """Return the minimum over axes, NaN if an element is NaN."""
     return _or_nan(tf.reduce_min(x, axis=axis), x, axis)
 
 
 def _or_nan(found: tf.Tensor, x: tf.Tensor, axis: Axis) -> tf.Tensor:
-    # XLA's code for the CPU passes over NaN.
+    # XLA's CPU code ignores NaN.
     return where(tf.reduce_any(tf.math.is_nan(x), axis=axis), nan, found)
 
 
 def any(x: tf.Tensor) -> tf.Tensor:
-    """Say whether one element is true."""
+    """Say whether any element is true."""
     return tf.reduce_any(x)
 
 
@@ -144,54 +144,54 @@ def all(x: tf.Tensor) -> tf.Tensor:
 
 
 def stack(arrays: Sequence[Any], axis: int = 0) -> tf.Tensor:
-    """Return tensors of one shape as one, along a new axis."""
+    """Stack tensors of one shape along a new axis."""
     return tf.stack(_alike(*arrays), axis=axis)
 
 
 def concat(arrays: Sequence[tf.Tensor], axis: int = 0) -> tf.Tensor:
-    """Return tensors put together along an axis."""
+    """Concatenate tensors along an axis."""
     return tf.concat(arrays, axis=axis)
 
 
 def matmul(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    """Return the product of two vectors, or matrices."""
+    """Return the product of two vectors or matrices."""
     return tf.tensordot(x, y, 1)
 
 
 def reshape(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Return the elements in another shape."""
+    """Reshape a tensor."""
     return tf.reshape(x, shape)
 
 
 def permute_dims(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """Return a tensor with its axes in another order."""
+    """Permute the axes of a tensor."""
     return tf.transpose(x, axes)
 
 
 def broadcast_to(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Return a tensor repeated to a shape."""
+    """Broadcast a tensor to a shape."""
     return tf.broadcast_to(x, shape)
 
 
 def full_like(x: tf.Tensor, value: float) -> tf.Tensor:
-    """Return a tensor like `x` that holds one number."""
+    """Return a tensor like `x`, filled with one number."""
     return tf.zeros_like(x) + tf.convert_to_tensor(value, x.dtype)
 
 
 def sort(x: tf.Tensor, axis: int = -1) -> tf.Tensor:
-    """Return the elements in order along an axis."""
+    """Sort the elements along an axis."""
     return tf.sort(x, axis=axis)
 
 
 def take_along_axis(x: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
     """Return the elements at indices along the last axis."""
     if axis not in (-1, x.ndim - 1):
-        raise NotImplementedError("take_along_axis takes the last axis")
+        raise NotImplementedError("take_along_axis supports only the last axis")
     return tf.gather(x, indices, axis=-1, batch_dims=x.ndim - 1)
 
 
 def result_type(*values: Any) -> tf.DType:
-    """Return the dtype that holds the numbers of all tensors and dtypes."""
+    """Return the dtype that can hold the numbers of all tensors and dtypes."""
     dtypes = [x if isinstance(x, tf.DType) else x.dtype for x in values]
     wide = builtins.any(dtype.name in ("float64", "complex128") for dtype in dtypes)
     if builtins.any(dtype.is_complex for dtype in dtypes):
@@ -200,12 +200,12 @@ def result_type(*values: Any) -> tf.DType:
 
 
 def isdtype(dtype: tf.DType, kind: str) -> bool:
-    """Say whether a dtype is of a kind that clipping asks for: "complex floating"."""
+    """Say whether a dtype is of a kind. Clipping only needs "complex floating"."""
     if kind != "complex floating":
-        raise NotImplementedError(f"isdtype knows no kind {kind!r}")
+        raise NotImplementedError(f"isdtype does not support the kind {kind!r}")
     return dtype.is_complex
 
 
 def finfo(dtype: tf.DType) -> Any:
-    """Return the numbers that describe a floating-point dtype."""
+    """Return the limits of a floating-point dtype."""
     return np.finfo(dtype.as_numpy_dtype)

@@ -1,4 +1,4 @@
-"""Tensors multiplied by one number, with products that are rounded to nearest, as `core.nearest` has it."""
+"""Multiply many tensors by one number, with products rounded to nearest (see `core.nearest`)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ Numbers = dict[str, tf.Tensor]
 
 
 class Products:
-    """The tensors of one call. Complex ones are taken as their parts, real numbers."""
+    """The tensors of one call. Complex tensors count as their real and imaginary parts."""
 
     def __init__(self, arrays: Arrays) -> None:
         widest_first = [element for element in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16) if element in arrays.formats]
         self.elements: Mapping[Format, int] = {element: _count(arrays, element) for element in widest_first}
 
     def clear(self, arrays: Arrays) -> None:
-        raise NotImplementedError("tensors of TensorFlow cannot be written where they lie")
+        raise NotImplementedError("TensorFlow tensors cannot be written in place")
 
     def multiplied(self, arrays: Arrays, by: Multiplier) -> list[tf.Tensor]:
         if by.sizes is None:
@@ -45,12 +45,12 @@ _checked: type[AtOnce] = Products
 
 
 def _count(arrays: Arrays, element: Format) -> int:
-    """Return how many real numbers of a format there are."""
+    """Return the number of real numbers in this format."""
     return sum(elements_of(x.shape) * (2 if is_complex(x) else 1) for x in arrays if format_of(x) is element)
 
 
 def assigned(leaf: Any, result: tf.Tensor) -> Any:
-    """Return what stands in place of a gradient: a variable itself, to which the result is assigned."""
+    """Return the clipped gradient. If the gradient is a variable, assign the result to it and return the variable."""
     if not isinstance(leaf, tf.Variable):
         return result
     leaf.assign(shaped_like(leaf, result))
@@ -58,7 +58,7 @@ def assigned(leaf: Any, result: tf.Tensor) -> Any:
 
 
 def shaped_like(leaf: object, result: tf.Tensor) -> tf.Tensor:
-    """Return the result for a leaf in its shape, where it was taken as a vector because of its unknown rank."""
+    """Restore the leaf's shape if the leaf was flattened to a vector because its rank is unknown."""
     unknown = isinstance(leaf, tf.Tensor | tf.Variable) and leaf.shape.rank is None
     return tf.reshape(result, tf.shape(leaf)) if unknown else result
 
@@ -66,16 +66,16 @@ def shaped_like(leaf: object, result: tf.Tensor) -> tf.Tensor:
 def _multiplied(
     tensors: Sequence[tf.Tensor], factors: Numbers, steps: tf.Tensor | None, *, blanks: bool
 ) -> list[tf.Tensor]:
-    """Return tensors times the number of their dtype; as they are where it is 1."""
+    """Multiply each tensor by the number for its dtype. Tensors are returned unchanged if that number is 1."""
     if not tensors:
         return []
 
     def products() -> list[tf.Tensor]:
         return [_product(x, factors[format_of(x).name], steps, blanks=blanks) for x in tensors]
 
-    # All numbers are 1, or none is. A device that flushes subnormals changes them in a product with 1.
+    # Either all numbers are 1, or none is. A device that flushes subnormals changes them even in a product with 1.
     kept = next(iter(factors.values())) == 1
-    if tf.executing_eagerly():  # `cond` would wait for the device
+    if tf.executing_eagerly():  # `tf.cond` would wait for the device
         return [tf.where(kept, x, y) for x, y in zip(tensors, products(), strict=True)]
     found = tf.cond(kept, lambda: list(map(tf.identity, tensors)), products)
     return found if isinstance(found, list) else [found]
@@ -95,7 +95,7 @@ def _product(x: tf.Tensor, factor: tf.Tensor, steps: tf.Tensor | None, *, blanks
 
 
 def without_nonfinite(x: tf.Tensor) -> tf.Tensor:
-    """Return a tensor with zeros in place of NaN and the infinities; a complex element goes as a whole."""
+    """Replace NaN and infinities by zeros. A complex element is replaced as a whole."""
     parts = [tf.math.real(x), tf.math.imag(x)] if is_complex(x) else [x]
     finite = [tf.math.is_finite(part) for part in parts]
     return tf.where(finite[0] if len(finite) == 1 else finite[0] & finite[1], x, tf.zeros_like(x))

@@ -1,4 +1,4 @@
-"""Graphs that `tf.function` recorded for eager calls, kept for later calls of the same settings."""
+"""Graphs that `tf.function` recorded for eager calls, reused for later calls with the same settings."""
 
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -17,9 +17,9 @@ Made = tuple[Any, list[Any]]
 
 
 def by_program(programs: Programs, setting: object, run: Callable[..., Made], args: Sequence[Any]) -> Made:
-    """Return `run(*args)`, a tree of tensors and a list of dtypes, by a graph that is kept where that can be.
+    """Return `run(*args)`, a tree of tensors and a list of dtypes. Reuse a recorded graph if possible.
 
-    It runs as it is while TensorFlow records, and for objects that may change.
+    `run` is called without a graph of its own while TensorFlow records, and for mutable objects.
     """
     flat, fixed = flatten(list(args)), flatten(setting).leaves
     key = _key(flat, setting, fixed) if tf.executing_eagerly() else None
@@ -31,7 +31,7 @@ def by_program(programs: Programs, setting: object, run: Callable[..., Made], ar
 
 
 class _Program:
-    """A function of the arrays among some arguments, as a graph. What it returns besides tensors is kept beside it."""
+    """A graph of a function of the arrays among its arguments. Results that are not tensors are stored separately."""
 
     def __init__(self, run: Callable[..., Made], flat: FlatTree) -> None:
         fixed = [None if isinstance(x, _ARRAYS) else x for x in flat.leaves]
@@ -48,7 +48,7 @@ class _Program:
         self._call = tf.function(call, autograph=False).get_concrete_function(specs)
 
     def __call__(self, arrays: Sequence[tf.Tensor]) -> Made:
-        assert self._made is not None  # it has been recorded
+        assert self._made is not None  # set when the graph was recorded
         flat, dtypes = self._made
         return flat.rebuild(self._call(arrays)), dtypes
 
@@ -59,7 +59,7 @@ def _tensors(flat: FlatTree) -> list[tf.Tensor]:
 
 def _key(flat: FlatTree, setting: object, fixed: Sequence[Any]) -> Hashable | None:
     constants = [x for x in (*flat.leaves, *fixed) if not isinstance(x, _ARRAYS)]
-    # `run` holds the settings itself: a graph would keep the values that an array among them has now.
+    # `run` uses its own settings. If one of them is an array, a graph would keep its current values forever.
     if any(isinstance(x, _ARRAYS) for x in fixed) or not all(
         isinstance(x, _CONSTANTS) or callable(x) for x in constants
     ):

@@ -1,6 +1,6 @@
-"""Trees of TensorFlow: containers that only `tf.nest` can take apart, and rows of embeddings as sparse leaves.
+"""TensorFlow trees: containers that only `tf.nest` can flatten, and `tf.IndexedSlices` as sparse leaves.
 
-A `tf.IndexedSlices` stands in for its rows, in one tensor. Pieces of the same row count as their sum, as they do when
+A `tf.IndexedSlices` is clipped as one tensor of its rows. Several pieces of one row count as their sum, as they do when
 an optimizer applies them.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 import optree
 import tensorflow as tf
-from tensorflow.python.util import nest  # `tf.nest` does not list paths
+from tensorflow.python.util import nest  # the public `tf.nest` does not list paths
 
 from gradclip.backends.framework import Sparse
 from gradclip.backends.registry import known
@@ -24,7 +24,7 @@ _registering = Lock()
 
 
 class TensorFlowTrees:
-    """The functions of `Trees`, by optree's own, with the containers of `tf.nest` as nodes."""
+    """`Trees` for TensorFlow, with optree's functions and the containers of `tf.nest` as nodes."""
 
     def knows(self, leaf: object) -> bool:
         if isinstance(leaf, _COMPOSITE):
@@ -69,14 +69,14 @@ class TensorFlowTrees:
 
 
 def described(place: int, array: Any) -> Sparse:
-    """Return what an error says of a sparse array."""
+    """Describe a sparse array for error messages."""
     return Sparse(place, type(array).__name__, _DENSE[type(array)])
 
 
 def merged(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Return pieces of rows with the sum of a row's pieces where the first of them is, and zeros for the others."""
+    """Merge the pieces of each row: put their sum at the row's first piece, and zeros at its other pieces."""
     count = tf.shape(indices)[0]
-    # By sorting: how many rows differ is unknown to a compiler, which wants to know all shapes.
+    # Sort, because the number of distinct rows is unknown, and a compiler needs static shapes.
     order = tf.argsort(indices, stable=True)
     ordered = tf.gather(indices, order)
     begins = tf.concat([tf.equal(ordered[:1], ordered[:1]), tf.not_equal(ordered[1:], ordered[:-1])], 0)
@@ -85,24 +85,24 @@ def merged(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     alone = tf.gather(tf.math.unsorted_segment_sum(tf.ones_like(row), row, count), row) == 1
     if tf.executing_eagerly() and bool(tf.reduce_all(alone)):
         return values
-    # Thousands of pieces would not add up in a half type: its sum of ones stops growing at 256, or 2,048.
+    # Half precision cannot add thousands of pieces: its sum of ones stops growing at 256 (bfloat16) or 2,048 (float16).
     wide = tf.cast(values, tf.float32) if values.dtype in _HALVES else values
     sums = tf.cast(tf.math.unsorted_segment_sum(wide, first, count), values.dtype)
-    # What has one piece is taken as it is: a sum with zero would turn -0.0 into 0.0, and flush subnormals.
+    # Do not add zero to a row with one piece: that would turn -0.0 into 0.0 and flush subnormals.
     shape = tf.concat([[count], tf.ones([tf.rank(values) - 1], tf.int32)], 0)
     return tf.where(tf.reshape(alone, shape), values, sums)
 
 
 @dataclass(frozen=True)
 class _Steps:
-    """What leads through a node of `tf.nest` to one of its leaves, and how Python writes it."""
+    """The path through a node of `tf.nest` to one of its leaves, as keys and as Python code."""
 
     keys: tuple[Any, ...]
     written: str
 
 
 class _Entry(optree.PyTreeEntry):
-    """One such path, as optree keeps it."""
+    """A `_Steps` path in the form that optree stores."""
 
     def codify(self, node: str = "") -> str:
         return node + self.entry.written
@@ -110,7 +110,7 @@ class _Entry(optree.PyTreeEntry):
 
 @dataclass(frozen=True)
 class _Outline:
-    """A container with None for its leaves, and which of these were None before."""
+    """A container with None in place of its leaves, and flags for leaves that were None before."""
 
     container: Any
     empty: tuple[bool, ...]
@@ -151,7 +151,7 @@ def _written(node: Any, path: Sequence[Any]) -> str:
 
 
 def _held(node: Any) -> Any:
-    """Return what a node holds by index or key: of a class of one's own, and of a view of a dict, a list."""
+    """Return the contents of a node, accessible by index or key. Custom classes and dict views become sequences."""
     if hasattr(node, "__tf_flatten__"):
         return node.__tf_flatten__()[1]
     return node if hasattr(node, "__getitem__") else list(node)
@@ -169,8 +169,8 @@ _DENSE = {
     tf.RaggedTensor: ".to_tensor()",
 }
 _INSTEAD: dict[type, str] = {
-    tf.SparseTensor: "tf.sparse.to_dense(x), or its x.values if no two of them have the same indices",
-    tf.RaggedTensor: "its x.flat_values, and make the result ragged again by x.with_flat_values",
+    tf.SparseTensor: "tf.sparse.to_dense(x), or x.values if no index occurs twice",
+    tf.RaggedTensor: "x.flat_values, and make the result ragged again with x.with_flat_values",
 }
 
 TENSORFLOW_TREES = TensorFlowTrees()
