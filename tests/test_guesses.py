@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import guesses
+from gradclip import guesses, wording
 from gradclip.wording import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
@@ -49,6 +49,38 @@ def test_a_guessed_name_leads_to_ours(name, ours):
     said = advice(name)
     assert said.startswith(f"module 'gradclip' has no attribute {name!r}. ")
     assert ours in said
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from gradclip import get_total_norm",
+        "from gradclip import clip_grad_norm_, get_total_norm",
+        "import gradclip.get_total_norm",
+        "from gradclip.get_total_norm import anything",
+    ],
+)
+def test_an_import_of_a_guessed_name_leads_to_ours(code):
+    with pytest.raises(ModuleNotFoundError, match=r"^gradclip has no 'get_total_norm'\. Use gradclip\.global_norm"):
+        exec(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("from gradclip import bogus", "cannot import name 'bogus' from 'gradclip'"),
+        ("import gradclip.bogus", "No module named 'gradclip.bogus'"),
+        ("from gradclip.integrations import torch, optax; import torch.optax", "No module named 'torch.optax'"),
+    ],
+)
+def test_imports_of_other_names_fail_as_python_has_it(code, message):
+    with pytest.raises(ImportError, match=message):
+        exec(code)
+
+
+def test_one_finder_is_enough():
+    wording.advise_on_imports()
+    assert [type(finder) for finder in sys.meta_path].count(wording.AdviceFinder) == 1
 
 
 def test_an_unknown_name_gets_no_advice():

@@ -67,6 +67,7 @@ from gradclip.per_example.function import ClippedFunction, ExampleOutputs
 from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.sensitivity import clipped_sum_sensitivity
 from gradclip.per_example.transforms import clipped_fun, clipped_grad
+from gradclip.wording import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
@@ -119,13 +120,13 @@ _WHEN_USED = {
 }
 
 
+advise_on_imports()
+
+
 def __getattr__(name: str) -> Any:
     """Import rarely used names on first access."""
     if name not in _WHEN_USED:
-        from gradclip.guesses import advice_on_name
-
-        message = f"module 'gradclip' has no attribute {name!r}. {advice_on_name(name)}".removesuffix(". ")
-        raise AttributeError(message, name=name, obj=sys.modules[__name__])
+        raise AttributeError(no_attribute(name), name=name, obj=sys.modules[__name__])
     found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
     return found
 

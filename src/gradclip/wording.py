@@ -1,5 +1,6 @@
 """Helpers for the wording of errors."""
 
+import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar
@@ -30,3 +31,34 @@ def with_advice(function: Callable[P, R]) -> Callable[P, R]:
             raise
 
     return call
+
+
+def no_attribute(name: str) -> str:
+    """Return the error of a name that gradclip lacks, with advice if other libraries have it."""
+    return f"module 'gradclip' has no attribute {name!r}. {_advice_on_name(name)}".removesuffix(". ")
+
+
+class AdviceFinder:
+    """Make `from gradclip import X` and `import gradclip.X` fail with advice, if X is a name of another library.
+
+    Python asks the finders in `sys.meta_path` for a module one after the other. This one is the last.
+    """
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        """Find nothing. Raise a ModuleNotFoundError for a name with advice."""
+        package, _, last = name.rpartition(".")
+        if package == "gradclip" and (advice := _advice_on_name(last)):
+            # Without `name=`: `from gradclip import X` replaces an error that names X by one without advice.
+            raise ModuleNotFoundError(f"gradclip has no {last!r}. {advice}")
+
+
+def advise_on_imports() -> None:
+    """Add an `AdviceFinder` to those of Python, once."""
+    if not any(isinstance(finder, AdviceFinder) for finder in sys.meta_path):
+        sys.meta_path.append(AdviceFinder())
+
+
+def _advice_on_name(name: str) -> str:
+    from gradclip.guesses import advice_on_name  # loaded only after an error
+
+    return advice_on_name(name)
