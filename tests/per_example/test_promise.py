@@ -57,7 +57,7 @@ def test_where_batches_change_their_shape_nothing_is_promised():
         gradclip.clipped_fun(lambda x: x, 1.0, unit="group").sensitivity().noise_std(1.0)
     for relation, bound in (("replace_one", 2.0), ("zero_out", 1.0)):
         assert clipped.sensitivity(relation).bound == bound
-        assert "batches of one number of examples" in str(clipped.sensitivity(relation))
+        assert "batches with the same number of examples" in str(clipped.sensitivity(relation))
 
 
 @pytest.mark.parametrize(

@@ -78,7 +78,7 @@ def advise(columns: Columns) -> Advice:
         *_about_the_one_in_use(columns),
         *_about_the_level(norms),
         *([f"{zeros:,} steps with a norm of 0 are left out here."] if zeros else []),
-        "This says what would have been clipped, not what trains best: a threshold that is to limit every step may be "
+        "This says what would have been clipped, not what trains best. A threshold meant to limit every step may be "
         "far lower.",
     )
     return Advice(proposed, reasons, candidates, len(norms), int(spikes.sum()))
@@ -105,7 +105,7 @@ def _why(middle: float, high: float) -> str:
             f"The norms are spread widely: in the newer half, 10% are above {high:.3g}, more than twice the median "
             f"{middle:.3g}. The proposal leaves nine of ten ordinary steps unclipped."
         )
-    return f"It is twice the median of the newer half, {middle:.3g}, so that ordinary steps stay as they are."
+    return f"It is twice the median of the newer half, {middle:.3g}, so ordinary steps stay unclipped."
 
 
 def _what_it_would_do(candidate: Candidate, steps: int, spikes: int) -> str:
@@ -122,7 +122,7 @@ def _about_the_one_in_use(columns: Columns) -> list[str]:
     if clipped.any() and (clipped | skipped).all():
         return [
             "Every step was clipped. The threshold then sets the length of every gradient: with SGD it acts as part of "
-            "the learning rate, and with Adam it changes little but how steps weigh against each other." + left_out
+            "the learning rate, and with Adam it changes little except the relative weight of the steps." + left_out
         ]
     if not clipped.any() and skipped.any():
         return [f"No step was clipped.{left_out}"]

@@ -24,7 +24,7 @@ def promise_for(
     """
     units = f"{promise.unit}s"
     if promise.relation != "add_or_remove_one":
-        return replace(promise, note=f"batches of one number of {units}")
+        return replace(promise, note=f"batches with the same number of {units}")
     if method == "loop":
         return replace(promise, note=f"{units} taken one after the other")
     if microbatch_size is None and pad_to is None:

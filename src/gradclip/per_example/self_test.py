@@ -70,7 +70,7 @@ class SensitivityReport:
         return tuple(case for case in self.cases if not case.distance <= self.promised)
 
     def __str__(self) -> str:
-        rows = [("one example of ... among ...", "distance", "of promised")]
+        rows = [("example among other examples", "distance", "of the promise")]
         rows += [(case.name, case.problem or f"{case.distance:.7g}", self._share(case)) for case in self.cases]
         first, second, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
         lines = [f"{name:{first}}  {distance:{second}}  {share}" for name, distance, share in rows]
@@ -88,7 +88,7 @@ class SensitivityReport:
             return f"BROKEN in {len(self.failures)} of {len(self.cases)} cases, worst for {worst.name}"
         verdict = f"holds in all {len(self.cases)} cases; the largest distance is {worst.distance:.7g}"
         if worst.distance * _LOOSE < self.promised:
-            return f"{verdict}, far below the promise: is that of a sum, and the function a mean?"
+            return f"{verdict}, far below the promise. Is the promise for a sum, and the function a mean?"
         return verdict
 
 
