@@ -42,7 +42,8 @@ class AdaptiveNorm:
     thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
-        TypeError: a `rule` of a different type, or a `skip_above` that is not a number. ValueError: it is below 1.
+        TypeError: a `rule` of a different type, or a `skip_above` that is not a number. ValueError: a `skip_above`
+        below 1 or NaN.
 
     >>> import gradclip
     >>> import numpy as np
@@ -58,8 +59,8 @@ class AdaptiveNorm:
     """
 
     elsewhere = (
-        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(norm). "
-        "At every step:\n"
+        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(like), "
+        "where `like` is any array with the framework and device of the gradients. At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )

@@ -29,8 +29,8 @@ class PrivateQuantileState(NamedTuple):
 class PrivateQuantile:
     """A threshold C that follows a quantile of the examples' norms: C <- C * exp(-learning_rate * (b - target)).
 
-    b is the fraction of examples with a norm of at most C, with noise, clamped to [0, 1]. C stays between `lower` and
-    `upper`. The rule is functional: you pass the state in and get a new one back, in every framework.
+    Here b is the fraction of examples with a norm of at most C, with noise, clamped to [0, 1]. C stays between `lower`
+    and `upper`. The rule is functional: you pass the state in and get a new one back, in every framework.
 
     Attributes:
         target: the fraction of examples to leave unclipped, from 0 to 1.
@@ -106,10 +106,10 @@ class PrivateQuantile:
                 num_clipped is `info.num_clipped` of `gradclip.per_example_clip`. The noise is normal, with standard
                 deviation sigma_b. n is a public constant, such as the expected batch size.
 
-        With this formula, adding or removing one example changes the count by 1/2 before the noise is added.
-        `gradient_noise` relies on that. If every batch has exactly n examples, (n - num_clipped + noise) / n is the
-        same number. If m varies, as with Poisson sampling, one example changes that shorter formula by 1, which costs
-        more privacy than `gradient_noise` accounts for.
+        With this formula, adding or removing one example changes m / 2 - num_clipped by 1/2, and `gradient_noise`
+        relies on that. If every batch has exactly n examples, (n - num_clipped + noise) / n is the same number. If m
+        varies, as with Poisson sampling, do not use that shorter formula: one example changes n - num_clipped by 1,
+        which costs more privacy than `gradient_noise` accounts for.
 
         """
         log_norm = state.log_norm

@@ -29,8 +29,9 @@ _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by
 class NormHistory(NamedTuple):
     """The last norms observed, newest first, and their number. Empty places hold `inf`.
 
-    `norms` has shape (..., window) and `count` has shape (...). (...) is () for one norm, or the shape of the layers. A
-    history is a tree of two arrays: pass it through `jax.jit`, carry it in `jax.lax.scan`, save and load it.
+    `norms` has shape (*shape, window), and the integer array `count` has shape `shape`, as passed to `init`: () for one
+    norm at each step. A history is a tree of two arrays: pass it through `jax.jit`, carry it in `jax.lax.scan`, save
+    and load it.
     """
 
     norms: Any
@@ -39,7 +40,7 @@ class NormHistory(NamedTuple):
 
 @dataclass(frozen=True)
 class QuantileThreshold:
-    """A threshold that follows the norms: factor * (quantile of the last `window` norms), within [lower, upper].
+    """A threshold that follows the norms: factor * (quantile of the last `window` norms), limited to [lower, upper].
 
     With c norms in the history, the quantile is the k-th smallest norm, k = max(1, ceil(quantile * c)). Only finite
     positive norms are kept, so NaN, infinities and zeros change nothing.
@@ -47,16 +48,16 @@ class QuantileThreshold:
     Attributes:
         factor: what the quantile is multiplied by, from 2**-64 to 2**64. With 2 and the median, a gradient is clipped
             if its norm is more than twice the usual norm.
-        quantile: from 0 (the smallest norm) to 1 (the largest), as the decimal that Python prints.
+        quantile: from 0 (the smallest norm) to 1 (the largest). It is read as the decimal that Python prints for it.
         window: W, the number of norms kept, 1 to 32,768.
         initial: the threshold before the first norm is observed. `inf` clips nothing.
         lower: the smallest threshold, in the units of the gradients.
-        upper: the largest threshold, which also limits `initial`. In float32 both bounds are rounded down.
+        upper: the largest threshold. `lower` and `upper` also limit `initial`. In float32 all three are rounded down.
 
     **It always recovers.** Let k = max(1, ceil(quantile * W)) and K = max(k, W - k + 1). `recovery_steps` is K, which
     is 65 for the defaults. After any history, once K finite positive norms in [a, b] have been observed, the threshold
-    is in [factor * a, factor * b], within [lower, upper]. Norms in between that are not finite or not positive do not
-    matter. K - 1 norms are not always enough.
+    is in [factor * a, factor * b], limited to [lower, upper]. Norms in between that are not finite or not positive do
+    not matter. K - 1 norms are not always enough.
 
     Proof. Of the c <= W norms in the window, K are in [a, b] and at most c - K are not. The threshold is computed from
     the k_c-th smallest, k_c = max(1, ceil(quantile * c)). One norm more raises ceil(quantile * c) by at most 1, so
@@ -154,7 +155,8 @@ class QuantileThreshold:
     def max_norm(self, history: NormHistory) -> Scalar:
         """Return the threshold for the next step, a scalar of the history's framework and dtype, or one per layer.
 
-        It does not wait for the device. Raises ValueError for a history with a different window, as `observe` does.
+        It depends only on norms observed so far, and does not wait for the device. Raises ValueError for a history with
+        a different window, as `observe` does.
         """
         norms, count = self._own(history)
         if _of_one_norm(norms):

@@ -69,7 +69,7 @@ def demo(
 
 @app.command()
 def info() -> None:
-    """Show which compiled kernels are in use, and the versions of gradclip, Python and other installed libraries."""
+    """Show which compiled kernels are in use, and the versions of gradclip, Python and the libraries it works with."""
     typer.echo(info_text())
 
 

@@ -1,29 +1,31 @@
-"""The coefficient: multiplied by it, gradients have a norm of at most the threshold, exactly.
+"""The coefficient that gradients are multiplied by, so that their norm never exceeds the threshold, even by rounding.
 
 Let N be the exact norm of the gradients and C the threshold `max_norm`. The result y of clipping x satisfies
 ||y|| <= C in exact arithmetic, for every order, dtype and finite input. The proof:
 
 1. `norms` computes a number m and proves N <= upper, where upper = m / (1 - d) + floor. Here d bounds the relative
    error of m. `floor` bounds what elements can add that the device reads as zero, or rounds to its smallest step.
-   Either m is exact, then d is 0 and upper is m itself; or d overstates the error by more than 4u, where u is the
-   unit roundoff of this arithmetic. This covers the rounding of upper and of C in units of the norm's divisor.
+   If m is exact, d is 0, and without a floor upper is m itself. Otherwise d overstates the error by more than 4u, where
+   u is the unit roundoff of this arithmetic. These 4u cover the rounding of upper, and of C in units of the norm's
+   divisor.
 2. If upper <= C, the gradients stay unchanged, and N <= upper <= C.
 3. Otherwise c = (C / upper) * (1 - 16u). Two divisions and that product err by at most u each, relatively, so
    c * (1 + 8u) <= C / N.
-4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest.
+4. Each element is multiplied by c in a format that holds the element exactly, rounding to nearest. The format is that
+   of this arithmetic, or float32.
    In this arithmetic, the remaining 8u cover at most two multiplications.
    In float32, c is first lowered by 2v, v = 2**-24: one v for rounding c to float32, one for the product, since
    (1 - 2v) * (1 + v)**2 < 1 - 3v**2, and 3v**2 covers the roundoff of (1 - 2v) * c.
-   The product is then rounded toward zero in the dtype of its leaf. Below the normal range of its own format, rounding
-   adds up to half a step, so such a product is moved one step toward zero, or to zero.
+   The product is then rounded toward zero in the dtype of its leaf. If it is below the normal range of the format it
+   was computed in, rounding may have added half a step, so it is moved one step toward zero, or to zero.
    So |y_i| <= (C / N) * |x_i| for every element i.
-   The half types, float32 and the parts of complex64 are multiplied in float32. A normal float32 result is below the
-   exact product with c by at most 3v, relatively, plus half a unit in its last place: less than four units.
+   The half types, float32 and the parts of complex64 are multiplied in float32. A normal float32 result is less than
+   four units in its last place below the exact product with c: at most 3v, relatively, plus half a unit.
 5. Every norm grows with the magnitudes of the elements and is homogeneous: ||y|| <= (C / N) * ||x|| = C.
 
-A coefficient can be beyond the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
-steps 3 and 4 would not hold. It is then split into two factors. One is a power of two, which multiplies exactly or
-leads below the normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
+A coefficient can be outside the normal range of the product's format (float64: a norm of 1e308 and C = 1e-20), where
+steps 3 and 4 would not hold. It is then split into two factors. One is a power of two: multiplying by it is exact,
+unless the product falls below the normal range. A coefficient below 2**-2041 (float64) or 2**-252 (float32) is 0.
 
 Compilers may turn (a / b) / c into a / (b * c), or a / b into a * (1 / b). So divisors of norms are powers of two
 here (`settled`), and no number is near the ends of the range unless the result needs it.
@@ -142,7 +144,7 @@ def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, 
 
 
 def _never_kept(backend: Backend, norm: Norm, numerator: Array, larger: Array, never: Array) -> Coefficient:
-    """Return numerator / larger, lowered, if no element is ever kept. `larger` is in units of the norm's divisor."""
+    """Return numerator / larger, lowered, for a target that never keeps elements. `larger` is as in `_quotient`."""
     xp = backend.xp
     plain = _quotient(backend, norm, numerator, larger)
     if norm.divisor is None or backend.wide is not FLOAT64:
@@ -229,7 +231,7 @@ def undecided(norm: Norm, max_norm: float | Array) -> bool:
 
 
 def open_between(norm: Norm, max_norm: float | Array) -> Array:
-    """Return the same for one norm or each of many, as an array."""
+    """Return the same as `undecided`, as an array: for one norm, or for each of many."""
     threshold = _in_units_of(norm, max_norm)
     lower = norm.value * (1.0 - 2.0 * norm.error)
     lower = lower - _in_units_of(norm, norm.floor) if norm.floor else lower

@@ -90,7 +90,7 @@ class ClipRule:
     def vjp(self, xp: ModuleType, at: At, gys: Sequence[Array], gnorm: Array) -> tuple[list[Array], Array]:
         """Return the gradients for the leaves and the threshold, given those of the results and the norm.
 
-        If each norm has its own threshold, so does the gradient for it.
+        If each norm has its own threshold, the gradient for the threshold has one entry per norm.
         """
         counted, norm = self._counted(xp, at)
         xs = self._wide(xp, at.leaves, norm, counted)
@@ -182,8 +182,8 @@ class ClipRule:
     def _extremes(self, xp: ModuleType, magnitudes: Sequence[Array], norm: Array) -> list[Any]:
         """Return which magnitudes equal the norm.
 
-        For complex numbers the norm is rounded differently from the magnitudes here, so it is compared with their
-        extreme.
+        For complex numbers the norm is rounded differently from the magnitudes here. So magnitudes are compared with
+        their own extreme instead.
         """
         reduce = xp.max if self.order.p > 0 else xp.min
         found = [reduce(m, axis=self.scope.shared_axes(m.ndim)) for m in magnitudes if 0 not in m.shape]

@@ -1,4 +1,4 @@
-"""The divisor: divided by it in a fused optimizer, gradients have a norm of at most the threshold, exactly.
+"""The divisor for fused optimizers: gradients divided by it never exceed the threshold, even by rounding.
 
 Fused optimizers of PyTorch divide each element by one float32 number S as they read it. Let x be the gradients in
 memory, S0 the divisor they already need (that of scaled losses, else 1), C the threshold, and y the quotients. The
@@ -42,7 +42,7 @@ def check_foldable(max_norm: float) -> float:
 
 
 def within_range(backend: Backend, max_norm: Array) -> Array:
-    """Return an automatic threshold, moved to the nearest one that this module's proof covers."""
+    """Return an adaptive threshold, moved to the nearest one that this module's proof covers."""
     xp = backend.xp
     nearest = xp.minimum(xp.maximum(max_norm, SMALLEST * xp.ones_like(max_norm)), LARGEST * xp.ones_like(max_norm))
     return xp.where((max_norm == 0) | xp.isinf(max_norm), max_norm, nearest)

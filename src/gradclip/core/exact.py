@@ -33,7 +33,7 @@ Pairs = tuple[np.ndarray, np.ndarray]
 
 
 def decidable(p: float, *, any_complex: bool) -> bool:
-    """Return whether norms of order `p` can be compared exactly; for complex numbers, orders but 2 need roots."""
+    """Return whether norms of order `p` can be compared exactly. For complex numbers, p must be 2 or infinite."""
     return math.isinf(p) or p == 2 or (not any_complex and p.is_integer() and p <= LARGEST_POWER)
 
 
@@ -42,8 +42,8 @@ def at_most(
 ) -> bool:
     """Return whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
-    Return False, which clips, also if it cannot be decided: `p` is not `decidable`, or, unless `patient`, a tie has too
-    many distinct magnitudes.
+    Also return False, which clips, if this cannot be decided: `p` is not `decidable`, or the norms are too close and
+    there are too many distinct magnitudes (any number of them is added if `patient`).
     """
     if not decidable(p, any_complex=arrays.any_complex):
         return not arrays.any_complex and _alone_at_most(arrays, max_norm)
@@ -108,7 +108,7 @@ def _parts_of_sum(x: np.ndarray, p: int) -> Iterator[Fraction]:
 
 
 def _in_turns(magnitudes: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-    """Yield numbers of similar magnitude, divided by a power of two near the largest, and its exponent."""
+    """Yield groups of numbers, at most 2**400 apart, divided by a power of two near the largest, and its exponent."""
     while magnitudes.size:
         exponent = int(np.clip(np.frexp(magnitudes.max())[1], -_LARGEST_SCALE, _LARGEST_SCALE))
         near = magnitudes >= np.ldexp(1.0, exponent - _FAR_APART)

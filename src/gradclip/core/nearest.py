@@ -7,8 +7,8 @@ same bound holds, for orders >= 1:
 1. N is the computed norm, C the threshold. The exact norm is at most N / (1 - E) + F, as `norms` proves.
 2. If N <= (C - F) * (1 - E), elements are multiplied by 1, which leaves all bits unchanged.
 3. Otherwise the elements of a dtype are multiplied by c = K / N, rounded down, with
-   K = (C - A) * (1 - E) * (1 - u) * (1 - v). Since c is at most 1, c times the exact norm is at most
-   (C - A + F) * (1 - u) * (1 - v).
+   K = (C - A) * (1 - E) * (1 - u) * (1 - v). Since A >= F, c is at most (1 - u) * (1 - v). So c times the exact norm,
+   which is at most K / (1 - E) + c * F, is at most (C - A + F) * (1 - u) * (1 - v).
 4. The product of an element x has a magnitude of at most c*|x|*(1 + u), or c*|x| + s/2 below the normal range. Here u
    is the unit roundoff and s the smallest subnormal number of the dtype. Half types are multiplied in float32 first,
    which costs another (1 + 2**-24) and 2**-150. Each dtype has a share of K, which accounts for its own u and v.
@@ -31,14 +31,14 @@ If A is still not small compared with C, results would be much smaller than nece
 one, by `coefficient`. This decision needs no computed value, so no call waits for a device. If N is beyond 2**126 * C,
 c has few digits in float32, or is zero, and so are the results. For float64, c is zero beyond 2**1021 * C.
 
-A threshold on a device decides nothing here. float16 is then always stepped, and C - A is clamped to at least 0. For
-float64, all results are zeros if C is below 2**-900, or if K, in units of the divisor, is below 2**-960. If the norm
-has a floor F, all results of any dtype are zeros if C is below 2**20 * F.
+With a threshold on a device, the host cannot decide any of this. float16 is then always stepped, and C - A is at least
+0. For float64, all results are zeros if C is below 2**-900, or if K, in units of the divisor, is below 2**-960. If the
+norm has a floor F, results of every dtype are zeros if C is below 2**20 * F.
 
 A device without float64 computes c in float32. With u the unit roundoff of that arithmetic, K is lowered by 16*u and
 the limit by 8*u (2**-49 and 2**-50 for float64), and c is zero below the normal range.
 
-Many norms at once need as many numbers: `norm`, and everything that follows from the threshold, are then vectors.
+Many norms at once need one number each: `norm`, and everything that follows from the threshold, are then vectors.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _FLOAT32_ROUNDOFF = FLOAT32.roundoff
 _HALF_STEP = FLOAT32.step / 2
 # The largest share of the threshold that A may have; results may be too small by that share.
 _SHARE, _SHARE_OF_HALVES = 2.0**-20, 2.0**-9
-# The most that products below the normal range add: 2**50 times half a step of bfloat16, and 2**-150.
+# The most that products below the normal range add: 2**50 times the sum of half a step of bfloat16 and 2**-150.
 _ADDED = 2.0**-83
 _LEAST_THRESHOLD = _ADDED / _SHARE
 # Below this, lowering a float64 number by some units of its roundoff might be rounded away.
@@ -205,7 +205,7 @@ def _in_range(max_norm: float, elements: Elements, wide: Format) -> bool:
 def _limit_and_numerator(
     max_norm: float, below: float, floor: float, error: float | Array, wide: Format = FLOAT64
 ) -> tuple[Any, Any]:
-    """Return the limit of kept norms, and K before the losses of the dtypes; `below` is A."""
+    """Return the largest norm that keeps elements, and K before the losses of the dtypes; `below` is A."""
     threshold = min(max_norm, wide.largest)
     exact: Any = -error + 1.0
     unlimited = max_norm > wide.largest

@@ -9,12 +9,12 @@ that nothing was lost.
 The error. Let u be the unit roundoff of the format summed in. A sum of non-negative terms, none of which takes part in
 more than k additions, has a relative error of at most k*u/(1 - k*u) (Higham, Accuracy and Stability of Numerical
 Algorithms, 2nd ed., section 4.2). The kernels for host memory, and devices that sum in float32, add so that k is small;
-elsewhere k is the number of terms. Squares of half types are exact in float32, and the kernels add four at a time in
-float32, which adds 2**-22 to the error. Each term carries at most the errors of a division and a multiplication. The
-root, by its derivative, divides the relative error by p and adds its own rounding. The total is less than (k + 8)*u for
-p = 1 and 2, stated as (k + 16)*u. For other p, the power adds the error in `_POW_ERROR`. The largest and smallest
-magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the smallest step; if that
-matters, the norm's `floor` accounts for it.
+elsewhere k is the number of terms. Squares of half types that stay in float32's range are exact in it, and the kernels
+add four at a time in float32, which adds 2**-22 to the error. Each term carries at most the errors of a division and a
+multiplication. The root, by its derivative, divides the relative error by p and adds its own rounding. The total is
+less than (k + 8)*u for p = 1 and 2, stated as (k + 16)*u. For other p, the power adds the error in `_POW_ERROR`. The
+largest and smallest magnitude of real numbers are exact. That of a complex number may be rounded to a multiple of the
+smallest step; if that matters, the norm's `floor` accounts for it.
 
 Complex numbers with finite parts may have a magnitude beyond the range. If the norm of complex128 numbers is not
 finite, but that of their quarters is, the norm is 4 times the latter. A quarter loses less than two steps. Compared

@@ -46,7 +46,8 @@ class Advice:
 def advise(columns: Columns) -> Advice:
     """Propose twice the median of the newer half of the norms, or their 90th percentile if that is larger.
 
-    Norms of 0 are left out: no threshold changes them.
+    Norms of 0 are left out: no threshold changes them. A spike is a norm more than 10 times the median of the 128 norms
+    before it.
     """
     zeros = int((columns.norms == 0).sum())
     columns = columns.of_finite_positive()
@@ -145,7 +146,7 @@ def _about_the_level(norms: np.ndarray) -> list[str]:
 
 
 def _rounded_up(number: float) -> float:
-    """Round a number up to two digits."""
+    """Round a number up to two significant digits."""
     if not 1e-300 < number < 1e300:
         return number
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)

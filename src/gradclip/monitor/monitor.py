@@ -37,7 +37,8 @@ class Monitor:
             every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.
         top: how many of the layers with the largest norms `callback` and `top_layers` name.
         callback: called as `callback(step, numbers)` for each step in order, once its values are fetched. `numbers` is
-            a dict of plain floats, ready for a logger.
+            a dict of plain floats, ready for a logger: "norm", "max_norm", "coefficient", "clipped", "skipped" and
+            "nonfinite" (flags are 0.0 or 1.0), and "layers/NAME" for each of the `top` layers.
 
     Raises:
         ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every` or `top`.
@@ -207,7 +208,7 @@ class Monitor:
         return self.counts.nonfinite
 
     def advise(self) -> Advice:
-        """Propose a threshold from the kept steps, with reasons."""
+        """Propose a threshold from the kept steps. Print the result for the proposal, its reasons and alternatives."""
         return advise(self.columns)
 
     def plot(self, path: str | Path | None = None) -> Figure:

@@ -32,8 +32,8 @@ class PerExampleInfo(NamedTuple):
     """How many examples were clipped, and the norm of each.
 
     `num_clipped`: the number of examples with a norm above their threshold, an integer scalar. `norms`: the norm of
-    each example before clipping, shape (batch,). With `per_layer`, both are trees with the structure of the gradients.
-    With a tree of thresholds, they have the structure of that tree.
+    each example before clipping, shape (batch,), float64 if a gradient is float64, else float32. With `per_layer`, both
+    are trees with the structure of the gradients. With a tree of thresholds, they have the structure of that tree.
 
     Both reveal single examples. The noise on the sum does not protect them: add separate noise before you publish
     them or choose thresholds from them.
@@ -91,6 +91,7 @@ def per_example_clip(
     Returns:
         `(summed, info)`: a tree of sums, and a `PerExampleInfo`. Under every rule, adding or removing one example
         changes the sum by at most max_norm (for thresholds C_k, by sqrt(sum C_k**2)), plus the rounding of the sum.
+        `gradclip.clipped_sum_sensitivity` computes both.
 
     Raises:
         ValueError: leaves without a common batch axis, a mask of the wrong shape, a negative or NaN `max_norm`, an

@@ -55,7 +55,8 @@ class ClippedFunction:
     """A function of a batch that clips each example's gradient (or result) by its own norm and returns the sum.
 
     Call it like `fun`, with a batch in the arguments at `batch_argnums`. `gradclip.clipped_grad` and
-    `gradclip.clipped_fun` make it, and document the fields and the errors. `argnums=None` clips the results of `fun`.
+    `gradclip.clipped_fun` make it, and document the fields and the errors. With `argnums=None` it clips the results of
+    `fun` instead of gradients.
 
     Integrations override `_framework`, `_is_mapped`, `_over_batch`, `_finished` and `_added_in`.
     """
@@ -137,7 +138,12 @@ class ClippedFunction:
         by a lot if the loss has a kink. So the bound for "add_or_remove_one" is infinite, and `noise_std` raises a
         ValueError, unless every program has the same shape: pass `pad_to`, `microbatch_size` of 1 or a multiple of 8,
         or `method="loop"`. The other relations compare batches of equal size, in which no example changes its place.
-        `note` names the case.
+        The `note` of the result says for which batches the bound holds, or why it is infinite.
+
+        Raises:
+            ValueError: an unknown name, a count below 1, a sum that may overflow. TypeError: `elements` that is neither
+            a number nor a tree of arrays.
+
         """
         if batch_size is None and self.pad_to is not None:
             batch_size = self.pad_to * as_count("partial_sums", partial_sums)
@@ -267,7 +273,7 @@ class ClippedFunction:
         return None
 
     def _framework(self, args: Sequence[Any]) -> Entry:
-        """Return the framework of the first differentiated argument, or else of any argument."""
+        """Return the framework of the first differentiated argument, or else the first among all arguments."""
         if self.argnums is None:
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):

@@ -2,8 +2,8 @@
 
 A threshold is divided into `grid` steps. An example of D elements is scaled, in units of a step, to a norm of at most
 grid - sqrt(D) / 2. Rounding each element to the nearest integer adds at most sqrt(D) / 2 to the norm, so it is at most
-`grid`, exactly. The scaled elements are below 2**52, so float64 rounds them correctly. The sum of n
-examples needs n * grid < 2**63.
+`grid`, exactly. The scaled elements are below 2**52, so float64 rounds them correctly. The sum of n examples needs
+n * grid < 2**63.
 
 A layer that is clipped to a share s of the threshold has the same steps. By the same argument, its norm is at most
 s * grid steps. The squares of the shares add up to at most 1, exactly, so the norm of all layers is at most `grid`.

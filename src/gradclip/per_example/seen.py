@@ -42,7 +42,10 @@ class Seen:
             )
 
     def note(self, leaves: Iterable[Any]) -> None:
-        """Record the leaves of a call, batch on axis 0; warn if a sensitivity assumed less."""
+        """Record the leaves of a call, batch on axis 0; warn if `sensitivity()` assumed less.
+
+        That is, fewer elements, or a wider dtype.
+        """
         leaves = list(leaves)
         names = [name for name in (bare_name(leaf.dtype) for leaf in leaves) if name in SUPPORTED]
         self._elements = max(self._elements, _elements(leaves, EXAMPLE))

@@ -20,13 +20,16 @@ each 1 + d with |d| <= u, differs from 1 by at most g(k, u) (Higham, Accuracy an
    more factors with v. If the sums are first rounded to a format of roundoff w, it adds m factors with w instead. So
    each coordinate is off by at most e * sum_i |p_ij|, with
    e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1. By the triangle inequality, the vector is off by at most
-   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. The distance between
-   two such sums is off by at most twice that.
+   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. The distance between two such sums is off
+   by at most twice that.
 2. The other units. One example can make a reduction choose a different order or scale. The computed norms of all other
    examples can then change in their last bits. A computed norm of K elements differs from the exact norm by a factor
    with at most (K + 9) / 2 + 3 rounding errors. The coefficient adds 8 more, and the 16 by which it is lowered if it
-   is not 1. So two coefficients of one example differ relatively by at most s = 2 * (K + 16) * u, and all p_i together
-   by s * n * B. Devices that add in float32 add in pairs: for them, replace K by twice its number of binary digits.
+   is not 1. Compare two computed coefficients of one example. If both are lowered, the 16 cancel, and they differ
+   relatively by at most (K + 31) * u. If one of them is 1, only the other has the 8 and the 16, and they differ by at
+   most (K + 39) * u. Both are at most s = 2 * (K + 16) * u. (For K < 7, there are fewer operations than counted here.)
+   So all p_i together differ by at most s * n * B. Devices that add in float32 add in pairs: for them, replace K by
+   twice its number of binary digits.
    (The kernels' sums of half types have larger errors, but give each row the same bits whatever the others hold.)
 3. Underflow. Numbers below the normal range may be flushed to zero. This costs at most the smallest normal number for
    each operation of step 1 in each of K coordinates, doubled for the operations that follow.
@@ -89,7 +92,7 @@ def clipped_sum_sensitivity(
         sum_dtype: the dtype in which the sum is returned, "float32" or "float64".
         grid: the number of integer steps in `max_norm`, if sums are on a grid. They are integers and do not round. The
             bound is for the integers times max_norm / grid, with `per_layer` as well. In steps it is grid / max_norm
-            times as much. With several thresholds it is for each sum times its own threshold / grid.
+            times as much. With several thresholds, it is for all sums together, each times its own threshold / grid.
         summed_in: the dtype in which the device adds up: "float64", or "float32" if it has no float64.
         partial_sums: the most sums, each rounded to `sum_dtype`, that are added up afterwards, in any order. For
             devices and virtual batches together, pass the product.
@@ -99,7 +102,7 @@ def clipped_sum_sensitivity(
             `sum_dtype`: "float32", "float64", "float16" or "bfloat16", as in a compressed reduction.
 
     Returns:
-        A `Sensitivity`. Its bound and rounding are rounded up. The docstring of the module proves them.
+        A `Sensitivity`. Its bound and rounding are rounded up. `gradclip.per_example.sensitivity` proves them.
 
     Raises:
         ValueError: a negative or NaN threshold, an unknown name, a count below 1 or above 2**63 - 1, a `normalize_by`

@@ -54,7 +54,7 @@ class PerExampleSettings:
         thresholds = self._thresholds()
         if self.to_unit and (self.per_layer or self.grid is not None):
             raise ValueError(
-                "to_unit=True needs one norm per example, without per_layer or grid. Divide the sum by max_norm."
+                "to_unit=True needs one norm per example, not per_layer or grid. Divide the sum by max_norm instead."
             )
         if self.grid is not None:
             for threshold in thresholds:

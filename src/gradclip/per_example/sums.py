@@ -47,7 +47,7 @@ class Batch:
         return batch._in_two_readings(mask) if summed is None else summed
 
     def _zeroed(self) -> "Batch":
-        """Put zeros for the non-finite elements of a batch, unless its values are known."""
+        """Put zeros for the non-finite elements of a batch, if its values cannot be read for free."""
         backend, clipping = self.backend, self.clipping
         if backend.concrete or clipping.target.integers:
             return self

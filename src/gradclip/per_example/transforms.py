@@ -39,6 +39,8 @@ def clipped_grad(
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
 
+    g_i is the gradient of `fun` for example i; `rule` offers other factors than min(1, max_norm / ||g_i||).
+
     Call it like `fun`, with a batch in place of an example, and with `mask=` if the batch has padding. Write `fun` as
     for `jax.grad` or `torch.func.grad`: in PyTorch it takes a tree of parameters and uses `torch.func.functional_call`.
     The first differentiated argument decides the framework.
@@ -55,7 +57,7 @@ def clipped_grad(
         uniform: how `per_layer` divides the threshold, as in `gradclip.per_example_clip`.
         keep_batch_dim: `fun` gets each example with a leading axis of length 1, which is removed from `aux` again. If
             False, `fun` gets the example without that axis. To clip whole groups, pass arrays of shape (groups,
-            examples, ...), a loss of a batch, `keep_batch_dim=False` and `unit="group"`.
+            examples, ...), a loss for a batch, `keep_batch_dim=False` and `unit="group"`.
         return_values: also return the loss of each example.
         return_norms: also return the norm of each example before clipping.
         microbatch_size: the number of examples in memory at a time; None for the whole batch. Any size works: the last
@@ -169,8 +171,8 @@ def clipped_fun(
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 
     It clips the tree of arrays that `fun` returns, such as statistics of an example or a client's update. Arguments,
-    results and errors are otherwise those of `clipped_grad`; `batch_argnums` is 0 if left out. The arrays in the
-    arguments decide the framework: NumPy arrays run in JAX.
+    results and errors are otherwise those of `clipped_grad`. If you leave out `batch_argnums`, it is 0. There is no
+    `argnums` and no `return_values`. The arrays in the arguments decide the framework: NumPy arrays run in JAX.
 
     >>> import jax.numpy as jnp
     >>> summed = clipped_fun(lambda x: x, max_norm=1.0, keep_batch_dim=False)
