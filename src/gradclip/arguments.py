@@ -14,6 +14,11 @@ from gradclip.backends.formats import dtype_name, is_complex
 from gradclip.backends.registry import holding_gradients, is_masked, known, number_in, without_values
 from gradclip.typing import HasDtype, Mask, Thresholds
 
+_NO_ORDER = (
+    "cannot be clipped by value: complex numbers have no order. Clip it by norm, or clip its real and imaginary parts "
+    "separately."
+)
+
 
 def check_threshold(value: object, name: str = "max_norm", *, backend: Backend | None = None) -> Any:
     """Return a threshold as a float64, rounded down.
@@ -85,18 +90,15 @@ def is_single_threshold(max_norm: Thresholds) -> bool:
     return known(max_norm) or isinstance(max_norm, numbers.Number | str | bytes | None)
 
 
-def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a TypeError that names the first complex array."""
+def check_real(arrays: Sequence[Any], names: Callable[[], Sequence[str]], why: str = _NO_ORDER) -> None:
+    """Raise a TypeError that names the first complex array and ends with `why`, the reason and the advice."""
     if isinstance(arrays, Arrays) and not arrays.any_complex:
         return
     if not any(map(is_complex, {x.dtype: x for x in arrays}.values())):
         return
     for index, x in enumerate(arrays):
         if is_complex(x):
-            raise TypeError(
-                f"{names()[index] or 'the gradient'} is complex and cannot be clipped by value: complex numbers have "
-                "no order. Clip it by norm, or clip its real and imaginary parts separately."
-            )
+            raise TypeError(f"{names()[index] or 'the gradient'} is complex and {why}")
 
 
 def warn_of_parameters(leaves: Sequence[Any]) -> None:

@@ -70,8 +70,9 @@ class QuantileThreshold:
     chosen fixed threshold trains as well; the gain is that you need not choose one.
 
     Equal norms give the same threshold, to the last bit, in every framework and every process. The history is float32,
-    or float64 if `init` gets a float64 array, and the product is rounded once. A norm counts as zero if it, or the
-    threshold computed from it, is not a normal number of that dtype.
+    or float64 if `init` gets a float64 array, and the product is rounded once. Norms near the ends of that dtype's
+    range are not kept. A norm is kept if it and the threshold computed from it are within [2**-125, 2**125] in float32,
+    or [2**-1021, 2**1021] in float64.
 
     Raises:
         TypeError: a field that is not a number. ValueError: a field out of range, or `lower` above `upper`.

@@ -27,6 +27,11 @@ from gradclip.tree import FlatTree, first_sparse, flatten
 from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 
+_NOT_ON_A_GRID = (
+    "cannot be rounded to a grid. Leave out grid, or pass its real and imaginary parts as two leaves, which have the "
+    "same norm."
+)
+
 
 class PerExampleInfo(NamedTuple):
     """How many examples were clipped, and the norm of each.
@@ -232,7 +237,7 @@ class _Group:
     def _summed(self, arrays: Arrays, threshold: float | Array, mask: Array | None) -> tuple[list[Any], Any, Any]:
         clipping = replace(self.clipping, max_norm=threshold)
         if self.grid is not None:
-            check_real(arrays, self._names)
+            check_real(arrays, self._names, _NOT_ON_A_GRID)
             grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
             target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
             clipping = replace(clipping, target=target)
