@@ -235,6 +235,9 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
         tree: nested containers of arrays of one framework, as in `gradclip.global_norm`.
         ord: p from 1 to 8, `inf` or `-inf`. None means 2.
 
+    Returns:
+        A `PartialNorm`, which has the norm of its parts as a Python float, and clips each part.
+
     Raises:
         TypeError: as `gradclip.global_norm`. ValueError: for any other `ord`, or on a device without 64-bit numbers.
 
