@@ -37,9 +37,9 @@ def clipped_grad(
     unit: Unit = "example",
     method: Method = "vmap",
 ) -> ClippedFunction:
-    """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i, g_i = grad fun.
+    """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i.
 
-    g_i is the gradient of `fun` for example i; `rule` offers other factors than min(1, max_norm / ||g_i||).
+    Here g_i is the gradient of `fun` for example i. `rule` offers other factors than min(1, max_norm / ||g_i||).
 
     Call it like `fun`, with a batch in place of an example, and with `mask=` if the batch has padding. Write `fun` as
     for `jax.grad` or `torch.func.grad`: in PyTorch it takes a tree of parameters and uses `torch.func.functional_call`.
