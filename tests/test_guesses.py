@@ -29,6 +29,7 @@ def advice(name):
     ("name", "ours"),
     [
         ("torch", "import gradclip.integrations.torch."),
+        ("pytorch", "For the function names of pytorch, import gradclip.integrations.torch."),
         ("optax", "import gradclip.integrations.optax."),
         ("keras", "import gradclip.integrations.keras."),
         ("tensorflow", "import gradclip.integrations.tensorflow."),

@@ -14,7 +14,14 @@ _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_c
 
 # Keys are in lower case, without leading or trailing underscores.
 _NAMES = {
-    **{name: f"{_AS_THEY_ARE}. For the names of {name} import gradclip.integrations.{name}" for name in _INTEGRATIONS},
+    **{
+        name: f"{_AS_THEY_ARE}. For the function names of {name}, import gradclip.integrations.{module}"
+        for name, module in [
+            *zip(_INTEGRATIONS, _INTEGRATIONS, strict=True),
+            ("pytorch", "torch"),
+            ("tf", "tensorflow"),
+        ]
+    },
     **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
     "integrations": "Import one of its modules, such as gradclip.integrations.torch",
     **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
