@@ -127,6 +127,10 @@ def test_names_that_advice_gives_are_there(name):
             lambda: gradclip.clip_grad_norm_(TREE, 1.0, foreach=True),
             "'foreach'. Leave it out: gradclip does not need it.",
         ),
+        (
+            lambda: gradclip.AdaptiveNorm(window=10),
+            "'window'. Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold(window=...)).",
+        ),
         (lambda: clip_grad_norm_([], 1.0, ord=1), "'ord'. Pass norm_type= instead."),
         (
             lambda: clip_grad_norm_([], 1.0, nonfinite="skip"),

@@ -49,6 +49,7 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
 _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
+_FIELDS_OF_RULE = ("factor", "quantile", "window", "initial", "lower", "upper")
 # What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
@@ -79,7 +80,7 @@ def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> No
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return
     for keyword in keywords:
-        name = getattr(function, "__name__", "the function")
+        name = getattr(function, "__qualname__", "the function")
         if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
 
@@ -91,6 +92,8 @@ def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
             return f"{written}: gradclip does not need it"
         if ours in taken:
             return f"Pass {written if value else written + '='} instead"
+    if "rule" in taken and keyword in _FIELDS_OF_RULE:
+        return f"Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold({keyword}=...))"
     return ""
 
 
