@@ -41,6 +41,21 @@ def test_one_threshold_says_where_several_go():
         gradclip.clip_by_global_norm(TREE, {"w": 1.0, "b": 1.0})
 
 
+@pytest.mark.parametrize(
+    ("threshold", "advice"),
+    [
+        (None, r"of type NoneType\. To switch clipping off pass max_norm=math\.inf\."),
+        ("1.0", r"of type str\. For example, pass max_norm=1\.0\."),
+        (np.array([1.0]), r"of type ndarray\. Pass the number in it, max_norm\[0\]\."),
+        (gradclip.AdaptiveNorm, r"This is a class\. Make an object of it, before the loop: AdaptiveNorm\(\)\."),
+    ],
+)
+def test_what_is_no_threshold_leads_to_one(threshold, advice):
+    for call in (gradclip.clip_by_global_norm, gradclip.clip_grad_norm_):
+        with pytest.raises(TypeError, match=f"^max_norm must be a real number .*{advice}$"):
+            call({"w": np.ones(2)}, threshold)
+
+
 @pytest.mark.parametrize("make", [np.array, jnp.array, torch.tensor])
 def test_thresholds_of_layers_in_an_array_come_as_a_list(make):
     tree = [make([3.0, 4.0]), make([5.0])]

@@ -12,6 +12,7 @@ import torch
 
 import gradclip
 from gradclip import guesses, wording
+from gradclip.integrations.torch import clip_grad_norm_
 from gradclip.wording import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
@@ -28,6 +29,7 @@ def advice(name):
     ("name", "ours"),
     [
         ("torch", "import gradclip.integrations.torch."),
+        ("pytorch", "For the function names of pytorch, import gradclip.integrations.torch."),
         ("optax", "import gradclip.integrations.optax."),
         ("keras", "import gradclip.integrations.keras."),
         ("tensorflow", "import gradclip.integrations.tensorflow."),
@@ -42,6 +44,9 @@ def advice(name):
         ("adaptive_gradient_clipping", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("AGC", "Use gradclip.adaptive_grad_clip(grads, params), or "),
         ("ZClip", "pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_."),
+        ("fold_into", "Import it from gradclip.integrations.torch."),
+        ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
+        ("skip_spikes", "Import it from gradclip.integrations.optax."),
         ("PrivacyEngine", "Use gradclip.clipped_grad(loss, max_norm), or "),
     ],
 )
@@ -121,6 +126,15 @@ def test_names_that_advice_gives_are_there(name):
         (
             lambda: gradclip.clip_grad_norm_(TREE, 1.0, foreach=True),
             "'foreach'. Leave it out: gradclip does not need it.",
+        ),
+        (
+            lambda: gradclip.AdaptiveNorm(window=10),
+            "'window'. Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold(window=...)).",
+        ),
+        (lambda: clip_grad_norm_([], 1.0, ord=1), "'ord'. Pass norm_type= instead."),
+        (
+            lambda: clip_grad_norm_([], 1.0, nonfinite="skip"),
+            "'nonfinite'. Call gradclip.clip_grad_norm_ instead, which takes it.",
         ),
         (lambda: gradclip.clip_by_unit_norm(TREE, 1.0, axis=0), "'axis'. Pass unit_axis= instead."),
         (lambda: gradclip.adaptive_grad_clip(TREE, TREE, clip_factor=1), "'clip_factor'. Pass clipping= instead."),

@@ -32,7 +32,8 @@ def check_threshold(value: object, name: str = "max_norm", *, backend: Backend |
         f"{name} must be within float64's range, got a number with about {{digits}} digits. To switch clipping off "
         f"pass {name}=math.inf."
     )
-    number = _real(value, name, f"For example, pass {name}=1.0.", too_large)
+    advice = f"To switch clipping off pass {name}=math.inf." if value is None else f"For example, pass {name}=1.0."
+    number = _real(value, name, advice, too_large)
     if not isinstance(number, float):
         return check_threshold(_item(number, name), name) if backend is not None and backend.concrete else number
     if not number >= 0:
@@ -127,9 +128,13 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
         advice = "For one threshold per layer, call gradclip.clip_by_layer_norm."
+    elif getattr(value, "shape", None) == (1,):
+        advice = f"Pass the number in it, {name}[0]."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
         advice = "For one threshold per layer, call gradclip.clip_by_layer_norm with list(max_norm)."
     advice = getattr(value, "instead_of_threshold", advice)
+    if isinstance(value, type):
+        advice = f"This is a class. Make an object of it, before the loop: {value.__name__}()."
     raise TypeError(
         f"{name} must be a real number or a scalar array of real dtype, got {value!r:.80} of type "
         f"{type(value).__name__}. {advice}"

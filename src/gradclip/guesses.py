@@ -1,6 +1,7 @@
 """Advice in errors for users who try the names and keywords of other libraries."""
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable
 
 _INTEGRATIONS = ["autoclip", "brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
@@ -13,7 +14,14 @@ _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_c
 
 # Keys are in lower case, without leading or trailing underscores.
 _NAMES = {
-    **{name: f"{_AS_THEY_ARE}. For the names of {name} import gradclip.integrations.{name}" for name in _INTEGRATIONS},
+    **{
+        name: f"{_AS_THEY_ARE}. For the function names of {name}, import gradclip.integrations.{module}"
+        for name, module in [
+            *zip(_INTEGRATIONS, _INTEGRATIONS, strict=True),
+            ("pytorch", "torch"),
+            ("tf", "tensorflow"),
+        ]
+    },
     **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
     "integrations": "Import one of its modules, such as gradclip.integrations.torch",
     **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
@@ -22,6 +30,10 @@ _NAMES = {
     **dict.fromkeys(("tree_norm", "tree_l2_norm", "l2_norm"), _NORM),
     "clip_grads_with_norm": "Use gradclip.integrations.torch.clip_grads_with_norm_",
     **dict.fromkeys(("clip_grad_norm", "clip_gradients", "clip_grads", "clip_grad", "clip_norm"), _GLOBAL),
+    **dict.fromkeys(("clip_gradient_norm", "clip_gradients_norm", "clip_grads_norm", "clip_gradient"), _GLOBAL),
+    **dict.fromkeys(("fold_into", "clip_in_backward"), "Import it from gradclip.integrations.torch"),
+    **dict.fromkeys(("clipped", "clippingmetrics"), "Import it from gradclip.integrations.keras"),
+    "skip_spikes": "Import it from gradclip.integrations.optax",
     "clip_by_norm": "Use gradclip.clip_by_layer_norm(tree, max_norm), which clips each array by its own norm, or \
 gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     "clip_by_average_norm": "Use gradclip.integrations.tensorflow.clip_by_average_norm",
@@ -37,6 +49,7 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
 _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
+_FIELDS_OF_RULE = ("factor", "quantile", "window", "initial", "lower", "upper")
 # What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
@@ -46,6 +59,7 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("axis", "axes", "dim"), ("unit_axis",)),
     **dict.fromkeys(("grads", "gradients", "updates", "tensors", "t_list"), ("tree", "grads")),
     "params": ("parameters",),
+    "ord": ("norm_type",),
     **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
 }
 
@@ -57,7 +71,7 @@ def advice_on_name(name: str) -> str:
 
 
 def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> None:
-    """Raise a TypeError with advice for the first keyword that `function` lacks and that other libraries have.
+    """Raise a TypeError with advice for the first keyword that `function` lacks and that other functions have.
 
     Call this after `function` has raised a TypeError. With an unknown keyword the function never started, so this hides
     no other error.
@@ -66,8 +80,8 @@ def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> No
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return
     for keyword in keywords:
-        if keyword not in taken and (advice := _in_place_of(keyword, taken)):
-            name = getattr(function, "__name__", "the function")
+        name = getattr(function, "__qualname__", "the function")
+        if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
 
 
@@ -78,4 +92,14 @@ def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
             return f"{written}: gradclip does not need it"
         if ours in taken:
             return f"Pass {written if value else written + '='} instead"
+    if "rule" in taken and keyword in _FIELDS_OF_RULE:
+        return f"Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold({keyword}=...))"
     return ""
+
+
+def _own(name: str, keyword: str) -> str:
+    """Return advice if a function of an integration lacks the keyword, but gradclip's of the same name has it."""
+    ours = getattr(sys.modules["gradclip"], name, None)
+    if ours is None or keyword not in inspect.signature(ours).parameters:
+        return ""
+    return f"Call gradclip.{name} instead, which takes it"

@@ -90,5 +90,5 @@ def test_what_is_no_array_is_named_with_what_to_pass(leaf, advice):
 
 
 def test_generators_are_named_with_what_to_pass():
-    with pytest.raises(TypeError, match=r"of type generator at the root. Convert it with list\(...\)"):
+    with pytest.raises(TypeError, match=r"of type generator at the root. Convert it with list\(...\)\. If it yields p"):
         gradclip.global_norm(x for x in [jnp.ones(2)])

@@ -141,7 +141,7 @@ def test_layers_are_not_recorded_where_other_processes_are_named():
     assert [(step.norm, step.layers is None) for step in monitor.records] == [(5.0, True), (5.0, False)]
 
 
-@pytest.mark.parametrize("monitor", ["run", [gradclip.Monitor()]])
+@pytest.mark.parametrize("monitor", ["run", [gradclip.Monitor()], gradclip.Monitor])
 @pytest.mark.parametrize("process_group", [None, []])
 def test_what_is_no_monitor_is_refused_before_anything_is_clipped(monitor, process_group):
     gradient = np.array([3.0, 4.0])

@@ -134,6 +134,7 @@ def test_error_if_nonfinite_names_the_gradients(bad, found, pair):
     with pytest.raises(RuntimeError, match=r"The total norm of order 2.0 for gradients") as raised:
         clip_grad_norm_([*pair, third], 1.0, error_if_nonfinite=True)
     assert f"parameters[2].grad: {found}" in str(raised.value)
+    assert str(raised.value).endswith("or call gradclip.clip_grad_norm_ with nonfinite='skip' or 'zero'.")
     assert str(third.grad.tolist()) == str([1.0, bad])
 
 

@@ -276,7 +276,12 @@ def _instead_of(leaf: object) -> str:
         return " Pass the result of its to_numpy()."
     if known(getattr(leaf, "value", None)):  # as a Keras variable does
         return " Pass its .value."
-    return " Convert it with list(...)." if isinstance(leaf, Iterator | Set | range) else ""
+    if isinstance(leaf, Iterator):
+        return (
+            " Convert it with list(...). If it yields parameters, call gradclip.grad_norm or gradclip.clip_grad_norm_ "
+            "for their gradients."
+        )
+    return " Convert it with list(...)." if isinstance(leaf, Set | range) else ""
 
 
 for _entry in ENTRIES:

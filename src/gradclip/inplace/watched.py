@@ -34,8 +34,11 @@ def clip_watched(
     The norm of each gradient is recorded only if this process is `alone`: otherwise others may hold parts of it. Raises
     TypeError if `monitor` is not one.
     """
-    if not hasattr(monitor, "record"):
-        raise TypeError(f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}.")
+    if isinstance(monitor, type) or not hasattr(monitor, "record"):
+        raise TypeError(
+            f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}. Before the "
+            "loop, write monitor = gradclip.Monitor(), and pass it at every step."
+        )
     if not (alone and monitor.wants_layers):
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)

@@ -3,10 +3,11 @@
 To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What differs from PyTorch:
 
 - The result's norm never exceeds `max_norm`, even by rounding.
-- If nothing needs clipping, nothing is written.
+- If nothing needs clipping, nothing is written on the CPU.
 - Norms do not overflow, and are returned in float32 or wider.
 - A negative `max_norm` is an error.
-- An empty generator of parameters gives a warning or an error.
+- An empty generator of parameters gives a warning, as in PyTorch; in `clip_grad_value_` and `clip_grads_with_norm_` it
+  is an error.
 - `foreach` is accepted and ignored.
 
 Two functions are new. `fold_into` clips inside the step of a fused optimizer, which saves a pass over the gradients.
@@ -25,6 +26,7 @@ from gradclip.core.norms import Order
 from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
 from gradclip.typing import Parameters, Policy
+from gradclip.wording import with_advice
 
 with needed_for("torch"):
     import torch
@@ -43,6 +45,7 @@ __all__ = [
 ]
 
 
+@with_advice
 def clip_grad_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -80,6 +83,7 @@ def clip_grad_norm_(
     return tensor_of(norm)
 
 
+@with_advice
 def clip_grad_value_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     clip_value: float,
@@ -99,6 +103,7 @@ def clip_grad_value_(
     inplace.clip_grad_value_(parameters, clip_value)
 
 
+@with_advice
 def get_total_norm(
     tensors: torch.Tensor | Iterable[torch.Tensor],
     norm_type: float | str = 2.0,
@@ -133,6 +138,7 @@ def get_total_norm(
     return norm
 
 
+@with_advice
 def clip_grads_with_norm_(
     parameters: torch.Tensor | Iterable[torch.Tensor],
     max_norm: float,
@@ -180,7 +186,7 @@ def _listed(parameters: Parameters) -> Parameters:
         return parameters
     listed = list(parameters)
     if not listed:
-        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=3)
+        warnings.warn("`parameters` is an empty generator, no gradient clipping will occur.", stacklevel=4)
     return listed
 
 
@@ -190,4 +196,6 @@ def _runtime_errors(norm_type: float | str) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         order = float(norm_type)
-        raise RuntimeError(f"The total norm of order {order} for gradients is not finite: {error}") from None
+        # These functions have no `nonfinite`, which the error proposes.
+        advice = str(error).replace("pass nonfinite=", "call gradclip.clip_grad_norm_ with nonfinite=")
+        raise RuntimeError(f"The total norm of order {order} for gradients is not finite: {advice}") from None
