@@ -58,7 +58,8 @@ class AdaptiveNorm:
     """
 
     elsewhere = (
-        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(norm). "
+        "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
+        "Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(an array like the gradients). "
         "At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
