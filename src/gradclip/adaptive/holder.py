@@ -15,6 +15,7 @@ from gradclip.backends.registry import entry_of, find, framework_of
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.typing import Scalar, Threshold
+from gradclip.wording import with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
 
@@ -66,6 +67,7 @@ class AdaptiveNorm:
     )
     instead_of_threshold = f"Pass it to gradclip.clip_grad_norm_ or gradclip.integrations.torch.fold_into. {elsewhere}"
 
+    @with_advice
     def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
         self.rule = QuantileThreshold.given(rule)
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
