@@ -3,8 +3,8 @@
 DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
 gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size. The step is
 therefore compiled once, and an extra example does not change the last bits of other gradients. Padding is masked out
-exactly. Each example gets a random row, independent of the others. JAX's random numbers are not cryptographically
-secure: learn from this script, but do not release models trained with it.
+exactly. Examples go to random rows: adding or removing one does not change how the others are distributed. JAX's random
+numbers are not cryptographically secure: learn from this script, but do not release models trained with it.
 """
 
 import argparse

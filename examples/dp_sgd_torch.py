@@ -2,8 +2,9 @@
 
 DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
 gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size, because the last
-bits of gradients depend on the batch size. Each example gets a random row, independent of the others. `torch.randn` is
-not cryptographically secure: learn from this script, but do not release models trained with it.
+bits of gradients depend on the batch size. Examples go to random rows: adding or removing one does not change how the
+others are distributed. `torch.randn` is not cryptographically secure: learn from this script, but do not release models
+trained with it.
 """
 
 import argparse

@@ -48,6 +48,7 @@ def advice(name):
         ("ClippingMetrics", "Import it from gradclip.integrations.keras."),
         ("skip_spikes", "Import it from gradclip.integrations.optax."),
         ("PrivacyEngine", "Use gradclip.clipped_grad(loss, max_norm), or "),
+        ("noise_std", "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or "),
     ],
 )
 def test_a_guessed_name_leads_to_ours(name, ours):
@@ -129,7 +130,7 @@ def test_names_that_advice_gives_are_there(name):
         ),
         (
             lambda: gradclip.AdaptiveNorm(window=10),
-            "'window'. Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold(window=...)).",
+            "'window'. Pass rule=gradclip.QuantileThreshold(...) instead.",
         ),
         (lambda: clip_grad_norm_([], 1.0, ord=1), "'ord'. Pass norm_type= instead."),
         (
@@ -141,6 +142,20 @@ def test_names_that_advice_gives_are_there(name):
         (lambda: gradclip.clip_by_layer_norm(grads=TREE, max_norm=1), "'grads'. Pass tree= instead."),
         (lambda: gradclip.clipped_grad(max, l2_clip_norm=1.0), "'l2_clip_norm'. Pass max_norm= instead."),
         (lambda: gradclip.clipped_fun(max, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),
+        (
+            lambda: gradclip.clipped_grad(max, 1.0, expected_batch_size=4),
+            "'expected_batch_size'. Pass normalize_by= instead.",
+        ),
+        (lambda: gradclip.clipped_grad(max, 1.0, in_axes=(None, 0)), "'in_axes'. Pass batch_argnums= instead."),
+        (
+            lambda: gradclip.clipped_grad(max, 1.0, noise_multiplier=1.1),
+            "'noise_multiplier'. gradclip adds no noise: add it to the sum, with "
+            "clipped.sensitivity().noise_std(noise_multiplier).",
+        ),
+        (
+            lambda: gradclip.AdaptiveNorm(quantile=0.9),
+            "'quantile'. Pass rule=gradclip.QuantileThreshold(...) instead.",
+        ),
     ],
 )
 def test_a_guessed_keyword_leads_to_ours(call, message):

@@ -10,6 +10,8 @@ _GLOBAL = "Use gradclip.clip_grad_norm_(parameters, max_norm) in place, or gradc
 _NORM = "Use gradclip.global_norm(tree) for gradients, or gradclip.grad_norm(parameters)"
 _UNITS = "Use gradclip.adaptive_grad_clip(grads, params), or gradclip.adaptive_grad_clip_(parameters) in place"
 _FOLLOWS = "For a threshold that follows the norms, pass max_norm=gradclip.AdaptiveNorm() to gradclip.clip_grad_norm_"
+_NOISE = "Use clipped_grad(...).sensitivity().noise_std(noise_multiplier), or the same of \
+gradclip.clipped_sum_sensitivity(max_norm, batch_size=...)"
 _PRIVATE = "Use gradclip.clipped_grad(loss, max_norm), or gradclip.per_example_clip for gradients you already have"
 
 # Keys are in lower case, without leading or trailing underscores.
@@ -25,6 +27,8 @@ _NAMES = {
     **dict.fromkeys(("jax", "flax", "nnx", "equinox", "haiku", "numpy"), _AS_THEY_ARE),
     "integrations": "Import one of its modules, such as gradclip.integrations.torch",
     **dict.fromkeys(("opacus", "privacyengine", "dpoptimizer", "gradsamplemodule"), _PRIVATE),
+    **dict.fromkeys(("private", "dp", "dp_sgd", "dpsgd"), _PRIVATE),
+    **dict.fromkeys(("noise_std", "noise_multiplier", "sensitivity", "get_noise_multiplier"), _NOISE),
     **dict.fromkeys(("per_sample_clip", "clip_per_example", "clip_per_sample", "per_example_grad"), _PRIVATE),
     **dict.fromkeys(("get_total_norm", "total_norm", "norm", "get_grad_norm", "gradient_norm"), _NORM),
     **dict.fromkeys(("tree_norm", "tree_l2_norm", "l2_norm"), _NORM),
@@ -43,13 +47,16 @@ gradclip.clip_by_global_norm(tree, max_norm) for the global norm",
     **dict.fromkeys(("per_example_global_norm_clip", "per_example_layer_norm_clip"), _PRIVATE),
     **dict.fromkeys(("adaptive_gradient_clipping", "adaptive_gradient_clip", "adaptive_clip_grad", "agc"), _UNITS),
     **dict.fromkeys(("unitwise_clip", "unitwise_norm"), "Use gradclip.clip_by_unit_norm"),
-    **dict.fromkeys(("zclip", "smartclip", "adaptive_clip"), _FOLLOWS),
+    **dict.fromkeys(
+        ("zclip", "smartclip", "adaptive_clip", "adaptiveclip", "adaptive_norm", "adaptive_threshold"), _FOLLOWS
+    ),
 }
 
 _ORDER = ("ord",)
 _THRESHOLD = ("max_norm", "max_value", "clip_value", "clipping")
 _LEAVE_OUT = "Leave it out"
-_FIELDS_OF_RULE = ("factor", "quantile", "window", "initial", "lower", "upper")
+_ADDS_NO_NOISE = "gradclip adds no noise: add it to the sum, with clipped.sensitivity().noise_std(noise_multiplier)"
+_OF_RULE = ("rule=gradclip.QuantileThreshold(...)",)
 # What replaces a keyword: the first of these that the function has, written as in a call.
 _KEYWORDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("norm_type", "p", "order", "norm"), _ORDER),
@@ -61,6 +68,12 @@ _KEYWORDS: dict[str, tuple[str, ...]] = {
     "params": ("parameters",),
     "ord": ("norm_type",),
     **dict.fromkeys(("foreach", "eps"), (_LEAVE_OUT,)),
+    **dict.fromkeys(("noise_multiplier", "noise_std", "stddev"), (_ADDS_NO_NOISE,)),
+    **dict.fromkeys(("expected_batch_size", "denominator"), ("normalize_by",)),
+    **dict.fromkeys(("max_physical_batch_size", "num_microbatches"), ("microbatch_size",)),
+    **dict.fromkeys(("batch_size", "max_batch_size"), ("pad_to",)),
+    **dict.fromkeys(("in_axes", "in_dims"), ("batch_argnums",)),
+    **dict.fromkeys(("factor", "quantile", "window", "initial", "lower", "upper"), _OF_RULE),
 }
 
 
@@ -80,7 +93,7 @@ def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> No
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
         return
     for keyword in keywords:
-        name = getattr(function, "__qualname__", "the function")
+        name = getattr(function, "__qualname__", "the function").rpartition("<locals>.")[2]
         if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
 
@@ -88,12 +101,12 @@ def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> No
 def _in_place_of(keyword: str, taken: Iterable[str]) -> str:
     for written in _KEYWORDS.get(keyword, ()):
         ours, _, value = written.partition("=")
+        if written == _ADDS_NO_NOISE:
+            return written
         if written == _LEAVE_OUT:
             return f"{written}: gradclip does not need it"
         if ours in taken:
             return f"Pass {written if value else written + '='} instead"
-    if "rule" in taken and keyword in _FIELDS_OF_RULE:
-        return f"Pass a rule: AdaptiveNorm(gradclip.QuantileThreshold({keyword}=...))"
     return ""
 
 

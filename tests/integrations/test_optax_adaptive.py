@@ -178,3 +178,8 @@ def test_outside_of_jit_nothing_is_compiled_for_a_step():
     for norm in (1.0, 2.0):
         _, state = optimizer.update(gradient(norm), state, PARAMS)
     assert seen == pytest.approx([0.6, 1.2])
+
+
+def test_what_is_no_optimizer_is_told_before_the_first_step():
+    with pytest.raises(TypeError, match=r"tx must be an optimizer of optax, got 4.0 of type float\."):
+        skip_spikes(4.0)

@@ -25,6 +25,13 @@ def test_modules_and_generators_are_no_parameters(method):
         second(torch.ones(3, 4), model.parameters())
 
 
+@pytest.mark.parametrize("method", ["vmap", "loop"])
+def test_functions_are_no_parameters(method):
+    clipped = gradclip.clipped_grad(lambda p, x: (p["w"] * x).sum(), 1.0, method=method)
+    with pytest.raises(TypeError, match=r"argument 0 holds a function \(custom_jvp\), which has no gradient\."):
+        clipped({"w": jnp.zeros(2), "activation": jax.nn.relu}, jnp.ones((3, 2)))
+
+
 class Encoding(UserDict):
     """A tokenizer's result, whose entries are attributes, too."""
 

@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -156,3 +157,9 @@ def test_what_clipping_refuses_is_not_promised(settings, message):
 
 def test_the_largest_grid_is_promised():
     assert clipped_sum_sensitivity(1.0, grid=2**52, batch_size=2**10).total == 1.0
+
+
+@pytest.mark.parametrize("name", ["max_norm", "normalize_by", "batch_size"])
+def test_traced_arrays_are_no_constants(name):
+    with pytest.raises(TypeError, match=f"^{name} must be a constant, got a traced array"):
+        jax.jit(lambda x: clipped_sum_sensitivity(**{"max_norm": 1.0, name: x}).bound)(2)

@@ -60,8 +60,9 @@ class AdaptiveNorm:
     """
 
     elsewhere = (
-        "Elsewhere, use a rule. Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(like), "
-        "where `like` is any array with the framework and device of the gradients. At every step:\n"
+        "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
+        "Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(like), where `like` is any "
+        "array with the framework and device of the gradients. At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
     )

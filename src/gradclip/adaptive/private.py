@@ -39,8 +39,9 @@ class PrivateQuantile:
         lower: the smallest threshold, > 0.
         upper: the largest threshold, finite. In float32 both bounds are rounded down.
 
-    The fraction costs privacy. Noise of `sigma_b` on the count of examples and of z_delta * C on the sum of gradients
-    together cost as much as noise of z * C on the gradients alone. `gradient_noise` computes z_delta.
+    The fraction costs privacy. Noise of `sigma_b` on the count m / 2 - num_clipped of `observe_fraction` and of
+    z_delta * C on the sum of gradients together cost as much as noise of z * C on the gradients alone.
+    `gradient_noise` computes z_delta. All this is for adding or removing one example.
 
     Raises:
         TypeError: a field that is not a number. ValueError: a field out of range, or bounds in the wrong order.

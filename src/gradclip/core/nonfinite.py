@@ -82,7 +82,7 @@ PROPAGATE = Nonfinite(
 RAISE = Nonfinite(
     "raise",
     raises=True,
-    tells="under nonfinite='raise' an error tells that one holds NaN; pass nonfinite='skip' or 'zero'",
+    tells="under nonfinite='raise' an error reveals that one holds NaN; pass nonfinite='skip' or 'zero'",
 )
 ZERO = Nonfinite("zero", zeroes=True)
 SKIP = Nonfinite("skip", blanks=True)

@@ -331,6 +331,11 @@ def skip_spikes(
     >>> updates.tolist(), int(state.clip.skipped)
     ([0.0, 0.0], 1)
     """
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise TypeError(
+            f"tx must be an optimizer of optax, got {tx!r:.80} of type {type(tx).__name__}. Pass it first, such as "
+            "skip_spikes(optax.adam(1e-3), skip_above=4.0)."
+        )
     rule, inner = QuantileThreshold.given(rule), optax.with_extra_args_support(tx)
     order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
 

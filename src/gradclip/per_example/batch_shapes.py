@@ -30,7 +30,8 @@ def promise_for(
     if microbatch_size is None and pad_to is None:
         return promise.without_limit(
             "adding or removing one changes the shape of the batch, and with it the last bits of every gradient. Pass "
-            f"{named} pad_to=, the most {units} that a batch can have, or microbatch_size="
+            f"{named} pad_to=, the most {units} that a batch can have, or microbatch_size=, 1 or a multiple of "
+            f"{_AT_A_TIME}"
         )
     if microbatch_size is None:
         return replace(promise, note=f"batches padded to {pad_to} {units}")

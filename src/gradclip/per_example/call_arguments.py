@@ -143,6 +143,12 @@ def check_parameters(position: int, tree: object) -> None:
             raise TypeError(f"argument {position} holds a {kind}, not an array: pass [v.value for v in ...].")
         if isinstance(leaf, Mapping):
             raise TypeError(f"argument {position} holds a {kind}, which hides its arrays: pass dict(...) of it.")
+        if callable(leaf):
+            raise TypeError(
+                f"argument {position} holds a function ({kind}), which has no gradient. Pass the arrays alone. From an "
+                "Equinox model: params, static = equinox.partition(model, equinox.is_inexact_array), and "
+                "equinox.combine(params, static) in the loss."
+            )
 
 
 def has_mappings(tree: object) -> bool:

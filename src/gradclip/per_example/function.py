@@ -129,7 +129,11 @@ class ClippedFunction:
             partial_sums_in: the dtype in which you add them up, if it differs from the dtype of the results.
             summed_in: the dtype in which the device adds up examples: "float64", or "float32" if it has no float64.
             elements: the number of elements in one example's gradient, or the parameters, to count them. None: the
-                most in any call so far, or 2**26 before the first call. A later call with more warns.
+                most in any call so far, or 2**26 before the first call; a call with more than that then warns. If
+                gradients grow after the first call, call `sensitivity` again.
+
+        With a grid, results are integers, and the sensitivity is for these times max_norm / grid: multiply them before
+        you add noise.
 
         What is proven: given each example's gradient, the clipped sum moves by no more than this. What is assumed: an
         example's gradient depends neither on the other examples nor on its place in the batch.

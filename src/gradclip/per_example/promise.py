@@ -17,7 +17,8 @@ class Sensitivity:
     """The largest L2 distance that one unit of data can move a result.
 
     Args:
-        bound: that distance in exact arithmetic, in the units of the result, after any division by `denominator`.
+        bound: that distance in exact arithmetic, in the units of the result, after any division by `denominator`. For
+            sums on a grid, in units of the integers times max_norm / grid.
         unit: one unit of data: "example", or "group" if whole groups are clipped together.
         relation: what happens to one unit. "add_or_remove_one", "replace_one" (by a different unit) or "zero_out"
             (zeros take its place).

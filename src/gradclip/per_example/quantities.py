@@ -7,6 +7,7 @@ from fractions import Fraction
 from typing import Any
 
 from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
+from gradclip.backends.registry import framework_of
 from gradclip.per_example.rounding import rounded_up
 
 _LARGEST_COUNT = 2**63 - 1
@@ -19,7 +20,7 @@ def as_number(name: str, value: object) -> float:
 
     Raises TypeError for anything but a real number, ValueError for a number beyond float64's range.
     """
-    given = _scalar(value)
+    given = _scalar(name, value)
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
         raise TypeError(f"{name} must be a number, got {shown(value)} of type {type(value).__name__}.")
     if given != given or given in (math.inf, -math.inf):
@@ -32,7 +33,7 @@ def as_number(name: str, value: object) -> float:
 
 def as_count(name: str, value: object) -> int:
     """Return a count as an int. Raises ValueError for anything but a whole number from 1 to 2**63 - 1."""
-    given = _scalar(value)
+    given = _scalar(name, value)
     whole = isinstance(given, numbers.Integral) and not isinstance(given, bool)
     if not (whole and 1 <= given <= _LARGEST_COUNT):
         limit = ", at most 2**63 - 1" if whole and given > 1 else ""
@@ -92,6 +93,12 @@ def shown(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _scalar(value: object) -> Any:
-    """Return the number in a framework's scalar array, and any other value unchanged."""
+def _scalar(name: str, value: object) -> Any:
+    """Return the number in a framework's scalar array, and any other value unchanged.
+
+    Raises TypeError for a traced array.
+    """
+    framework = framework_of(value)
+    if framework is not None and framework.is_traced(value):
+        raise TypeError(f"{name} must be a constant, got a traced array. Pass a Python number.")
     return value.item() if getattr(value, "shape", None) == () and hasattr(value, "item") else value

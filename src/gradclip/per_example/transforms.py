@@ -64,7 +64,8 @@ def clipped_grad(
             microbatch is padded, so one program computes all of them. For a finite "add_or_remove_one" sensitivity
             pass 1 or a multiple of 8. On several devices, sharding the whole batch works better than microbatches.
         pad_to: the largest batch you will pass. Smaller batches are padded to it with zeros that contribute nothing,
-            so one program computes every batch. The number of rows is rounded up to a multiple of 8.
+            so one program computes every batch. The number of rows is rounded up to a multiple of 8. With
+            `microbatch_size`, only the last microbatch is padded, and `pad_to` just limits the batch.
         normalize_by: the constant, > 0, that the sum and its sensitivity are divided by. It and its inverse must be
             normal numbers of float32, or of float64 with `sum_dtype="float64"`.
         sum_dtype: the dtype of the sum, as in `gradclip.per_example_clip`.
@@ -73,7 +74,7 @@ def clipped_grad(
         rule: "clip", "normalize" or "automatic", as in `gradclip.per_example_clip`.
         gamma: the constant of the rule "automatic", as in `gradclip.per_example_clip`.
         grid: the number of integer steps in `max_norm`, as in `gradclip.per_example_clip`. Sums are then int64, in
-            steps.
+            steps. Multiply them by max_norm / grid before you add noise: the sensitivity is for that product.
         prng_argnum: the position of a JAX key, or of a seed for TensorFlow's stateless functions. It is split into one
             for each example. PyTorch needs none: each example draws its own random numbers.
         unit: what one entry of the batch is, "example" or "group". The sensitivity is for one such unit.
