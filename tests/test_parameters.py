@@ -101,7 +101,7 @@ def test_parameters_come_with_names():
 
 
 def test_names_are_told_of_what_has_no_gradient():
-    with pytest.raises(TypeError, match=r"^b is a int, which has no \.grad"):
+    with pytest.raises(TypeError, match=r"^b is of type int, which has no \.grad"):
         gradclip.grad_norm({"a": SimpleNamespace(grad=None), "b": 3})
 
 

@@ -81,8 +81,8 @@ class ParameterList:
         lacking = self._lacking if self.gradients else None
         if lacking is not None:
             raise TypeError(
-                f"{self.name(lacking)} is a {type(self.parameters[lacking]).__name__}, which has no .grad. Pass the "
-                "parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
+                f"{self.name(lacking)} is of type {type(self.parameters[lacking]).__name__}, which has no .grad. Pass "
+                "the parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
                 "gradclip.clip_by_global_norm."
             )
 
