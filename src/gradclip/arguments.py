@@ -49,7 +49,7 @@ def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> 
     A scalar array is returned unchanged unless `backend` can read its value. Raises TypeError if it is not a real
     number, and ValueError if it is negative or beyond float64's range.
     """
-    advice = "Pass what get_total_norm returns."
+    advice = "Pass the norm of the gradients, as grad_norm or global_norm returns it."
     must = f"{name} must be non-negative and within float64's range"
     number = _real(value, name, advice, f"{must}, got a number with about {{digits}} digits. {advice}")
     if not isinstance(number, float):
@@ -127,11 +127,16 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
     if getattr(value, "shape", None) == () and (hasattr(value, "item") or known(value)) and _holds_reals(value):
         return value
     if name == "max_norm" and isinstance(value, dict | list | tuple):
-        advice = "For one threshold per layer, call gradclip.clip_by_layer_norm."
+        advice = (
+            "For one threshold per layer, call gradclip.clip_by_layer_norm, or clip_grad_layer_norm_ for parameters."
+        )
     elif getattr(value, "shape", None) == (1,):
         advice = f"Pass the number in it, {name}[0]."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
-        advice = "For one threshold per layer, call gradclip.clip_by_layer_norm with list(max_norm)."
+        advice = (
+            "For one threshold per layer, call gradclip.clip_by_layer_norm, or clip_grad_layer_norm_ for parameters, "
+            "with list(max_norm)."
+        )
     advice = getattr(value, "instead_of_threshold", advice)
     if isinstance(value, type):
         advice = f"This is a class. Make an object of it, before the loop: {value.__name__}()."

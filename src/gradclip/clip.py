@@ -109,7 +109,7 @@ def clip_by_global_norm(
         tree: arrays of one framework in nested containers, or a single array; any shapes, dtypes may be mixed. A leaf
             that occurs twice counts twice and is returned clipped in both places.
         max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing. A
-            negative value raises ValueError; a traced one counts as 0 instead.
+            negative value raises ValueError, but counts as 0 in an array that is traced or on an accelerator.
         ord: which norm, as in `global_norm`.
         nonfinite: what to do if the gradients contain NaN or infinity. "propagate": everything becomes NaN. "raise":
             FloatingPointError; not in traced calls. "zero": they count as 0. "skip": everything becomes 0.
@@ -117,7 +117,8 @@ def clip_by_global_norm(
 
     Returns:
         `(clipped, norm)`: a new tree with the same structure, dtypes, shapes and devices, and the norm before clipping,
-        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical.
+        as `global_norm` returns it. If the norm is at most `max_norm`, the elements are bit-identical. Sparse arrays of
+        JAX keep their indices.
 
     Raises:
         TypeError, ValueError: as in `global_norm`, or an invalid `max_norm` or `nonfinite`.

@@ -19,7 +19,7 @@ def test_nothing_is_done_at_once():
 
 
 def test_a_mesh_is_refused():
-    with pytest.raises(TypeError, match="axis_name names axes of a mesh"):
+    with pytest.raises(TypeError, match="axis_name='x' names axes of a mesh"):
         Defaults().over("x")
 
 

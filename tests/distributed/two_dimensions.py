@@ -126,7 +126,7 @@ def policies_agree_on_a_replica_that_is_bad_on_one_process():
             if dist.get_rank() == 0:
                 plain.grad[1] = math.nan
             if nonfinite == "raise":
-                with pytest.raises(FloatingPointError, match=r"in 1 leaves: rank 0: parameters\[1\].grad: 1 NaN"):
+                with pytest.raises(FloatingPointError, match=r"in 1 leaf: rank 0: parameters\[1\].grad: 1 NaN"):
                     gradclip.clip_grad_norm_([p, plain], 0.5, ord, nonfinite=nonfinite)
                 continue
             norm = gradclip.clip_grad_norm_([p, plain], 0.5, ord, nonfinite=nonfinite)
@@ -142,7 +142,7 @@ def raise_raises_everywhere():
     full[0][7, 1] = math.nan
     parameters = [parameter(full[1]), parameter(full[0], mesh(), [Shard(0), Shard(1)])]
     before = [p.grad for p in parameters]
-    with pytest.raises(FloatingPointError, match=r"in 1 leaves: rank 3: parameters\[1\].grad: 1 NaN, 0 infinite of 4"):
+    with pytest.raises(FloatingPointError, match=r"in 1 leaf: rank 3: parameters\[1\].grad: 1 NaN, 0 infinite of 4"):
         gradclip.clip_grad_norm_(parameters, 1.0, nonfinite="raise")
     assert all(p.grad is grad for p, grad in zip(parameters, before, strict=True))
     assert torch.equal(parameters[0].grad, full[1])

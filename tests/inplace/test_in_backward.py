@@ -204,7 +204,7 @@ def test_parameters_that_get_no_gradients(given, message):
 
 
 def test_what_is_no_tensor():
-    with pytest.raises(TypeError, match=r"parameters\[0\] is a str"):
+    with pytest.raises(TypeError, match=r"parameters\[0\] is of type str"):
         clip_in_backward(["w"], 1.0)
 
 

@@ -163,11 +163,11 @@ def test_average_norms(threshold):
 def test_what_cannot_be_clipped_is_refused():
     with pytest.raises(TypeError, match=r"t_list must be a list or a tuple .* gradclip.clip_by_global_norm"):
         ours.clip_by_global_norm(tf.constant([1.0]), 1.0)
-    with pytest.raises(ValueError, match="must not be negative"):
+    with pytest.raises(ValueError, match=r"^clip_norm must not be negative"):
         ours.clip_by_global_norm([tf.constant([1.0])], -1.0)
-    with pytest.raises(ValueError, match="use_norm must not be negative"):
+    with pytest.raises(ValueError, match=r"use_norm must be non-negative .* as grad_norm or global_norm returns it"):
         ours.clip_by_global_norm([tf.constant([1.0])], 1.0, use_norm=-1.0)
-    with pytest.raises(ValueError, match="axis 3"):
+    with pytest.raises(ValueError, match=r"^axes is 3, but t of shape \(2, 2\) has no such axis"):
         ours.clip_by_norm(tf.ones([2, 2]), 1.0, axes=3)
 
 

@@ -74,10 +74,10 @@ def test_gradients_instead_of_parameters(call):
     ("passed", "named"),
     [
         (torch.nn.Linear(2, 2), "Linear"),
-        ([("weight", 3), ("bias", 4)], "weight is a int"),
-        ({"weight": 3}, "weight is a int"),
+        ([("weight", 3), ("bias", 4)], "weight is of type int"),
+        ({"weight": 3}, "weight is of type int"),
         (3, "int"),
-        ([None], r"parameters\[0\] is a NoneType"),
+        ([None], r"parameters\[0\] is of type NoneType"),
     ],
     ids=["module", "names", "dict", "number", "none"],
 )
@@ -88,7 +88,7 @@ def test_things_without_a_gradient(call, passed, named):
 
 @every_call
 def test_something_without_a_gradient_among_parameters(call, pair):
-    with pytest.raises(TypeError, match=r"parameters\[2\] is a object"):
+    with pytest.raises(TypeError, match=r"parameters\[2\] is of type object"):
         call([*pair, object()])
 
 
@@ -134,7 +134,7 @@ def test_error_if_nonfinite_names_the_gradients(bad, found, pair):
     with pytest.raises(RuntimeError, match=r"The total norm of order 2.0 for gradients") as raised:
         clip_grad_norm_([*pair, third], 1.0, error_if_nonfinite=True)
     assert f"parameters[2].grad: {found}" in str(raised.value)
-    assert str(raised.value).endswith("or call gradclip.clip_grad_norm_ with nonfinite='skip' or 'zero'.")
+    assert "nonfinite=" not in str(raised.value)  # which is not an argument of PyTorch's function
     assert str(third.grad.tolist()) == str([1.0, bad])
 
 

@@ -124,7 +124,7 @@ class QuantileThreshold:
             return rule or cls()
         raise TypeError(
             f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {rule!r:.80} of type "
-            f"{type(rule).__name__}. Pass a fixed threshold as max_norm itself."
+            f"{type(rule).__name__}. A fixed threshold needs no rule: pass the number as max_norm when you clip."
         )
 
     @property

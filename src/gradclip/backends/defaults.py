@@ -28,8 +28,8 @@ class Defaults:
 
     def over(self, axis_name: Hashable) -> Any:
         raise TypeError(
-            f"axis_name names axes of a mesh inside jax.shard_map and needs JAX arrays, got {axis_name!r}. "
-            "Leave it out for arrays of other frameworks."
+            f"axis_name={axis_name!r} names axes of a mesh inside jax.shard_map, where all arrays are JAX arrays, but "
+            "the arrays here are not. Leave it out for arrays of other frameworks."
         )
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:

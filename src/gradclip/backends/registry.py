@@ -203,7 +203,8 @@ def conversions() -> str:
 
 def ways_to_examples() -> str:
     """Return the functions that compute per-example gradients, for errors."""
-    return " or ".join(sorted(entry.per_example for entry in _ENTRIES.values() if entry.per_example))
+    *others, last = sorted(entry.per_example for entry in _ENTRIES.values() if entry.per_example)
+    return f"{', '.join(others)} or {last}"
 
 
 def _all_models() -> list[Models]:

@@ -89,6 +89,10 @@ SKIP = Nonfinite("skip", blanks=True)
 _POLICIES = {policy.name: policy for policy in (PROPAGATE, RAISE, ZERO, SKIP)}
 
 
+TO_GO_ON = "To go on, skip this step, or pass nonfinite='skip' or 'zero'."
+"""The advice in an error about NaN or infinity. Integrations without `nonfinite=` replace it."""
+
+
 def raise_nonfinite(backend: Backend, arrays: Sequence[Any], names: Sequence[str]) -> None:
     """Raise a FloatingPointError that names the arrays with NaN or infinity and counts these elements."""
     found = nonfinite_leaves(backend, arrays, names)
@@ -107,7 +111,4 @@ def nonfinite_leaves(backend: Backend, arrays: Sequence[Any], names: Sequence[st
 
 def explained(where: str, found: Sequence[str]) -> str:
     """Return the error message for these arrays."""
-    return (
-        f"the gradients are not finite {where}: {listed(found, '; ')}. "
-        "Nothing has been changed. To go on, skip this step, or pass nonfinite='skip' or 'zero'."
-    )
+    return f"the gradients are not finite {where}: {listed(found, '; ')}. Nothing has been changed. {TO_GO_ON}"

@@ -204,7 +204,8 @@ class PartsInTurn(Holders):
         """Raise a FloatingPointError if the norm is not finite. Which part caused it is unknown."""
         if not np.isfinite(self.known.value):
             raise FloatingPointError(
-                f"the norm of all parts is {self.whole.norm}: one of the parts holds NaN or infinity."
+                f"the norm of all parts is {self.whole.norm}: one of the parts holds NaN or infinity. To go on, leave "
+                "out this gradient, or pass nonfinite='skip'."
             )
 
     def _check_counted(self, backend: Backend, arrays: Arrays, order: Order) -> None:

@@ -187,7 +187,7 @@ class ProcessGroups(Holders):
         problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
         if problems:
             raise RuntimeError(
-                "another process failed to prepare its gradients, so the norm over all processes is unknown: "
+                "the call failed on another process, so the norm over all processes is unknown: "
                 f"{listed(problems, '; ')} Nothing has been changed."
             )
         where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
@@ -206,7 +206,7 @@ class ProcessGroups(Holders):
         leaves = nonfinite_leaves(backend, arrays, names)
         own = [f"rank {reductions.rank()}: {leaf}" for leaf in leaves]
         found = reductions.exchange(own, self._shardings.groups)
-        raise FloatingPointError(explained(f"in {len(found)} leaves", found))
+        raise FloatingPointError(explained(f"in {len(found)} {'leaf' if len(found) == 1 else 'leaves'}", found))
 
 
 def check_unsaid(params: ParameterList) -> None:

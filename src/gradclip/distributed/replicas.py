@@ -47,7 +47,7 @@ class Replicas:
         return marks(lengths, len(group.ranks), largest=largest)
 
     def digest(self, group: Group) -> bytes | None:
-        """Return a digest of all elements sharded over a group, or None if all magnitudes are the same."""
+        """Return a digest of all elements sharded over a group, or None if all non-zero magnitudes are the same."""
         found, smallest, largest = hashlib.blake2b(), math.inf, 0.0
         for number in self._shardings.over(group):
             for x in self._divided[number]:

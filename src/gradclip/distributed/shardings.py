@@ -47,7 +47,7 @@ class Shardings:
         return [number for number, sharding in enumerate(self._all) if group in sharding]
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
-        """Return the arrays of each sharding, to be measured in float64: other processes may hold float64."""
+        """Return the arrays of each sharding, measured as precisely as float64: other processes may hold that."""
         if len(self._all) == 1:
             return [arrays.as_precise_as(["float64"])]
         indices: list[list[int]] = [[] for _ in self._all]

@@ -143,13 +143,16 @@ def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.
             found[name] = parameter
             seen.add(id(parameter))
     if not found:
-        raise ValueError("no parameter requires a gradient, so the backward pass has nothing to clip.")
+        raise ValueError(
+            "no parameter requires a gradient, so the backward pass has nothing to clip. Pass parameters with "
+            "requires_grad=True, such as model.parameters()."
+        )
     return found, bool(params.names) and None not in params.names
 
 
 def _check(parameter: Any, name: str) -> None:
     if not isinstance(parameter, torch.Tensor):
-        raise TypeError(f"{name} is a {type(parameter).__name__}. Only PyTorch tensors have a backward pass.")
+        raise TypeError(f"{name} is of type {type(parameter).__name__}. Only PyTorch tensors have a backward pass.")
     if not parameter.is_leaf:
         raise ValueError(
             f"{name} is computed from other tensors, so no gradient accumulates in it. Pass the tensors it is computed "

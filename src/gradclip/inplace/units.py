@@ -263,8 +263,8 @@ def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
         for index, (parameter, grad) in enumerate(zip(params.parameters, params.gradients, strict=True)):
             if grad is not None and not (known(parameter) and is_array(parameter)):
                 raise TypeError(
-                    f"{params.name(index)} is a {type(parameter).__name__}, not an array, so it has no norm. Pass "
-                    "weights=, a list with one array for each parameter."
+                    f"{params.name(index)} is of type {type(parameter).__name__}, not an array, so it has no norm. "
+                    "Pass weights=, a list with one array for each parameter."
                 )
         weights = params.parameters
     if not isinstance(weights, list | tuple) or len(weights) != len(params.gradients):

@@ -222,7 +222,9 @@ def _norms(max_norm: AdaptiveNorm) -> torch.Tensor:
 def _check_parameters(params: list[Any], known: Mapping[torch.Tensor, object]) -> None:
     for parameter in params:
         if not isinstance(parameter, torch.Tensor):
-            raise TypeError(f"QuantileClip clips the gradients of tensors, got {type(parameter).__name__}.")
+            raise TypeError(
+                f"QuantileClip clips the gradients of tensors, got {type(parameter).__name__}. Pass model.parameters()."
+            )
         if not parameter.is_leaf:
             raise ValueError("a tensor computed from others has no gradient to clip. Pass parameters.")
     if len(set(params)) < len(params) or not known.keys().isdisjoint(params):

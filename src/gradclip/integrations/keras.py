@@ -42,9 +42,9 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     The optimizer clips the final gradients of an update: summed over all replicas under `tf.distribute`, averaged over
     accumulation steps, and divided by the loss scale.
 
-    `last_norm` is the norm of the last update before clipping: with "variable" the largest norm of a variable, with
-    "value" the largest magnitude. `clipped_share` is the share of updates so far with a norm above `max_norm`. Both are
-    scalar tensors, stored in variables of the optimizer.
+    `last_norm` is the norm of the gradients before clipping, at the last update: with "variable" the largest norm of a
+    variable, with "value" the largest magnitude. `clipped_share` is the share of updates so far with a norm above
+    `max_norm`. Both are scalar tensors, stored in variables of the optimizer.
 
     The subclass is registered for saving. To load a saved optimizer, import this module first. For an optimizer that is
     not part of Keras, also call `clipped` with its class.
@@ -79,9 +79,9 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
 class ClippingMetrics(keras.callbacks.Callback):
     """A callback that adds `grad_norm` and `clipped_share` to the logs of each epoch.
 
-    `grad_norm` is the norm of the epoch's last update before clipping. `clipped_share` is the share of the epoch's
-    updates that were clipped. In the list of callbacks, put it before those that read the logs, such as
-    `keras.callbacks.CSVLogger`. Nothing is copied from the device before the epoch ends.
+    `grad_norm` is the norm of the gradients before clipping, at the epoch's last update. `clipped_share` is the share
+    of the epoch's updates that were clipped. In the list of callbacks, put this callback before those that read the
+    logs, such as `keras.callbacks.CSVLogger`. Nothing is copied from the device before the epoch ends.
 
     Raises:
         TypeError: the model's optimizer was not made with `clipped`.
@@ -119,7 +119,7 @@ class _Clipping(keras.optimizers.Optimizer):
 
     @property
     def last_norm(self) -> Scalar:
-        """The norm of the last update before clipping, or 0 before the first update."""
+        """The norm of the gradients before clipping, at the last update; 0 before the first update."""
         return ops.copy(self._norm)
 
     @property

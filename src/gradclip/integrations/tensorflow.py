@@ -62,6 +62,7 @@ def clip_by_global_norm(
     """
     given = _listed(t_list)
     if use_norm is None:
+        check_threshold(clip_norm, "clip_norm")
         return clip.clip_by_global_norm(given, clip_norm) if _some(given) else (given, tf.constant(0.0))
     return _scaled(given, clip_norm, use_norm), tf.convert_to_tensor(use_norm)
 
@@ -78,12 +79,14 @@ def clip_by_norm(
 ) -> Gradient:
     """Scale a tensor by min(1, clip_norm / norm). With `axes`, each slice along these axes has its own norm."""
     given = _gradient(t)
+    check_threshold(clip_norm, "clip_norm")
     if axes is None:
         return clip.clip_by_global_norm(given, clip_norm)[0]
     flat, shared = flatten(given), tuple(np.ravel(tf.get_static_value(tf.convert_to_tensor(axes, tf.int32))).tolist())
     clipping = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
     dense = flatten(flat.leaves)  # of `tf.IndexedSlices`, `axes` are those of the values
-    return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes_beside(dense, shared))[0])
+    scopes = scopes_beside(dense, shared, "axes", ["t"])
+    return flat.rebuild(clip_units(dense, [clip_norm], clipping, scopes)[0])
 
 
 def clip_by_value(

@@ -5,9 +5,11 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 - The result's norm never exceeds `max_norm`, even by rounding.
 - If nothing needs clipping, nothing is written on the CPU.
 - Norms do not overflow, and are returned in float32 or wider.
+- An infinity in a gradient turns all gradients into NaN. In PyTorch, finite elements become zero, except with
+  `norm_type=-inf`.
 - A negative `max_norm` is an error.
-- An empty generator of parameters gives a warning, as in PyTorch; in `clip_grad_value_` and `clip_grads_with_norm_` it
-  is an error.
+- A call that could only do nothing is an error: gradients passed instead of parameters, or a generator that an
+  earlier loop has used up. For the generator, `clip_grad_norm_` only warns, as in PyTorch.
 - `foreach` is accepted and ignored.
 
 Two functions are new. `fold_into` clips inside the step of a fused optimizer, which saves a pass over the gradients.
@@ -22,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
+from gradclip.core.nonfinite import TO_GO_ON
 from gradclip.core.norms import Order
 from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
@@ -196,6 +199,5 @@ def _runtime_errors(norm_type: float | str) -> Iterator[None]:
         yield
     except FloatingPointError as error:
         order = float(norm_type)
-        # These functions have no `nonfinite`, which the error proposes.
-        advice = str(error).replace("pass nonfinite=", "call gradclip.clip_grad_norm_ with nonfinite=")
-        raise RuntimeError(f"The total norm of order {order} for gradients is not finite: {advice}") from None
+        told = str(error).replace(TO_GO_ON, "To go on, skip this step.")
+        raise RuntimeError(f"The total norm of order {order} for gradients is not finite: {told}") from None

@@ -45,17 +45,22 @@ def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], 
     if unit_axis is None:
         firsts = [entry is not None and entry.outputs_first for entry in map(entry_of, leaves)]
         return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
-    axes = _axes(unit_axis)
+    axes = _axes(unit_axis, "unit_axis", "Pass unit_axis=0 for rows, or unit_axis=-1 for columns.")
     return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
 
 
-def scopes_beside(flat: FlatTree, shared_axes: UnitAxis) -> list[Scope]:
-    """Return the scope of each leaf's units when elements share a norm along these axes, which every leaf must have."""
+def scopes_beside(
+    flat: FlatTree, shared_axes: UnitAxis, what: str = "axis", names: Sequence[str] | None = None
+) -> list[Scope]:
+    """Return the scope of each leaf's units when elements share a norm along these axes, which every leaf must have.
+
+    Errors call the axes `what`, and the leaves by `names` instead of their paths.
+    """
     scopes_of(flat, None)
     scopes = []
-    for leaf, name in zip(flat.leaves, names_of(flat), strict=True):
+    for leaf, name in zip(flat.leaves, names or names_of(flat), strict=True):
         shape = shape_of(leaf)
-        axes = [_axis(axis, shape, name, "axis") for axis in _axes(shared_axes)]
+        axes = [_axis(axis, shape, name, what) for axis in _axes(shared_axes, what, "Pass 0 for the first axis.")]
         scopes.append(units_along(tuple(axis for axis in range(len(shape)) if axis not in axes)))
     return scopes
 
@@ -64,16 +69,15 @@ def _no_units(sparse: Sparse, names: Sequence[str]) -> str:
     return f"units must be in dense arrays, got {sparse.kind} at {names[sparse.place]}. Call {sparse.method} on it."
 
 
-def _axes(unit_axis: UnitAxis) -> tuple[int, ...]:
-    given = unit_axis if isinstance(unit_axis, tuple | list) else (unit_axis,)
+def _axes(axes: UnitAxis, what: str, advice: str) -> tuple[int, ...]:
+    given = axes if isinstance(axes, tuple | list) else (axes,)
     try:
         if not any(isinstance(axis, bool) for axis in given):
             return tuple(map(operator.index, given))
     except TypeError:
         pass
     raise TypeError(
-        f"unit_axis must be an axis, a tuple of axes, or None, got {unit_axis!r:.80} of type "
-        f"{type(unit_axis).__name__}. Pass unit_axis=0 for rows, or unit_axis=-1 for columns."
+        f"{what} must be an axis, a tuple of axes, or None, got {axes!r:.80} of type {type(axes).__name__}. {advice}"
     )
 
 
@@ -87,8 +91,8 @@ def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
     """Return the axis counted from the start. Raises ValueError if the leaf of this name lacks it."""
     if not -len(shape) <= axis < len(shape):
         raise ValueError(
-            f"{what} is {axis}, but {name} of shape {shape} has no such axis. Clip leaves with different layouts in "
-            "separate calls."
+            f"{what} is {axis}, but {name} of shape {shape} has no such axis. Pass an axis that it has. Clip "
+            "leaves with different layouts in separate calls."
         )
     return axis % len(shape)
 

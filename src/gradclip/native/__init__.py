@@ -23,8 +23,9 @@ HALF_SQUARES_ERROR = 2.0**-22
 _MOST_THREADS = 9999  # more than any machine has; the kernels start only as many threads as the work needs
 
 _BUILD = (
-    "To build them, install a C++ compiler (GCC or Clang), then reinstall gradclip with pip install --force-reinstall "
-    "--no-deps --no-cache-dir gradclip. Set GRADCLIP_REQUIRE_NATIVE=1 for that command to see the compiler's message."
+    "To build them, install a C++ compiler (GCC or Clang), then run pip install --force-reinstall --no-deps "
+    "--no-cache-dir . in a clone of gradclip. Set GRADCLIP_REQUIRE_NATIVE=1 for that command to see the compiler's "
+    "message."
 )
 
 

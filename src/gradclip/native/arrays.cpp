@@ -154,7 +154,7 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
 
 std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<double>& divisors, bool in_float,
                                   int threads) const {
-  // Rows may be zero, and then there are no arrays.
+  // There may be no rows, and then there are no arrays.
   const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
   return grouped_sums([width](std::size_t array) { return array / width; }, rows, p, divisors, in_float, threads);
 }

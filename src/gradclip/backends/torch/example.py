@@ -160,8 +160,8 @@ def batch_norm_named() -> Iterator[None]:
         if module.training and module.running_mean is not None:
             raise RuntimeError(
                 f"{name} in training mode mixes the examples of a batch, so no example has its own gradient. It also "
-                "stores statistics of the examples without noise. Replace it by torch.nn.GroupNorm, or call .eval() on "
-                "it to use its stored statistics."
+                "stores statistics of the examples without noise. Replace it with torch.nn.GroupNorm, or call .eval() "
+                "on it to use its stored statistics."
             )
         if module.running_mean is None and inputs and inputs[0].shape[0] == 1:
             warnings.warn(
