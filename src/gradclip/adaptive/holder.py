@@ -42,7 +42,8 @@ class AdaptiveNorm:
     thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
-        TypeError: a `rule` of a different type, or a `skip_above` that is not a number. ValueError: it is below 1.
+        TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
+        ValueError: `skip_above` is below 1.
 
     >>> import gradclip
     >>> import numpy as np

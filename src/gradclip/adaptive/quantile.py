@@ -29,8 +29,12 @@ _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by
 class NormHistory(NamedTuple):
     """The last norms observed, newest first, and their number. Empty places hold `inf`.
 
-    `norms` has shape (..., window) and `count` has shape (...). (...) is () for one norm, or the shape of the layers. A
-    history is a tree of two arrays: pass it through `jax.jit`, carry it in `jax.lax.scan`, save and load it.
+    Attributes:
+        norms: an array of shape (..., window).
+        count: how many norms it holds, an array of shape (...).
+
+    (...) is () for one norm, or the shape of the layers. A history is a tree of two arrays: pass it through `jax.jit`,
+    carry it in `jax.lax.scan`, save and load it.
     """
 
     norms: Any
