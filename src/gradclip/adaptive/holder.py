@@ -43,8 +43,8 @@ class AdaptiveNorm:
     thresholds are equal to the last bit. On an accelerator, nothing waits for the device until you read a value.
 
     Raises:
-        TypeError: a `rule` of a different type, or a `skip_above` that is not a number. ValueError: a `skip_above`
-        below 1 or NaN.
+        TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
+        ValueError: `skip_above` is below 1 or NaN.
 
     >>> import gradclip
     >>> import numpy as np

@@ -29,9 +29,12 @@ _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by
 class NormHistory(NamedTuple):
     """The last norms observed, newest first, and their number. Empty places hold `inf`.
 
-    `norms` has shape (*shape, window), and the integer array `count` has shape `shape`, as passed to `init`: () for one
-    norm at each step. A history is a tree of two arrays: pass it through `jax.jit`, carry it in `jax.lax.scan`, save
-    and load it.
+    Attributes:
+        norms: an array of shape (*shape, window).
+        count: how many norms it holds, an integer array of shape `shape`.
+
+    `shape` is that passed to `init`: () for one norm at each step. A history is a tree of two arrays: pass it through
+    `jax.jit`, carry it in `jax.lax.scan`, save and load it.
     """
 
     norms: Any

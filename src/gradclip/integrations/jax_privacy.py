@@ -42,7 +42,13 @@ _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
 
 
 class AuxiliaryOutput(NamedTuple):
-    """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None."""
+    """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None.
+
+    Attributes:
+        values: the value of the function.
+        grad_norms: the norm of the gradient, before `pre_clipping_transform`.
+        aux: the auxiliary result.
+    """
 
     values: Any = None
     grad_norms: Any = None

@@ -34,10 +34,10 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
 
     The same optimizer class always gives the same subclass. It takes three additional keyword arguments:
 
-    max_norm: the threshold, a number >= 0, in the units of the gradients.
-    scope: what to clip: "global" (all variables by their global norm), "variable" (each variable by its own norm) or
-        "value" (each element by its magnitude).
-    nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. Not with the scope "value".
+    - `max_norm`: the threshold, a number >= 0, in the units of the gradients.
+    - `scope`: what to clip: "global" (all variables by their global norm), "variable" (each variable by its own norm)
+      or "value" (each element by its magnitude).
+    - `nonfinite`: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. Not with the scope "value".
 
     The optimizer clips the final gradients of an update: summed over all replicas under `tf.distribute`, averaged over
     accumulation steps, and divided by the loss scale.

@@ -67,7 +67,12 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
 
 
 class NormState(NamedTuple):
-    """The norm before clipping and the threshold of the last update. Pass both to `gradclip.Monitor.record`."""
+    """The norm and the threshold of the last update. Pass both to `gradclip.Monitor.record`.
+
+    Attributes:
+        norm: the norm before clipping.
+        max_norm: the threshold.
+    """
 
     norm: jax.Array
     max_norm: jax.Array
@@ -247,7 +252,12 @@ class AdaptiveClipState(NamedTuple):
 
 
 class SkipSpikesState(NamedTuple):
-    """The state of `skip_spikes`: the clipping state and the optimizer's state."""
+    """The state of `skip_spikes`.
+
+    Attributes:
+        clip: the norm, the threshold and the counts.
+        inner: the optimizer's state.
+    """
 
     clip: AdaptiveClipState
     inner: optax.OptState

@@ -31,7 +31,8 @@ class Monitor:
     does not wait for the device: values are fetched together when you read something, or every `fetch_every` steps.
 
     Args:
-        capacity: the number of steps to keep; the oldest are dropped first. The counts cover all steps.
+        capacity: the number of steps to keep, by default 10,000; the oldest are dropped first. The counts cover all
+            steps.
         fetch_every: fetch values after this many steps. 1 fetches at every step, which waits for an accelerator.
         layers_every: with `clip_grad_norm_`, also record the norm of each gradient, at the first step and then once
             every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.

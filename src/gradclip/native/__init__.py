@@ -55,10 +55,9 @@ def native_status() -> NativeStatus:
     Returns:
         A `NativeStatus`. It does not change while the process runs.
 
-    Example:
-        >>> status = native_status()
-        >>> status.available == (status.variant is not None) == (status.reason is None)
-        True
+    >>> status = native_status()
+    >>> status.available == (status.variant is not None) == (status.reason is None)
+    True
     """
     return _status
 

@@ -36,9 +36,13 @@ _NOT_ON_A_GRID = (
 class PerExampleInfo(NamedTuple):
     """How many examples were clipped, and the norm of each.
 
-    `num_clipped`: the number of examples with a norm above their threshold, an integer scalar. `norms`: the norm of
-    each example before clipping, shape (batch,), float64 if a gradient is float64, else float32. With `per_layer`, both
-    are trees with the structure of the gradients. With a tree of thresholds, they have the structure of that tree.
+    Attributes:
+        num_clipped: the number of examples with a norm above their threshold, an integer scalar.
+        norms: the norm of each example before clipping, shape (batch,), float64 if a gradient is
+            float64, else float32.
+
+    With `per_layer`, both are trees with the structure of the gradients. With a tree of thresholds, they have the
+    structure of that tree.
 
     Both reveal single examples. The noise on the sum does not protect them: add separate noise before you publish
     them or choose thresholds from them.

@@ -41,7 +41,11 @@ _clip_examples = ordinary_arithmetic(clip_examples)
 class ExampleOutputs(NamedTuple):
     """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.
 
-    `values`: what the function returned. `norms`: the norm before clipping. `aux`: the function's second result.
+    Attributes:
+        values: what the function returned.
+        norms: the norm before clipping.
+        aux: the function's second result.
+
     All of them reveal single examples. The noise on the sum does not protect them.
     """
 
@@ -57,9 +61,9 @@ class ClippedFunction:
     Call it like `fun`, with a batch in the arguments at `batch_argnums`. `gradclip.clipped_grad` and
     `gradclip.clipped_fun` make it, and document the fields and the errors. With `argnums=None` it clips the results of
     `fun` instead of gradients.
-
-    Integrations override `_framework`, `_is_mapped`, `_over_batch`, `_finished` and `_added_in`.
     """
+
+    # Integrations override _framework, _is_mapped, _over_batch, _finished and _added_in.
 
     fun: Callable[..., Any]
     settings: PerExampleSettings
