@@ -99,6 +99,16 @@ def test_a_misspelt_name_is_told_by_python():
     assert "Did you mean: 'clip_by_global_norm'?" in done.stderr
 
 
+def test_python_adds_no_name_of_its_own_to_advice():
+    done = subprocess.run(
+        [sys.executable, "-c", "import gradclip; gradclip.clip_grads_with_norm_"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr.endswith("Use gradclip.integrations.torch.clip_grads_with_norm_.\n")
+
+
 @pytest.mark.parametrize("name", guesses._NAMES)
 def test_names_that_advice_gives_are_there(name):
     for found in re.findall(r"gradclip\.([\w.]*\w)", guesses.advice_on_name(name)):

@@ -126,7 +126,7 @@ advise_on_imports()
 def __getattr__(name: str) -> Any:
     """Import rarely used names on first access."""
     if name not in _WHEN_USED:
-        raise AttributeError(no_attribute(name), name=name, obj=sys.modules[__name__])
+        raise no_attribute(name, sys.modules[__name__])
     found = globals()[name] = getattr(import_module(_WHEN_USED[name]), name)
     return found
 

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Sequence
 from functools import wraps
+from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
@@ -33,9 +34,13 @@ def with_advice(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def no_attribute(name: str) -> str:
-    """Return the error of a name that gradclip lacks, with advice if other libraries have it."""
-    return f"module 'gradclip' has no attribute {name!r}. {_advice_on_name(name)}".removesuffix(". ")
+def no_attribute(name: str, module: ModuleType) -> AttributeError:
+    """Return the error for a name that gradclip lacks, with advice if other libraries have it."""
+    message = f"module 'gradclip' has no attribute {name!r}"
+    if advice := _advice_on_name(name):
+        # Without `obj=`, or Python appends a similar name to the advice.
+        return AttributeError(f"{message}. {advice}", name=name)
+    return AttributeError(message, name=name, obj=module)
 
 
 class AdviceFinder:
