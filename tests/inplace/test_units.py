@@ -131,7 +131,7 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
         (
             lambda p: gradclip.adaptive_grad_clip_(p),
             TypeError,
-            r"parameters\[0\] is a SimpleNamespace, not an array",
+            r"parameters\[0\] is of type SimpleNamespace, not an array",
         ),
         (lambda p: gradclip.adaptive_grad_clip_(p, -1.0, weights=[1, 2]), ValueError, "clipping must not be negative"),
         (
