@@ -43,7 +43,7 @@ def check_order(order: Order) -> Order:
     if order.extreme or order.p <= LARGEST_ORDER:
         return order
     raise ValueError(
-        f"ord must be at most {LARGEST_ORDER:g}, or inf or -inf, for gradients held in parts, got {order.p:g}. "
+        f"ord must be at most {LARGEST_ORDER:g}, inf or -inf, for gradients held in parts, got {order.p:g}. "
         "For a higher order, pass ord=inf."
     )
 
