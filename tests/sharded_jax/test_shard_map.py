@@ -127,6 +127,6 @@ def test_what_cannot_be_asked_for():
         jax.jit(over_x(lambda x: gradclip.global_norm(x, 9, axis_name="x")))(np.ones(8))
     with pytest.raises(NameError, match="nowhere"):
         jax.jit(over_x(lambda x: gradclip.global_norm(x, axis_name="nowhere")))(np.ones(8))
-    with pytest.raises(TypeError, match="axis_name='x' names axes of a mesh inside jax.shard_map"):
+    with pytest.raises(TypeError, match=r"axis_name='x' names axes of a mesh inside jax\.shard_map"):
         gradclip.global_norm(np.ones(8), axis_name="x")
     assert float(gradclip.global_norm({}, axis_name="x")) == 0.0
