@@ -126,17 +126,13 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
         return _rounded_down(value, too_large)
     if getattr(value, "shape", None) == () and (hasattr(value, "item") or known(value)) and _holds_reals(value):
         return value
+    by_layer = "For one threshold per layer, call gradclip.clip_by_layer_norm, or clip_grad_layer_norm_ for parameters"
     if name == "max_norm" and isinstance(value, dict | list | tuple):
-        advice = (
-            "For one threshold per layer, call gradclip.clip_by_layer_norm, or clip_grad_layer_norm_ for parameters."
-        )
+        advice = f"{by_layer}."
     elif getattr(value, "shape", None) == (1,):
         advice = f"Pass the number in it, {name}[0]."
     elif name == "max_norm" and len(getattr(value, "shape", ())) == 1:
-        advice = (
-            "For one threshold per layer, call gradclip.clip_by_layer_norm, or clip_grad_layer_norm_ for parameters, "
-            "with list(max_norm)."
-        )
+        advice = f"{by_layer}, with list(max_norm)."
     advice = getattr(value, "instead_of_threshold", advice)
     if isinstance(value, type):
         advice = f"This is a class. Make an object of it, before the loop: {value.__name__}()."
