@@ -27,6 +27,7 @@ TESTED_ELSEWHERE = {
     "backends/torch/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/torch/optimizers": "fused optimizers, which tests/inplace/test_folded.py has step",
     "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
+    "per_example/outputs": "names for results, which tests/per_example/test_function.py reads",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
 OF_THE_REPOSITORY = {"architecture", "docs", "examples", "layering", "mirror", "readme", "scenarios"}

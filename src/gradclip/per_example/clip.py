@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array, shape_of_mask
 from gradclip.arithmetic import ordinary_arithmetic
@@ -21,35 +21,17 @@ from gradclip.core.rules import Target
 from gradclip.core.scopes import EXAMPLE
 from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for
+from gradclip.per_example.outputs import PerExampleInfo
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Batch
 from gradclip.tree import FlatTree, first_sparse, flatten
-from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
+from gradclip.typing import Mask, Policy, RuleName, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 
 _NOT_ON_A_GRID = (
     "cannot be rounded to a grid. Leave out grid, or pass its real and imaginary parts as two leaves, which have the "
     "same norm."
 )
-
-
-class PerExampleInfo(NamedTuple):
-    """How many examples were clipped, and the norm of each.
-
-    Attributes:
-        num_clipped: the number of examples with a norm above their threshold, an integer scalar.
-        norms: the norm of each example before clipping, shape (batch,), float64 if a gradient is
-            float64, else float32.
-
-    With `per_layer`, both are trees with the structure of the gradients. With a tree of thresholds, they have the
-    structure of that tree.
-
-    Both reveal single examples. The noise on the sum does not protect them: add separate noise before you publish
-    them or choose thresholds from them.
-    """
-
-    num_clipped: Scalar
-    norms: Scalar
 
 
 @ordinary_arithmetic

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
@@ -27,6 +27,7 @@ from gradclip.per_example.call_arguments import (
     others_than,
 )
 from gradclip.per_example.clip import clip_examples
+from gradclip.per_example.outputs import ExampleOutputs
 from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_examples, shown
 from gradclip.per_example.seen import Seen
@@ -36,22 +37,6 @@ from gradclip.tree import flatten
 from gradclip.typing import Mask, Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
 _clip_examples = ordinary_arithmetic(clip_examples)
-
-
-class ExampleOutputs(NamedTuple):
-    """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.
-
-    Attributes:
-        values: what the function returned.
-        norms: the norm before clipping.
-        aux: the function's second result.
-
-    All of them reveal single examples. The noise on the sum does not protect them.
-    """
-
-    values: Any = None
-    norms: Any = None
-    aux: Any = None
 
 
 @dataclass(frozen=True, eq=False)
