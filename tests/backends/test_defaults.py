@@ -26,7 +26,8 @@ def test_a_mesh_is_refused():
 def test_regions_that_meet_are_found():
     class InMemory(Defaults):
         def region(self, leaf):
-            return Region.of(leaf, 4, "float32", (2,), [4])
+            return Region.of(leaf, 4, (2,), [4])
 
     assert InMemory().collide([100, 104], ARRAYS)
     assert not InMemory().collide([100, 108], ARRAYS)
+    assert InMemory().meeting([100, 108, 104, 116], [None] * 4) == [[0, 1, 2]]

@@ -5,8 +5,9 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 import gradclip
 from gradients import ORDERS, close, laid_out, numbers, parameter, same_everywhere
@@ -19,13 +20,13 @@ def mesh():
     return init_device_mesh("cpu", (WORLD,))
 
 
-def views_of_one_gradient_count_once():
+def views_of_one_gradient_count_each():
     """Beside a gradient that is split, of which the norm is reduced apart from that of the others."""
     split, held = numbers(8, seed=1), numbers(2, 3, seed=2)
     p, q, again = parameter(split, mesh(), [Shard(0)]), parameter(held), parameter(held.T)
     again.grad = q.grad.T
-    expected = torch.linalg.vector_norm(torch.cat([split, held.reshape(-1)]))
-    for given in ([q, p, again], [again, p, q], [p, q, again]):
+    expected = torch.linalg.vector_norm(torch.cat([split, *[held.reshape(-1)] * 2]))
+    for given in ([q, p, again], [again, p, q], [p, q, again, q]):
         close(gradclip.grad_norm(given), expected)
     norm = gradclip.clip_grad_norm_([again, p, q], 1.0)
     same_everywhere(norm)
@@ -33,6 +34,22 @@ def views_of_one_gradient_count_once():
     torch.testing.assert_close(p.grad.full_tensor(), split / norm, rtol=1e-6, atol=0)
     torch.testing.assert_close(q.grad, held / norm, rtol=1e-6, atol=0)
     torch.testing.assert_close(again.grad, held.T / norm, rtol=1e-6, atol=0)
+
+
+def shards_in_one_memory_count_each():
+    """Of a whole gradient and a row of it on each process: the norm is that of both, each shard is scaled once."""
+    lying = numbers(6, 4, seed=3) + dist.get_rank()
+    whole, row = (parameter(torch.zeros(size * WORLD, 4), mesh(), [Shard(0)]) for size in (6, 1))
+    for call in (gradclip.clip_grad_norm_, lambda ps, c: gradclip.clip_grad_norm_(ps, c, nonfinite="zero")):
+        shard = lying.clone()
+        whole.grad = DTensor.from_local(shard, mesh(), [Shard(0)])
+        row.grad = DTensor.from_local(shard[2:3], mesh(), [Shard(0)])
+        expected = torch.linalg.vector_norm(torch.cat([whole.grad.full_tensor(), row.grad.full_tensor()]))
+        norm = call([row, whole, row], 1.0)
+        same_everywhere(norm)
+        close(norm, expected)
+        torch.testing.assert_close(shard, lying / norm, rtol=1e-6, atol=0)
+        torch.testing.assert_close(row.grad.to_local(), shard[2:3], rtol=0, atol=0)
 
 
 def torch_signatures():

@@ -20,7 +20,6 @@ def test_one_process_where_no_group_is_named(make):
 def test_one_process_has_nothing_to_agree_on():
     with ONE_PROCESS.preparing():
         assert ONE_PROCESS.ask(Order(2.0), None, 1.0) is None
-        assert ONE_PROCESS.keep([]) is None
         assert list(ONE_PROCESS.nothing()) == []
 
 

@@ -67,15 +67,6 @@ def test_twice_is_refused():
         fold_into(optimizer, 2.0)
 
 
-def test_a_gradient_of_two_parameters_is_refused():
-    params = parameters()
-    optimizer = torch.optim.SGD(params, lr=1.0, fused=True)
-    fold_into(optimizer, 1.0)
-    params[0].grad = params[1].grad = torch.ones(2)
-    with pytest.raises(ValueError, match="have gradients that share memory"):
-        optimizer.step()
-
-
 def test_a_step_of_its_own_is_refused():
     class ByHand(torch.optim.SGD):
         def step(self, closure=None):

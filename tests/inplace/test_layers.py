@@ -56,17 +56,18 @@ def test_as_the_functional_call(ord, dtype):
     assert all(np.allclose(found[key], norms[key], rtol=1e-14, atol=0) for key in tree)
 
 
-def test_a_shared_gradient_is_scaled_once():
+def test_a_shared_gradient_is_clipped_to_the_threshold_of_each_parameter():
     shared = np.array([3.0, 4.0])
-    parameters = [SimpleNamespace(grad=shared), SimpleNamespace(grad=shared)]
-    assert [float(n) for n in gradclip.clip_grad_layer_norm_(parameters, 2.5)] == [5.0, 5.0]
-    assert shared.round(6).tolist() == [1.5, 2.0]
+    one, other = parameters = [SimpleNamespace(grad=shared), SimpleNamespace(grad=shared)]
+    assert [float(n) for n in gradclip.clip_grad_layer_norm_([*parameters, one], [2.5, 1.0, 2.5])] == [5.0] * 3
+    assert [one.grad.round(6).tolist(), other.grad.round(6).tolist()] == [[1.5, 2.0], [0.6, 0.8]]
+    assert one.grad is shared
     for call in (
-        lambda: gradclip.clip_grad_layer_norm_(parameters, [1.0, 2.0]),
+        lambda: gradclip.clip_grad_layer_norm_([one, one], [1.0, 2.0]),
         lambda: gradclip.clip_grad_layer_norm_({"a": [shared, np.ones(1)], "b": shared}, {"a": 1.0, "b": 1.0}),
         lambda: gradclip.clip_grad_layer_norm_([shared[:1], shared[:1]], 1.0),
     ):
-        with pytest.raises(ValueError, match=r"occurs twice|views of the same memory"):
+        with pytest.raises(ValueError, match=r"occurs twice|share memory"):
             call()
     assert shared.round(6).tolist() == [1.5, 2.0]
 

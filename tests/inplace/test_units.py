@@ -85,17 +85,21 @@ def test_nothing_is_written_where_all_units_are_kept():
     assert gradient._version == version
 
 
-def test_a_shared_gradient_is_clipped_once():
+def test_a_shared_gradient_is_clipped_for_each_parameter():
     shared, weight = np.array([[3.0, 4.0]]), np.ones((1, 2))
     holders = [SimpleNamespace(grad=shared), SimpleNamespace(grad=shared)]
-    norms = gradclip.clip_grad_unit_norm_(holders, 2.5)
-    assert norms[0] is norms[1]
-    assert shared.round(6).tolist() == [[1.5, 2.0]]
-    gradclip.adaptive_grad_clip_(holders, weights=[weight, weight])
-    with pytest.raises(ValueError, match="belongs to two parameters"):
-        gradclip.adaptive_grad_clip_(holders, weights=[weight, weight + 1.0])
+    norms = gradclip.clip_grad_unit_norm_(holders, [2.5, 1.0])
+    assert [x.tolist() for x in norms] == [5.0, 5.0]
+    assert [h.grad.round(6).tolist() for h in holders] == [[[1.5, 2.0]], [[0.6, 0.8]]]
+    assert holders[0].grad is shared
+    holders[1].grad = shared
+    gradclip.adaptive_grad_clip_([*holders, holders[0]], weights=[weight, 2.0 * weight, weight])
+    lengths = [np.linalg.norm(h.grad) for h in holders]
+    np.testing.assert_allclose(lengths, [0.01 * 2**0.5, 0.02 * 2**0.5], rtol=1e-12)
+    with pytest.raises(ValueError, match="listed twice, with two different weights"):
+        gradclip.adaptive_grad_clip_([holders[0]] * 2, weights=[weight, weight + 1.0])
     views = {"a": shared, "b": shared.T}
-    with pytest.raises(ValueError, match="views of the same memory"):
+    with pytest.raises(ValueError, match="share memory"):
         gradclip.clip_grad_unit_norm_(views, 1.0)
 
 

@@ -71,11 +71,13 @@ def test_generators_and_iterators_are_read_once():
             assert np.linalg.norm(parameters[0].grad) <= 1.0
 
 
-def test_shared_memory_is_one_layer():
+def test_each_parameter_is_one_layer():
     grad = np.array([3.0, 4.0])
+    one, other = SimpleNamespace(grad=grad), SimpleNamespace(grad=grad)
     monitor = gradclip.Monitor(layers_every=1)
-    gradclip.clip_grad_norm_([SimpleNamespace(grad=grad), SimpleNamespace(grad=grad)], 1.0, monitor=monitor)
-    assert (monitor.last.layers.names, monitor.last.layers.norms.tolist()) == (("parameters.0",), [5.0])
+    gradclip.clip_grad_norm_([one, other, one], 1.0, monitor=monitor)
+    layers = monitor.last.layers
+    assert (layers.names, layers.norms.tolist()) == (("parameters.0", "parameters.1"), [5.0, 5.0])
 
 
 def test_gradients_are_read_once_where_the_kernels_know_them(monkeypatch):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends.memory import Region, any_overlap
+from gradclip.backends.memory import Region, any_overlap, meeting
 
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
@@ -36,7 +36,17 @@ class Defaults:
         return None
 
     def region(self, leaf: object) -> Region | None:
+        """Return a gradient's region in memory, or None if it shares memory with no other writable gradient."""
         return None
+
+    def meeting(self, leaves: Sequence[Any], owners: Sequence[Any]) -> list[list[int]]:
+        return meeting(list(map(self.region, leaves)))
+
+    def copied(self, leaf: Any) -> Any:
+        raise NotImplementedError  # asked only of a gradient with a region
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        raise NotImplementedError
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         return False

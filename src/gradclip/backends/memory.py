@@ -1,13 +1,12 @@
-"""Gradients in memory: which are views of the same elements, and which overlap only partly."""
+"""Gradients in memory: which of them share elements, wholly or in part."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
-from gradclip.backends.formats import dtype_name
 
 # Finding out whether two strided arrays overlap can take exponential time. NumPy gives up after this many attempts.
 _MOST_WORK: Any = 1_000_000  # NumPy's stubs allow only two special values
@@ -26,20 +25,15 @@ class Region:
 
     address: int
     itemsize: int
-    dtype: str
     axes: _Axes
 
     @classmethod
-    def of(
-        cls, address: int, itemsize: int, dtype: str, shape: Sequence[int], strides: Sequence[int]
-    ) -> "Region | None":
-        """Return the region of an array, strides in bytes. None if it is empty or expanded.
-
-        In an expanded array several elements share one place. Such an array is never written.
-        """
+    def of(cls, address: int, itemsize: int, shape: Sequence[int], strides: Sequence[int]) -> "Region | None":
+        """Return the region of an array, strides in bytes. None if it is empty or without memory."""
         if 0 in shape or not address:
             return None
-        used = [(step, count) for count, step in zip(shape, strides, strict=True) if count > 1]
+        # With a step of 0, as in an expanded array, several elements share one place.
+        used = [(step, count) for count, step in zip(shape, strides, strict=True) if count > 1 and step]
         # With a negative step, the first element does not have the lowest address.
         address += sum(step * (count - 1) for step, count in used if step < 0)
         axes: list[tuple[int, int]] = []
@@ -49,8 +43,12 @@ class Region:
                 axes[-1] = (axes[-1][0], axes[-1][1] * count)
             else:
                 axes.append((step, count))
-        # The axes are sorted, so a step of 0 comes first.
-        return None if axes and not axes[0][0] else cls(address, itemsize, dtype, tuple(axes))
+        return cls(address, itemsize, tuple(axes))
+
+    @property
+    def places(self) -> int:
+        """The number of elements that have a place in memory."""
+        return math.prod(count for _, count in self.axes)
 
     @property
     def end(self) -> int:
@@ -59,18 +57,19 @@ class Region:
 
     def meets(self, other: "Region") -> bool:
         """Say whether two regions overlap. True also if that is too expensive to find out."""
+        lowest = min(self.address, other.address)
         try:
-            return np.shares_memory(self._array(), other._array(), max_work=_MOST_WORK)
+            return np.shares_memory(self._above(lowest), other._above(lowest), max_work=_MOST_WORK)
         except np.exceptions.TooHardError:
             return True
 
-    def _array(self) -> np.ndarray:
-        """Return an array at these addresses. Its elements must not be read."""
+    def _above(self, address: int) -> np.ndarray:
+        """Return an array that lies as far above address 1 as this one above `address`. It must not be read."""
 
         # NumPy can tell whether strided arrays overlap. It compares only addresses, never values.
         class At:
             __array_interface__ = {  # noqa: RUF012
-                "data": (self.address, True),
+                "data": (self.address - address + 1, True),
                 "shape": tuple(count for _, count in self.axes),
                 "strides": tuple(step for step, _ in self.axes),
                 "typestr": f"|V{self.itemsize}",
@@ -83,7 +82,7 @@ class Region:
 def region_of_array(array: np.ndarray) -> Region | None:
     """Return the region of a NumPy array."""
     address, _ = array.__array_interface__["data"]
-    return Region.of(address, array.itemsize, dtype_name(array), array.shape, array.strides)
+    return Region.of(address, array.itemsize, array.shape, array.strides)
 
 
 def any_overlap(stretches: Iterable[tuple[int, int]]) -> bool:
@@ -92,19 +91,38 @@ def any_overlap(stretches: Iterable[tuple[int, int]]) -> bool:
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(stretches)))
 
 
-def first_meeting(regions: Sequence[Region]) -> tuple[Region, Region] | None:
-    """Return two regions that overlap, or None. The regions passed must all be different."""
+def meeting(regions: Sequence[Region | None]) -> list[list[int]]:
+    """Return the indices of the regions that share memory, a list for each set, those with the most elements first.
+
+    A set holds regions that meet directly or through others. Regions that meet no other are in none.
+    """
+    sets: dict[Region, list[int]] = {}
+    for index, region in enumerate(regions):
+        if region is not None:
+            sets.setdefault(region, []).append(index)
+    for region, other in _neighbours(list(sets)):
+        one, two = sets[region], sets[other]
+        if one is not two and region.meets(other):
+            more, fewer = (one, two) if len(one) >= len(two) else (two, one)
+            more += fewer
+            sets.update((known, more) for index in fewer if (known := regions[index]))
+    found = {id(one): one for one in sets.values() if len(one) > 1}
+    return [sorted(one, key=lambda index: (-_places(regions[index]), index)) for one in found.values()]
+
+
+def _places(region: Region | None) -> int:
+    return region.places if region else 0
+
+
+def _neighbours(regions: Sequence[Region]) -> Iterator[tuple[Region, Region]]:
+    """Yield pairs of regions whose stretches of memory overlap. The regions passed must all be different."""
     # Comparing all pairs would take minutes for thousands of gradients. Sorting separates most of them.
     for suspects in _suspects([(region.address, region.axes, region) for region in regions]):
-        in_order = sorted(suspects, key=lambda region: region.address)
-        for index, region in enumerate(in_order):
-            for other in in_order[index + 1 :]:
-                # All later regions start even further on.
-                if other.address >= region.end:
-                    break
-                if region.meets(other):
-                    return region, other
-    return None
+        reaching: list[Region] = []
+        for region in sorted(suspects, key=lambda region: (region.address, -region.end)):
+            reaching = [other for other in reaching if other.end > region.address]
+            yield from ((region, other) for other in reaching)
+            reaching.append(region)
 
 
 def _suspects(placed: Sequence[_Placed]) -> Iterator[list[Region]]:
@@ -145,14 +163,3 @@ def _colliding(placed: Sequence[_Placed]) -> Iterator[list[_Placed]]:
 
 def _extent(axes: _Axes, itemsize: int) -> int:
     return itemsize + sum(step * (count - 1) for step, count in axes)
-
-
-def shared(regions: Sequence[Region | None]) -> tuple[list[list[int]], tuple[int, int] | None]:
-    """Group indices by region, and return them with one pair of indices of partly overlapping regions, or None."""
-    lying: dict[Any, list[int]] = {}
-    for index, region in enumerate(regions):
-        # A gradient without a region shares memory with no other, so its index serves as its key.
-        lying.setdefault(index if region is None else region, []).append(index)
-    meeting = first_meeting([region for region in lying if isinstance(region, Region)])
-    pair = None if meeting is None else (lying[meeting[0]][0], lying[meeting[1]][0])
-    return list(lying.values()), pair

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
     from gradclip.backends.host.arrays import HostArray, HostArrays
-    from gradclip.backends.memory import Region
     from gradclip.backends.values import Array, AtOnce, Axes, Scope
     from gradclip.core.coefficient import Coefficient
     from gradclip.core.rules import Rule
@@ -202,8 +201,17 @@ class InPlace(Protocol):
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
         """Return gradients as arrays that share their memory. Raises TypeError for gradients that cannot be clipped."""
 
-    def region(self, leaf: object) -> Region | None:
-        """Return a gradient's memory region, or None if it shares memory with no other writable gradient."""
+    def meeting(self, leaves: Sequence[Any], owners: Sequence[Any]) -> list[list[int]]:
+        """Return the indices of gradients that share memory, a list for each set, the largest gradient first.
+
+        `owners` hold the gradients in `.grad`.
+        """
+
+    def copied(self, leaf: Any) -> Any:
+        """Return a writable copy of a gradient that shares memory."""
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        """Write the values of a copy into its gradient, which is writable."""
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         """Say quickly whether two gradients may share memory. True in case of doubt. `arrays` are these gradients."""

@@ -89,10 +89,6 @@ class ProcessGroups(Holders):
         """Return a tensor without elements, for a process that has no gradient."""
         return [nothing(self._device)]
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients of this process at these indices and drop the others."""
-        self._shardings.keep(indices)
-
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients: these same processes."""
         return self

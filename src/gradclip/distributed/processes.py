@@ -25,9 +25,6 @@ class Processes(Protocol):
     def nothing(self) -> Sequence[Any]:
         """Return the arrays to measure for a process without gradients."""
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients of this process at these indices and drop the others."""
-
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients. This process has arrays of `backend`."""
 
@@ -47,9 +44,6 @@ class OneProcess:
     def nothing(self) -> Sequence[Any]:
         """Return no arrays."""
         return ()
-
-    def keep(self, indices: Sequence[int]) -> None:
-        """Do nothing."""
 
     holders = staticmethod(holders_of)
 

@@ -32,11 +32,6 @@ class Shardings:
     def __len__(self) -> int:
         return len(self._all)
 
-    def keep(self, indices: Sequence[int]) -> None:
-        """Keep the gradients at these indices and drop the others."""
-        if self._of_gradients:
-            self._of_gradients = [self._of_gradients[index] for index in indices]
-
     def described(self) -> str:
         """Describe in words which groups the gradients are sharded over, in which order."""
         ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in one) for one in self._all]
@@ -102,9 +97,9 @@ def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Shard
         return list(found) or [()], []
     number_of = {sharding: number for number, sharding in enumerate(found)}
     of_gradients: dict[int, int] = {}
-    for layout, gradient in zip(every, gradients, strict=True):
-        of_gradients.setdefault(id(gradient), number_of[of_layout[layout]])
-    of_gradients.pop(id(None), None)
+    for layout, parameter, gradient in zip(every, parameters, gradients, strict=True):
+        if gradient is not None:
+            of_gradients.setdefault(id(parameter), number_of[of_layout[layout]])
     return list(found), list(of_gradients.values())
 
 

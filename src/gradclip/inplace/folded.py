@@ -137,8 +137,9 @@ class Folded:
         policy = PROPAGATE if skips else self._nonfinite
         with processes.preparing():
             processes.ask(self._order, self._nonfinite, max_norm)
-            gradients, backend, arrays = entered(params, processes, *(() if scale is None else (scale,)))
-            _check_apart(gradients, params)
+            scalars = () if scale is None else (scale,)
+            # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
+            gradients, backend, arrays = entered(params, processes, *scalars, to_write=True, apart=True)
         holders = processes.holders(backend)
         with backend.precision():
             given = backend.scalar(1.0 if scale is None else scale, arrays)
@@ -157,6 +158,7 @@ class Folded:
             if follows is not None and follows.skip_above < math.inf:
                 flags.append(torch.as_tensor(follows.is_spike(norm, max_norm), device=norm.device).float())
             grad_scale = None if as_they_are else _left(backend, by, gradients)
+            gradients.separate(backend)
             return Measured(norm, max_norm, grad_scale, _skipping(found_inf, flags))
 
     def _end(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -211,8 +213,7 @@ def fold_into(
     Raises:
         TypeError: the optimizer is not one of those above.
         ValueError: the optimizer was created without `fused=True`, or is folded already; the threshold is out of range;
-            `nonfinite="zero"`, which needs an extra pass over the gradients. At a step: two parameters have gradients
-            that share memory.
+            `nonfinite="zero"`, which needs an extra pass over the gradients.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
     A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
@@ -251,15 +252,6 @@ def fold_into(
             "remove() first."
         )
     return Folded(optimizer, max_norm, Order.parse(ord), policy, (process_group, mesh))
-
-
-def _check_apart(gradients: Gradients, params: ParameterList) -> None:
-    """Raise a ValueError if parameters share a gradient: the optimizer would divide it once for each."""
-    if len(gradients.grads) < sum(grad is not None for grad in params.gradients):
-        raise ValueError(
-            "some parameters have gradients that share memory, which the optimizer would divide more than once. Call "
-            "remove(), and gradclip.clip_grad_norm_ before each step, which scales shared memory once."
-        )
 
 
 def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "float32") -> torch.Tensor:

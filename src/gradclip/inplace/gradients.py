@@ -9,7 +9,7 @@ import numpy as np
 
 from gradclip.backends import Backend, Shards, any_distributed, shards_of
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.memory import shared
+from gradclip.backends.formats import format_of
 from gradclip.backends.protocols import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.backends.values import Array
@@ -20,6 +20,7 @@ from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.units import Units
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
+from gradclip.wording import listed
 
 if TYPE_CHECKING:
     from gradclip.distributed.processes import Processes
@@ -27,19 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gradients:
-    """Gradients without duplicates, and the parameters that hold them in `.grad`, if any.
+    """The gradient of each parameter, and the `owners` that hold them in `.grad`; or those of a tree, their own owners.
 
-    `held` are the objects in `.grad`. `grads` are the same, but for distributed tensors their local shards. `again` are
-    views of elements already counted in `grads`; they are listed only if such an array cannot be written and must be
-    replaced.
+    `held` are the objects in `.grad`, and `lying` the same, but for distributed tensors their local shards. `grads` are
+    what is measured and scaled: of the gradients in each set of `meeting`, lists of indices, which share memory, all
+    but the first are copies. With `apart`, the copies then replace the originals. Otherwise they are written back.
     """
 
     grads: Sequence[Any]
     params: ParameterList
     held: Sequence[Any]
+    owners: Sequence[Any]
+    lying: Sequence[Any]
     paths: Sequence[str] = ()
     shards: Shards | None = None
-    again: "Gradients | None" = None
+    meeting: Sequence[Sequence[int]] = ()
+    apart: bool = False
 
     @classmethod
     def of(cls, params: ParameterList) -> "Gradients":
@@ -47,17 +51,13 @@ class Gradients:
         if params.tree is not None:
             return cls._of_tree(params.tree)
         params.check_all_hold()
-        held = _once([grad for grad in params.gradients if grad is not None])
+        owners, held = _once(params.parameters, params.gradients)
         if not held:
             _refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
-            return cls(held, params, held)
-        parameters = params.parameters
-        if len(held) < len(parameters):
-            first = {id(grad): p for p, grad in reversed(list(zip(parameters, params.gradients, strict=True)))}
-            parameters = [first[id(grad)] for grad in held]
-        shards = shards_of(held, parameters)
-        return cls(shards.locals, params, held, (), shards)
+            return cls(held, params, held, owners, held)
+        shards = shards_of(held, owners)
+        return cls(shards.locals, params, held, owners, shards.locals, (), shards)
 
     @classmethod
     def _of_tree(cls, tree: object) -> "Gradients":
@@ -79,15 +79,15 @@ class Gradients:
                 stacklevel=5,
             )
         named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
-        grads = _once(flat.leaves)
-        return cls(grads, ParameterList(()), grads, [named[id(grad)] for grad in grads])
+        grads, _ = _once(flat.leaves, flat.leaves)
+        return cls(grads, ParameterList(()), grads, grads, grads, [named[id(grad)] for grad in grads])
 
     def names(self) -> list[str]:
         """Return the name of each gradient, for errors."""
         if self.paths:
             return list(self.paths)
-        places = {id(grad): index for index, grad in reversed(list(enumerate(self.params.gradients)))}
-        return [f"{self.params.name(places[id(grad)])}.grad" for grad in self.held]
+        places = {id(owner): index for index, owner in reversed(list(enumerate(self.params.parameters)))}
+        return [f"{self.params.name(places[id(owner)])}.grad" for owner in self.owners]
 
     def backend(self, *scalars: object, otherwise: Callable[[], Sequence[Any]]) -> Backend:
         """Return the backend of the gradients. Without any, use the arrays `otherwise`, or the parameters."""
@@ -130,34 +130,34 @@ class Gradients:
         with backend.precision():
             return backend.enter_in_place(self.grads, self.names)
 
-    def each_memory_once(self, backend: Backend) -> "tuple[Gradients, list[int]]":
-        """Return the gradients without views of the same elements, and the indices of those kept.
+    def settled(self, backend: Backend, arrays: Arrays, *, apart: bool) -> "Gradients":
+        """Return the gradients with copies of those that share memory; with `apart`, copies that replace them.
 
-        Raises ValueError if two share only some of their elements.
+        Raises ValueError if arrays of a tree, which cannot be replaced, share memory as numbers of different formats.
         """
-        groups, meeting = shared(list(map(backend.region, self.grads)))
-        if meeting is not None:
-            first, second = (self.names()[index] for index in meeting)
-            raise ValueError(
-                f"{first} and {second} share some of their memory but are not views of the same elements, so they "
-                "cannot be clipped in place together. Pass one array that holds all the elements, or copies."
-            )
-        kept, again = [], []
-        for group in groups:
-            written = [index for index in group if len(group) > 1 and backend.writable(self.grads[index])]
-            kept.append((written or group)[0])
-            again += [] if written else group[1:]
-        kept.sort()
-        return replace(self.chosen(kept), again=self.chosen(again) if again else None), kept
+        meeting = backend.meeting(self.grads, self.owners)
+        mixed = [one for one in meeting if len({format_of(arrays[index]) for index in one}) > 1]
+        if mixed and self.paths:
+            raise ValueError(f"{self.named(mixed[0])} share memory as numbers of different formats. Pass copies.")
+        copied = {index for one in meeting for index in one[1:]}
+        grads = [backend.copied(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
+        return replace(self, grads=grads, meeting=meeting, apart=bool(not self.paths and (apart or mixed)))
+
+    def named(self, indices: Sequence[int]) -> str:
+        """Return the names of the gradients at `indices`, for errors."""
+        names = self.names()
+        return listed([names[index] for index in sorted(indices)])
 
     def chosen(self, indices: Sequence[int]) -> "Gradients":
         """Return the gradients at `indices`."""
-        grads, held, paths = ([of[i] for i in indices] if of else of for of in (self.grads, self.held, self.paths))
-        return replace(self, grads=grads, held=held, paths=paths, shards=self.shards and self.shards.chosen(indices))
+        each = (self.grads, self.held, self.owners, self.lying, self.paths)
+        grads, held, owners, lying, paths = ([of[i] for i in indices] if of else of for of in each)
+        shards = self.shards and self.shards.chosen(indices)
+        return replace(self, grads=grads, held=held, owners=owners, lying=lying, paths=paths, shards=shards)
 
     def writable(self, backend: Backend) -> bool:
         """Return whether all gradients can be written in place."""
-        return self.again is None and all(map(backend.writable, self.grads))
+        return all(map(backend.writable, self.grads))
 
     def cleared(self, backend: Backend, arrays: Arrays, clipping: Clipping) -> Clipping:
         """Set non-finite elements of the gradients (`arrays`) to zero; return the clipping without that policy.
@@ -174,46 +174,62 @@ class Gradients:
         self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier | Units
     ) -> None:
         """Scale the gradients, which are `arrays`, starting from the values in `new`."""
-        self._replace(coefficient.update(backend, self.grads, arrays, new))
-        if self.again is not None:
-            others = self.again.enter(backend)
-            again = others if new is arrays else backend.without_nonfinite(others)
-            self.again.scale(backend, others, again, coefficient)
+        written_back = self.meeting and not self.apart
+        if (
+            written_back
+            and new is arrays
+            and isinstance(coefficient, Coefficient)
+            and backend.concrete
+            and coefficient.keep
+        ):
+            return
+        self._put(backend, coefficient.update(backend, self.grads, arrays, new))
 
     def put(self, backend: HostBackend, arrays: Arrays, new: Arrays, numbers: Sequence[int]) -> None:
         """Replace the gradients with these numbers by `new`; `arrays` are all gradients."""
         if new is arrays:
             backend.wrote([self.grads[number] for number in numbers])
+            self._put(backend, self.grads)
             return
         updated = list(self.grads)
         for number in numbers:
             updated[number] = backend.put(self.grads[number], arrays[number], new[number])
-        self._replace(updated)
+        self._put(backend, updated)
 
     def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
         """Clamp each element of the gradients, which are `arrays`."""
-        self._replace(backend.update_clamped(self.grads, arrays, bound))
-        if self.again is not None:
-            self.again.clamp(backend, self.again.enter(backend), bound)
+        self._put(backend, backend.update_clamped(self.grads, arrays, bound))
 
-    def _replace(self, updated: Sequence[Any]) -> None:
-        """Put each updated gradient that is a new object in the `.grad` of its parameters."""
+    def separate(self, backend: Backend) -> None:
+        """Put the copies of gradients that share memory in the `.grad` of their parameters."""
+        if self.meeting:
+            self._put(backend, self.grads)
+
+    def _put(self, backend: Backend, updated: Sequence[Any]) -> None:
+        """Write copies back to where they come from, and put each new object in the `.grad` of its parameter."""
+        if self.meeting and not self.apart:
+            every = zip(updated, self.grads, self.lying, strict=True)
+            updated = [new if grad is old else self._written(backend, old, new) for new, grad, old in every]
         whole = self.shards.whole(updated) if self.shards else updated
         if whole is self.held:
             return
-        changed = {id(old): new for old, new in zip(self.held, whole, strict=True) if old is not new}
-        if changed:
-            # The gradients read at the start: a property may return a new object each time.
-            for parameter, old in zip(self.params.parameters, self.params.gradients, strict=True):
-                if id(old) in changed:
-                    parameter.grad = changed[id(old)]
+        for owner, old, new in zip(self.owners, self.held, whole, strict=True):
+            if old is not new:
+                owner.grad = new
+
+    def _written(self, backend: Backend, old: Any, new: Any) -> Any:
+        if not backend.writable(old):
+            return new
+        backend.write_back(old, new)
+        return old
 
 
-def _once(grads: list[Any]) -> list[Any]:
-    """Return the gradients without repeated objects."""
-    if len(set(map(id, grads))) == len(grads):
-        return grads
-    return list({id(grad): grad for grad in grads}.values())
+def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
+    """Return each different owner that has a gradient, and its gradient."""
+    both = [(owner, grad) for owner, grad in zip(owners, gradients, strict=True) if grad is not None]
+    if len({id(owner) for owner, _ in both}) < len(both):
+        both = list({id(owner): (owner, grad) for owner, grad in both}.values())
+    return [owner for owner, _ in both], [grad for _, grad in both]
 
 
 def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
@@ -227,20 +243,21 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 
 def entered(
-    params: ParameterList, processes: "Processes", *scalars: object, to_write: bool = False
+    params: ParameterList, processes: "Processes", *scalars: object, to_write: bool = False, apart: bool = False
 ) -> tuple[Gradients, Backend, Arrays]:
-    """Return the gradients, their backend, and the arrays that share their memory, after all checks."""
+    """Return the gradients, their backend, and the arrays to measure, after all checks.
+
+    The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
+    parameter's gradient then gets memory of its own.
+    """
     gradients = Gradients.of(params)
     if to_write and gradients.paths:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)
     arrays = gradients.enter(backend)
-    if to_write:
-        gradients.check_replaceable(backend, arrays)
-    if not backend.collide(gradients.grads, arrays):
+    if not to_write:
         return gradients, backend, arrays
-    gradients, kept = gradients.each_memory_once(backend)
-    if len(kept) == len(arrays):
-        return gradients, backend, arrays
-    processes.keep(kept)
-    return gradients, backend, gradients.enter(backend)
+    gradients.check_replaceable(backend, arrays)
+    if backend.collide(gradients.grads, arrays):
+        gradients = gradients.settled(backend, arrays, apart=apart)
+    return gradients, backend, gradients.enter(backend) if gradients.meeting else arrays

@@ -68,7 +68,7 @@ def clip_grad_layer_norm_(
             "clip_grad_layer_norm_ does not support distributed tensors. Call gradclip.clip_grad_norm_, once for all "
             "parameters or once for each."
         )
-    gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True)
+    gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True, apart=True)
     layers = Layerwise.of(params, max_norm, backend)
     groups = layers.among(gradients)
     with backend.precision():

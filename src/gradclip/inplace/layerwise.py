@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Layerwise:
-    """The unique layers of a call and their thresholds. `arranged` puts their norms into the caller's structure."""
+    """The unique layers of a call and their thresholds. `arranged` puts their norms into the caller's structure.
+
+    Each layer holds the owners of its gradients: parameters, or the arrays of a tree.
+    """
 
     layers: Sequence[Sequence[Any]]
     thresholds: Sequence[Any]
@@ -37,7 +40,8 @@ class Layerwise:
             raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
         if len(max_norms) != len(grads):
             raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
-        return cls._once([[] if grad is None else [grad] for grad in grads], max_norms, backend, list)
+        layers = [[] if grad is None else [owner] for owner, grad in zip(params.parameters, grads, strict=True)]
+        return cls._once(layers, max_norms, backend, list)
 
     @classmethod
     def _of_tree(cls, tree: object, max_norm: Thresholds, backend: Backend) -> "Layerwise":
@@ -64,8 +68,8 @@ class Layerwise:
         differ = any(asked[key] is not c and asked[key] != c for key, c in zip(keys, checked, strict=True) if key)
         if differ or len(frozenset().union(*unique)) < sum(map(len, unique)):
             raise ValueError(
-                "a gradient occurs twice, in two layers or with two thresholds, so its threshold is ambiguous. Pass it "
-                "once."
+                "a parameter or array occurs twice, in two layers or with two thresholds, so its threshold is "
+                "ambiguous. Pass it once."
             )
         places = {key: place for place, key in enumerate(unique)}
 
@@ -75,13 +79,20 @@ class Layerwise:
         return cls(list(unique.values()), [asked[key] for key in unique], arranged)
 
     def among(self, gradients: "Gradients") -> list[list[int]]:
-        """Return the indices of each layer's gradients. Raises ValueError if some are views of others."""
-        places = {id(grad): index for index, grad in enumerate(gradients.held)}
-        if any(id(grad) not in places for layer in self.layers for grad in layer):
-            raise ValueError(
-                "two gradients are views of the same memory, so they cannot be separate layers. Pass one of them."
-            )
-        return [sorted({places[id(grad)] for grad in layer}) for layer in self.layers]
+        """Return the indices of each layer's gradients.
+
+        Raises ValueError if arrays of a tree, which cannot be replaced, share memory but are in different layers.
+        """
+        places = {id(owner): index for index, owner in enumerate(gradients.owners)}
+        groups = [sorted({places[id(owner)] for owner in layer}) for layer in self.layers]
+        layer_of = {index: number for number, group in enumerate(groups) for index in group}
+        for meeting in () if gradients.apart else gradients.meeting:
+            if len({layer_of[index] for index in meeting}) > 1:
+                raise ValueError(
+                    f"{gradients.named(meeting)} share memory, so they cannot be scaled by different numbers in place. "
+                    "Pass copies, or call a function that returns new arrays, such as gradclip.clip_by_layer_norm."
+                )
+        return groups
 
 
 def _one_for_each(grads: Sequence[Any]) -> str:

@@ -123,7 +123,7 @@ def adaptive_grad_clip_(
     adaptive, given = adaptive_of(call.backend, clipping, eps)
     layers = Layerwise.of(call.params, 0.0, call.backend)
     beside = _weights(call.params, weights)
-    mine = call.checked([beside[id(grad)] for (grad,) in layers.layers], layers)
+    mine = call.checked([beside[id(owner)] for (owner,) in layers.layers], layers)
     return call.clip(layers, _Following(call.backend, adaptive, mine, given), asked, unit_axis)
 
 
@@ -179,7 +179,11 @@ class _Call:
                 f"{name} does not support distributed tensors. To clip by unit, call gradclip.{functional}, which "
                 "returns new tensors; to clip by the global norm, call gradclip.clip_grad_norm_."
             )
-        return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True))
+        return cls(params, *entered(params, ONE_PROCESS, *scalars, to_write=True, apart=True))
+
+    def _grads(self, groups: Sequence[Sequence[int]]) -> list[Any]:
+        """Return each group's only gradient."""
+        return [self.gradients.grads[index] for (index,) in groups]
 
     def names(self, groups: Sequence[Sequence[int]]) -> list[str]:
         """Return the name of each group's only gradient, for errors."""
@@ -188,11 +192,8 @@ class _Call:
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
         """Return the weights of each layer as backend arrays. Raises if one is no array or has another shape."""
-        grads = [grad for (grad,) in layers.layers]
-
-        def names() -> list[str]:
-            return self.names(layers.among(self.gradients))
-
+        groups = layers.among(self.gradients)
+        grads, names = self._grads(groups), partial(self.names, groups)
         find([*grads, *weights], lambda: with_parameters(names()))
         check_shapes(grads, weights, names)
         return list(map(self.backend.prepare, weights))
@@ -203,7 +204,7 @@ class _Call:
         """Measure all gradients, then clip them; return their norms in the caller's structure."""
         backend, made = self.backend, []
         groups = layers.among(self.gradients)
-        scopes = scopes_of_leaves([grad for (grad,) in layers.layers], partial(self.names, groups), unit_axis)
+        scopes = scopes_of_leaves(self._grads(groups), partial(self.names, groups), unit_axis)
         with backend.precision():
             at_once = self._at_once(groups, thresholds, clipping.order, scopes)
             norms = at_once.norms(self.gradients.grads) if at_once else {}
@@ -231,7 +232,7 @@ class _Call:
     ) -> Decided | None:
         """Decide for all gradients that one kernel call can clip."""
         backend, grads, arrays = self.backend, self.gradients.grads, self.arrays
-        each_its_own = self.gradients.again is None and [index for (index,) in groups] == list(range(len(grads)))
+        each_its_own = [index for (index,) in groups] == list(range(len(grads)))
         if not in_host_memory(backend) or not grads or not each_its_own:
             return None
         if not backend.lie_writable(grads, arrays):
@@ -250,7 +251,7 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
 
 
 def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
-    """Return the weights by the id of their gradient. Raises if they are missing or do not match the parameters."""
+    """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
     if params.tree is not None:
         flat = flatten(params.tree)
         if weights is None:
@@ -271,12 +272,12 @@ def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
         raise ValueError(
             f"weights must be a list with one array for each of the {len(params.gradients)} parameters, in their order."
         )
-    return _once(params.gradients, weights)
+    return _once(params.parameters, weights)
 
 
-def _once(grads: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
-    """Return the weights by the id of their gradient. Raises ValueError if a gradient has two different weights."""
-    found = {id(grad): weight for grad, weight in zip(grads, weights, strict=True) if grad is not None}
-    if any(grad is not None and found[id(grad)] is not w for grad, w in zip(grads, weights, strict=True)):
-        raise ValueError("the same gradient belongs to two parameters. Pass it once.")
+def _once(owners: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
+    """Return the weights by the id of their owner. Raises ValueError if one is listed with two different weights."""
+    found = {id(owner): weight for owner, weight in zip(owners, weights, strict=True)}
+    if any(found[id(owner)] is not weight for owner, weight in zip(owners, weights, strict=True)):
+        raise ValueError("the same parameter or array is listed twice, with two different weights. Pass it once.")
     return found

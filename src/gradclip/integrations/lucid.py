@@ -89,7 +89,8 @@ class _Holders:
         self._mlx: Any = sys.modules.get("mlx.core")
         self._seen: dict[int, np.ndarray] = {}
         self._replaceable: list[tuple[Any, str, Any]] = []
-        self.holders = list(map(self._holder, parameters))
+        each = {id(parameter): parameter for parameter in parameters}  # one listed twice counts once
+        self.holders = list(map(self._holder, each.values()))
 
     def _holder(self, parameter: HasGrad) -> HasGrad:
         lucid = sys.modules.get("lucid")

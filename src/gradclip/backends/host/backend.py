@@ -72,6 +72,12 @@ class Host(InHostMemory, Portable):
     def region(self, leaf: object) -> Region | None:
         return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
 
+    def copied(self, leaf: Any) -> Any:
+        return leaf.copy(order="K")
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        leaf[...] = copy
+
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         if not isinstance(arrays, HostArrays) or not arrays.kernels:
             return super().collide(leaves, arrays)

@@ -22,8 +22,9 @@ from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
 from gradclip.backends.torch.tensors import (
-    PLAIN,
+    KNOWN,
     dense,
+    meeting_when_compiled,
     moved,
     promoted,
     put,
@@ -32,6 +33,7 @@ from gradclip.backends.torch.tensors import (
     restored,
     stored,
     writable,
+    write_back,
 )
 from gradclip.backends.values import Scope
 
@@ -202,10 +204,23 @@ class Torch(Examples):
         return super().shrunk(x, moved(coefficient, x.device), scope)
 
     def region(self, leaf: torch.Tensor) -> Region | None:
-        return region(leaf) if type(leaf) in PLAIN else None
+        return region(leaf) if type(leaf) in KNOWN else None
+
+    def meeting(self, leaves: Sequence[Any], owners: Sequence[Any]) -> list[list[int]]:
+        if torch.compiler.is_compiling():
+            return list(map(list, meeting_when_compiled(*owners)))
+        return super().meeting(leaves, owners)
+
+    def copied(self, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach().clone()
+
+    def write_back(self, leaf: torch.Tensor, copy: torch.Tensor) -> None:
+        write_back(leaf, copy)
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        if not self.visible or not set(map(type, leaves)) <= PLAIN:
+        if torch.compiler.is_compiling():
+            return len(leaves) > 1
+        if not self.visible or not set(map(type, leaves)) <= KNOWN:
             return False
         # Compare storages, which needs no wait for the device. Views of one storage need not overlap, but True is the
         # answer when in doubt.

@@ -28,6 +28,7 @@ from gradclip.backends.torch.tensors import (
     viewed,
     with_memory,
     writable,
+    write_back,
 )
 
 if TYPE_CHECKING:
@@ -101,6 +102,12 @@ class TorchHost(Host):
 
     def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf)
+
+    def copied(self, leaf: torch.Tensor) -> torch.Tensor:
+        return leaf.detach().clone()
+
+    def write_back(self, leaf: torch.Tensor, copy: torch.Tensor) -> None:
+        write_back(leaf, copy)
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         # Compare storages: asking each tensor for its shape and strides takes longer than clipping it.

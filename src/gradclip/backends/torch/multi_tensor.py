@@ -15,17 +15,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensor
 
 from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
-from gradclip.backends.torch.tensors import PLAIN, put_all, writable
+from gradclip.backends.torch.tensors import KNOWN, put_all, writable
 from gradclip.backends.values import AtOnce
 
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
     from gradclip.core.nearest import Multiplier
 
-_TYPES = PLAIN | {FakeTensor}
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _HALVES = (torch.float16, torch.bfloat16)
 _UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices with the operation that GradScaler uses to unscale
@@ -168,7 +166,7 @@ def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
 
 def ordinary(tensors: Sequence[Any]) -> bool:
     """Say whether all are plain dense PyTorch tensors (or fake ones) with every element stored."""
-    return set(map(type, tensors)) <= _TYPES and all(map(_is_ordinary, tensors))
+    return set(map(type, tensors)) <= KNOWN and all(map(_is_ordinary, tensors))
 
 
 def _is_ordinary(x: torch.Tensor) -> bool:

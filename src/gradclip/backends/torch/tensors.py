@@ -6,16 +6,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 from gradclip import native
 from gradclip.backends import whole_scalar
 from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.memory import Region
+from gradclip.backends.memory import Region, meeting
 
 # Subclasses may redefine operations, so the contents of their memory need not be their values.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
+KNOWN = PLAIN | {FakeTensor}
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -68,7 +70,24 @@ def region(tensor: torch.Tensor) -> Region | None:
     lying = stored(tensor)
     # PyTorch counts strides in elements, a region in bytes.
     size = lying.element_size()
-    return Region.of(lying.data_ptr(), size, dtype_name(lying), lying.shape, [size * step for step in lying.stride()])
+    address = _start(lying) + size * lying.storage_offset()
+    return Region.of(address, size, lying.shape, [size * step for step in lying.stride()])
+
+
+def _start(tensor: torch.Tensor) -> int:
+    """Return the address of a tensor's storage; without values, one as if its storage had memory."""
+    storage = tensor.untyped_storage()
+    without = tensor.is_meta or type(tensor) is FakeTensor
+    return storage._cdata << 64 if without else storage.data_ptr()
+
+
+# Compiled code cannot look at memory. The compiler calls this function with the parameters, whose gradients are those
+# of the call that it compiles.
+@torch.compiler.assume_constant_result
+def meeting_when_compiled(*owners: Any) -> tuple[tuple[int, ...], ...]:
+    """Return the indices of gradients that share memory when code is compiled, a tuple for each set."""
+    grads = [getattr(owner, "grad", None) for owner in owners]
+    return tuple(map(tuple, meeting([region(grad) if type(grad) in KNOWN else None for grad in grads])))
 
 
 def stretch(tensor: torch.Tensor) -> tuple[int, int]:
@@ -108,6 +127,11 @@ def put_all(
     if leaves:
         torch._foreach_copy_(list(arrays), list(results))
     return leaves
+
+
+def write_back(leaf: torch.Tensor, copy: torch.Tensor) -> None:
+    """Write the values of a copy into its gradient."""
+    torch._foreach_copy_([stored(leaf.detach())], [stored(copy)])
 
 
 def tensor_of(values: object) -> torch.Tensor:

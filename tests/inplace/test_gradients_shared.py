@@ -1,0 +1,339 @@
+"""Gradients of different parameters in one memory, wholly or in part: each counts, and the memory is scaled once."""
+
+import copy
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from frameworks import ALL, by_name
+from gradclip.inplace.clip import clip_grads_with_norm_
+from gradclip.integrations import torch as drop_in
+from rational import at_most
+
+# Backward passes
+
+
+def parameters(*shapes):
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in shapes]
+
+
+def two_biases():
+    scale, first, second = parameters((3, 1, 1), (3,), (3,))
+    out = torch.randn(4, 3, 5, 5) * scale * (first.view(1, -1, 1, 1) + second.view(1, -1, 1, 1))
+    return [scale, first, second], out
+
+
+def film():
+    gamma, beta, shift = parameters((3,), (3,), (3,))
+    out = torch.randn(4, 3, 5, 5) * (1 + gamma.view(1, -1, 1, 1) + shift.view(1, -1, 1, 1)) + beta.view(1, -1, 1, 1)
+    return [gamma, beta, shift], out
+
+
+def additive_gate():
+    row, column, weight = parameters((1, 6), (6, 1), (6, 2))
+    return [row, weight, column], (torch.randn(8, 6) * torch.sigmoid(row.view(6) + column.view(6))) @ weight
+
+
+def class_token():
+    token, positions, weight = parameters((4,), (6, 4), (4, 4))
+    tokens = torch.cat([token.view(1, 1, 4), torch.randn(1, 5, 4)], 1) + positions.unsqueeze(0)
+    return [token, weight, positions], tokens @ weight
+
+
+def soft_prompt():
+    prompt, positions, weight = parameters((3, 4), (8, 4), (4, 4))
+    tokens = torch.cat([prompt.unsqueeze(0), torch.randn(1, 5, 4)], 1) + positions.unsqueeze(0)
+    return [positions, prompt, weight], tokens @ weight
+
+
+PASSES = (two_biases, film, additive_gate, class_token, soft_prompt)
+every_pass = pytest.mark.parametrize("forward", PASSES, ids=lambda forward: forward.__name__)
+on_both = pytest.mark.parametrize("framework", [f for f in ALL if f.name in ("torch", "torch-device")], ids=by_name)
+
+
+def trained(forward, seed=0):
+    """Return parameters after a backward pass that left two of their gradients in one memory."""
+    torch.manual_seed(seed)
+    params, out = forward()
+    out.square().sum().backward()
+    assert len({p.grad.untyped_storage().data_ptr() for p in params}) == len(params) - 1
+    return params
+
+
+def apart(params):
+    """Return parameters with the same gradients, each in memory of its own."""
+    clones = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for clone, p in zip(clones, params, strict=True):
+        clone.grad = p.grad.clone()
+    return clones
+
+
+def values(params):
+    return [p.grad.double().numpy() for p in params]
+
+
+def same(params, others, rtol=1e-6):
+    for p, other in zip(params, others, strict=True):
+        torch.testing.assert_close(p.grad, other.grad, rtol=rtol, atol=0)
+
+
+@on_both
+@every_pass
+@pytest.mark.parametrize("clip", [gradclip.clip_grad_norm_, drop_in.clip_grad_norm_], ids=["gradclip", "drop-in"])
+def test_the_norm_is_that_of_all_parameters_and_the_bound_holds(framework, forward, clip):
+    for seed in range(5):
+        params = trained(forward, seed)
+        clones = apart(params)
+        wanted = torch.nn.utils.clip_grad_norm_(clones, 0.7)
+        with framework.mode():
+            torch.testing.assert_close(gradclip.grad_norm(params), wanted, rtol=1e-6, atol=0)
+            torch.testing.assert_close(clip(params, 0.7), wanted, rtol=1e-6, atol=0)
+        same(params, clones, rtol=2e-6)
+        assert at_most(values(params), 2, 0.7)
+        assert not at_most(values(params), 2, 0.7 * (1 - 1e-5))
+        assert len({p.grad.untyped_storage().data_ptr() for p in params}) == len(params) - 1
+
+
+CALLS = {
+    "ord 1": lambda ps: gradclip.clip_grad_norm_(ps, 0.7, 1),
+    "largest": lambda ps: gradclip.clip_grad_norm_(ps, 0.01, math.inf),
+    "with norm": lambda ps: clip_grads_with_norm_(ps, 1.0, 8.0),
+    "value": lambda ps: gradclip.clip_grad_value_(ps, 0.5),
+    "skip": lambda ps: gradclip.clip_grad_norm_(ps, 0.7, nonfinite="skip"),
+    "raise": lambda ps: gradclip.clip_grad_norm_(ps, 0.7, nonfinite="raise"),
+    "zero": lambda ps: gradclip.clip_grad_norm_(ps, 0.7, nonfinite="zero"),
+    "large": lambda ps: gradclip.clip_grad_norm_(ps, 1e9),
+    "layers": lambda ps: gradclip.clip_grad_layer_norm_(ps, [0.1, 0.3, 0.2]),
+    "layers, skip": lambda ps: gradclip.clip_grad_layer_norm_(ps, 0.3, nonfinite="skip"),
+    "units": lambda ps: gradclip.clip_grad_unit_norm_(ps, [0.1, 0.3, 0.2]),
+    "adaptive": lambda ps: gradclip.adaptive_grad_clip_(ps, 0.01),
+}
+every_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@on_both
+@every_pass
+@every_call
+def test_each_call_does_what_it_does_to_gradients_apart(framework, forward, call):
+    params = trained(forward)
+    clones = apart(params)
+    with framework.mode():
+        found, wanted = call(params), call(clones)
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=0)
+    same(params, clones)
+
+
+@on_both
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+def test_what_is_not_finite_follows_the_policy(framework, policy):
+    params = trained(class_token)
+    params[-1].grad[0, 1], params[-1].grad[3, 2] = math.nan, math.inf
+    clones = apart(params)
+    assert params[0].grad[1].isnan()
+    for call in (gradclip.clip_grad_norm_, gradclip.clip_grad_layer_norm_):
+        with framework.mode():
+            call(params, 0.4, nonfinite=policy), call(clones, 0.4, nonfinite=policy)
+        for p, clone in zip(params, clones, strict=True):
+            torch.testing.assert_close(p.grad, clone.grad, rtol=1e-6, atol=0, equal_nan=True)
+
+
+@on_both
+def test_an_error_leaves_the_gradients_as_they_are(framework):
+    params = trained(soft_prompt)
+    params[0].grad[7, 1] = math.nan
+    before = [(p.grad, p.grad.clone()) for p in params]
+    for call in (gradclip.clip_grad_norm_, gradclip.clip_grad_layer_norm_, gradclip.clip_grad_unit_norm_):
+        with framework.mode(), pytest.raises(FloatingPointError, match=r"parameters\[0\]\.grad: 1 NaN"):
+            call(params, 0.4, nonfinite="raise")
+    for p, (grad, kept) in zip(params, before, strict=True):
+        assert p.grad is grad
+        torch.testing.assert_close(grad, kept, rtol=0, atol=0, equal_nan=True)
+
+
+def test_nothing_is_written_where_nothing_is_clipped():
+    params = trained(class_token)
+    versions = [p.grad._version for p in params]
+    gradclip.clip_grad_norm_(params, 1e9)
+    assert [p.grad._version for p in params] == versions
+
+
+@every_pass
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW], ids=lambda kind: kind.__name__)
+def test_a_folded_step_divides_each_gradient_once(forward, kind):
+    params = trained(forward)
+    clones = apart(params)
+    optimizer = kind(params, lr=0.1, fused=True)
+    clipping = drop_in.fold_into(optimizer, 0.7)
+    optimizer.step()
+    norm = torch.nn.utils.clip_grad_norm_(clones, 0.7)
+    kind(clones, lr=0.1, fused=True).step()
+    torch.testing.assert_close(clipping.norm, norm, rtol=1e-6, atol=0)
+    same(params, clones, rtol=2e-6)
+    for p, clone in zip(params, clones, strict=True):
+        torch.testing.assert_close(p, clone, rtol=1e-6, atol=1e-7)
+
+
+def test_a_monitor_sees_every_layer():
+    params = trained(two_biases)
+    monitor = gradclip.Monitor(layers_every=1)
+    lengths = [float(p.grad.norm()) for p in params]
+    norm = gradclip.clip_grad_norm_(params, 0.7, monitor=monitor)
+    assert monitor.last.layers.norms.tolist() == pytest.approx(lengths, rel=1e-6)
+    assert float(norm) == pytest.approx(math.hypot(*lengths), rel=1e-6)
+
+
+# Compiled code
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("call", ["ord 1", "layers, skip", "units"])
+def test_compiled_code_does_the_same(call):
+    """Its operations run one after the other, so that memory that is scaled twice shows."""
+    torch.compiler.reset()
+    compiled = torch.compile(CALLS[call], backend="eager", fullgraph=True)
+    params = trained(class_token)
+    clones = apart(params)
+    torch.testing.assert_close(compiled(params), CALLS[call](clones), rtol=1e-5, atol=0)
+    same(params, clones, rtol=1e-5)
+
+
+def test_what_has_no_values_is_told_apart_by_its_storage():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        buffer = torch.empty(8, device="cuda")
+        params = [torch.nn.Parameter(torch.empty(size, device="cuda")) for size in (4, 4, 6)]
+        for p, grad in zip(params, (buffer.narrow(0, *at) for at in ((0, 4), (4, 4), (2, 6))), strict=True):
+            p.grad = grad
+        gradclip.clip_grad_layer_norm_(params[:2], 1.0)
+        assert len({p.grad.untyped_storage()._cdata for p in params}) == 1
+        gradclip.clip_grad_norm_(params, 1.0)
+        assert len({p.grad.untyped_storage()._cdata for p in params}) == 1
+        gradclip.clip_grad_layer_norm_(params, 1.0)
+        assert len({p.grad.untyped_storage()._cdata for p in params}) == 3
+
+
+# Every way to lie in one memory
+
+HOLDING = [f for f in ALL if f.name in ("numpy", "torch", "torch-device")]
+every_framework = pytest.mark.parametrize("framework", HOLDING, ids=by_name)
+MATRIX = [[3.0, 4.0, 0.0], [12.0, 0.0, 0.5]]
+SHARING = {
+    "all": lambda w: w[...],
+    "transposed": lambda w: w.T,
+    "one row": lambda w: w.reshape(6),
+    "axis more": lambda w: w[None],
+    "rows turned": lambda w: w[::-1] if isinstance(w, np.ndarray) else w,
+    "row": lambda w: w[0],
+    "column": lambda w: w[:, 1],
+    "corner": lambda w: w[1:, :2],
+    "every second": lambda w: w.reshape(6)[::2],
+    "diagonal": lambda w: w.reshape(6)[::4],
+}
+
+
+def holders(*grads):
+    return [SimpleNamespace(grad=grad) for grad in grads]
+
+
+@every_framework
+@pytest.mark.parametrize("share", SHARING.values(), ids=SHARING)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64"])
+def test_memory_is_scaled_once(framework, share, dtype):
+    with framework.mode():
+        for turn in (1, -1):
+            for as_tree in (False, True)[: 2 if framework.name == "numpy" else 1]:
+                w = framework.array(MATRIX, dtype)
+                grads = [w, framework.array([5.0], dtype), share(w)][::turn]
+                given = grads if as_tree else holders(*grads)
+                numbers = [framework.to_numpy(x).astype(complex) for x in grads]
+                norm = math.sqrt(sum((abs(x) ** 2).sum() for x in numbers))
+                assert float(gradclip.grad_norm(given)) == pytest.approx(norm, rel=1e-6)
+                assert float(gradclip.clip_grad_norm_(given, norm / 2)) == pytest.approx(norm, rel=1e-6)
+                for x, y in zip(grads, numbers, strict=True):
+                    np.testing.assert_allclose(framework.to_numpy(x).astype(complex), y / 2, rtol=2e-2)
+
+
+@every_framework
+def test_a_parameter_listed_twice_counts_once(framework):
+    with framework.mode():
+        w = framework.array([3.0, 4.0])
+        one, other = holders(w, w)
+        assert float(gradclip.grad_norm([one, one])) == 5.0
+        assert float(gradclip.clip_grad_norm_([one, other, one], 2.0)) == pytest.approx(50**0.5, rel=1e-6)
+        np.testing.assert_allclose(framework.to_numpy(w), np.array([3.0, 4.0]) * 2 / 50**0.5, rtol=1e-6)
+        assert [one.grad is w, other.grad is w] == [True, True]
+
+
+@every_framework
+def test_other_numbers_in_the_same_memory(framework):
+    with framework.mode():
+        x = framework.array([3.0, 4.0], "complex64")
+        parts = x.view(np.float32) if framework.name == "numpy" else torch.view_as_real(x)
+        assert float(gradclip.clip_grad_norm_(holders(x, parts), 1.0)) == pytest.approx(50**0.5, rel=1e-6)
+        np.testing.assert_allclose(framework.to_numpy(x), np.array([3.0, 4.0]) / 50**0.5, rtol=1e-6)
+        wide = framework.array([3.0, 4.0], "float64")
+        narrow = wide.view(np.float32) if framework.name == "numpy" else wide.view(torch.float32)
+        given = holders(wide, narrow)
+        copies = holders(copy.deepcopy(wide), copy.deepcopy(narrow))
+        assert float(gradclip.clip_grad_norm_(given, 1.0)) == float(gradclip.clip_grad_norm_(copies, 1.0))
+        for one, alone in zip(given, copies, strict=True):
+            np.testing.assert_array_equal(framework.to_numpy(one.grad), framework.to_numpy(alone.grad))
+
+
+def test_a_tree_is_refused_where_no_single_number_scales_the_memory():
+    w = np.array([[3.0, 4.0], [12.0, 0.0]])
+    before = w.copy()
+    tree = {"a": w, "b": [np.ones(3), w[0]]}
+    for call in (gradclip.clip_grad_layer_norm_, gradclip.clip_grad_unit_norm_):
+        with pytest.raises(ValueError, match=r"\['a'\], \['b'\]\[1\] share memory.* Pass copies"):
+            call(tree, 1.0)
+    with pytest.raises(ValueError, match=r"\['a'\], \['b'\] share memory as numbers of different formats"):
+        gradclip.clip_grad_norm_({"a": w, "b": w.view(np.float32)}, 1.0)
+    np.testing.assert_array_equal(w, before)
+    norms = gradclip.clip_grad_layer_norm_({"all": {"w": w, "row": w[0]}, "c": np.ones(1)}, {"all": 97**0.5, "c": 1.0})
+    assert float(norms["all"]) == pytest.approx(194**0.5, rel=1e-14)
+    np.testing.assert_allclose(w, before / 2**0.5, rtol=1e-14)
+
+
+def read_only(x):
+    view = x.view()
+    view.flags.writeable = False
+    return view
+
+
+def test_views_that_cannot_be_written_are_replaced():
+    w = np.array([3.0, 4.0])
+    for call in (gradclip.clip_grad_norm_, gradclip.clip_grad_layer_norm_):
+        ps = holders(read_only(w), w[:1], read_only(w)[::-1])
+        clones = holders(*(p.grad.copy() for p in ps))
+        call(ps, 1.0), call(clones, 1.0)
+        for p, clone in zip(ps, clones, strict=True):
+            np.testing.assert_allclose(p.grad, clone.grad, rtol=1e-14)
+    ps = holders(read_only(w), read_only(w))
+    kept = w.copy()
+    gradclip.clip_grad_value_(ps, 0.1)
+    assert [p.grad.tolist() for p in ps] == [[0.1, 0.1]] * 2
+    np.testing.assert_array_equal(w, kept)
+
+
+@on_both
+def test_expanded_conjugate_and_sparse_gradients(framework):
+    def drawn():
+        one, z, stored = torch.tensor([2.0]), torch.tensor([3.0 + 4.0j, 1.0]), torch.tensor([3.0, 4.0])
+        at = torch.tensor([[0, 2]])
+        sparse = [
+            torch.sparse_coo_tensor(at, stored, (size,), is_coalesced=True, check_invariants=True) for size in (4, 5)
+        ]
+        return [one.expand(3), one, one.expand(2, 2), z, z.conj(), sparse[0], stored, sparse[1]]
+
+    for call in (gradclip.clip_grad_norm_, lambda ps, c: gradclip.clip_grad_layer_norm_(ps, [c + i for i in range(8)])):
+        ps, clones = holders(*drawn()), holders(*(x.clone() for x in drawn()))
+        with framework.mode():
+            call(ps, 0.5), call(clones, 0.5)
+        for p, clone in zip(ps, clones, strict=True):
+            torch.testing.assert_close(p.grad.to_dense(), clone.grad.to_dense(), rtol=1e-6, atol=0)
