@@ -38,7 +38,7 @@ REASONS = [
     Reason("finite gradients next to a NaN become NaN", "no right answer", ("NaN",), "jax-privacy"),
     Reason("One NaN or infinity makes all gradients NaN", "no right answer", ("infinity",)),
     Reason("One NaN or infinity makes all gradients NaN", "no right answer", NOT_FINITE, "Lucid"),
-    Reason("the same memory counts once and is scaled once", "no right answer", ("one leaf twice",), "Lucid"),
+    Reason("A parameter listed twice counts once", "no right answer", ("one leaf twice",), "Lucid"),
     Reason("Norms of any order work", "answered", NOT_FINITE, "Lucid", ".*inf-norm"),
     Reason(
         "Complex gradients are not clipped by value", "refused", ("clipped, complex64",), "Lucid", "clip_grad_value"
@@ -49,7 +49,7 @@ REASONS = [
     Reason("Each leaf keeps its dtype", "dtype", ("clipped, float32 and bfloat16",), "brainstate"),
     Reason("at least float32, never a half type", "dtype", HALF, "", ".*norm"),
     Reason("Each scalar keeps its shape", "shapes", ("scalars 3 and 4",), "declearn", ".*PyTorch"),
-    Reason("A gradient shared by two parameters is scaled once", "no right answer", ("one leaf twice",), "PyTorch"),
+    Reason("A parameter listed twice counts once", "no right answer", ("one leaf twice",), "PyTorch"),
     Reason(
         "relies on the norm that you pass",
         "bound",

@@ -1,8 +1,8 @@
 """Clip in place: the gradients of parameters (objects with a `.grad`), or a tree of NumPy arrays.
 
-Everything is checked and decided before the first element is written. Memory shared by several gradients counts once
-and is scaled once. If several processes hold parts of the gradients, each passes its own part, and all get the same
-norm.
+Everything is checked and decided before the first element is written. Each parameter counts once, whatever memory its
+gradient lies in, and memory is scaled once. If several processes hold parts of the gradients, each passes its own part,
+and all get the same norm.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def grad_norm(
 
     Args:
         parameters: an iterable of objects with a `.grad`, or one such object; or a tree of NumPy arrays, the gradients
-            themselves. A `.grad` of None is skipped. Views of the same elements, such as W and W.T, count once.
+            themselves. A `.grad` of None is skipped. A parameter (in a tree: an array) that is listed twice counts
+            once. Different ones count each, even if their gradients share memory.
         ord: which norm, as in `gradclip.global_norm`.
         process_group: the processes that hold different gradients, as in `clip_grad_norm_`.
         mesh: the same, given as a mesh.
@@ -47,8 +48,7 @@ def grad_norm(
 
     Raises:
         TypeError: a parameter has no `.grad`.
-        ValueError: gradients were passed instead of parameters, a generator is exhausted, or two gradients share only
-            some of their elements.
+        ValueError: gradients were passed instead of parameters, or a generator is exhausted.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -90,7 +90,8 @@ def clip_grad_norm_(
     Args:
         parameters: as in `grad_norm`. Gradients are written in place. A gradient that cannot be written (a JAX array, a
             read-only or expanded array) is replaced in its `.grad`. In a tree of NumPy arrays, all arrays must be
-            writable. Memory that is listed twice is scaled once.
+            writable. Memory that several gradients share is scaled once. Compiled code finds out which do when it is
+            compiled.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. Pass a
             `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls.
         ord: which norm, as in `gradclip.global_norm`.
@@ -109,9 +110,10 @@ def clip_grad_norm_(
         TypeError: a parameter has no `.grad`, a gradient has an integer dtype, or `process_group` is not a process
             group.
         ValueError: `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients were passed instead of
-            parameters, a generator is exhausted, an array in a tree is read-only, or two gradients share only some of
-            their elements. With several processes: their arguments differ, this process is not in the group, parameters
-            are FSDP1 shards without a group, or all processes of the group hold the same gradients.
+            parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a tree share memory as
+            numbers of different formats, such as float32 and float64. With several processes: their arguments differ,
+            this process is not in the group, parameters are FSDP1 shards without a group, or all processes of the group
+            hold the same gradients.
         RuntimeError: another process failed or has ended.
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 

@@ -34,7 +34,9 @@ def clip_grad_layer_norm_(
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
-        parameters: as in `clip_grad_norm_`, but no distributed tensors.
+        parameters: as in `clip_grad_norm_`, but no distributed tensors. If gradients share memory, all but one get
+            memory of their own, because each is scaled by its own number. Arrays of a tree cannot be replaced, so only
+            those below one threshold of a prefix may share memory.
         max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. For a tree
             of NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
         ord: which norm, as in `gradclip.global_norm`.
@@ -45,8 +47,8 @@ def clip_grad_layer_norm_(
         tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix.
 
     Raises:
-        ValueError: a tensor is distributed, or `max_norm` is a list of the wrong length. Other errors are those of
-            `clip_grad_norm_`.
+        ValueError: a tensor is distributed, `max_norm` is a list of the wrong length, or arrays of a tree share memory
+            but not a threshold. Other errors are those of `clip_grad_norm_`.
 
     After an error, the gradients are unchanged.
 

@@ -48,7 +48,8 @@ def clip_grad_unit_norm_(
     """Scale each unit of each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
-        parameters: as in `gradclip.clip_grad_layer_norm_`, with dense gradients.
+        parameters: as in `gradclip.clip_grad_layer_norm_`, with dense gradients. Arrays of a tree must not share
+            memory.
         max_norm: the threshold of each unit, >= 0: a number, or a list with one threshold per parameter. For a tree of
             NumPy arrays, a number or a prefix of the tree.
         ord: which norm, as in `gradclip.global_norm`.
