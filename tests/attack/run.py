@@ -28,7 +28,7 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import derivatives, layouts, private, settings, trees
+    from attack import derivatives, layouts, private, settings, sharing, trees
 
     return {
         "trees": trees.attack,
@@ -36,6 +36,7 @@ def attacks():
         "private": private.attack,
         "layouts": layouts.attack,
         "settings": settings.attack,
+        "sharing": sharing.attack,
         "processes": layouts.over_processes,
     }
 

@@ -10,7 +10,7 @@ import gradclip
 from attack import derivatives, layouts, run, settings
 
 SEED = 12
-CASES = {"trees": 200, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32}
+CASES = {"trees": 200, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32, "sharing": 120}
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""
 
@@ -64,7 +64,15 @@ def by_default_dtype(tree, ord=2):
     return norm.to(torch.get_default_dtype()) if isinstance(norm, torch.Tensor) else norm
 
 
-NAMES = ("clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm")
+def memory_once(given, max_norm, ord=2, **options):
+    """Count gradients that start at the same place in memory once."""
+    grads = [getattr(one, "grad", one) for one in given]
+    starts = [x.data_ptr() if isinstance(x, torch.Tensor) else x.ctypes.data for x in grads]
+    each = dict(zip(starts, given, strict=True))
+    return REAL["clip_grad_norm_"](list(each.values()), max_norm, ord, **options)
+
+
+NAMES = ("clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm", "clip_grad_norm_")
 REAL = {name: getattr(gradclip, name) for name in NAMES}
 BROKEN = [
     ("trees", "clip_by_global_norm", usual_clip),
@@ -72,6 +80,7 @@ BROKEN = [
     ("private", "per_example_clip", twice),
     ("layouts", "partial_norm", part_alone),
     ("settings", "global_norm", by_default_dtype),
+    ("sharing", "clip_grad_norm_", memory_once),
 ]
 
 
