@@ -1,6 +1,7 @@
 """The private threshold: the published step, its bounds, the noise that is left, the same everywhere."""
 
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -94,6 +95,31 @@ def test_both_noises_cost_what_one_would(z, sigma_b):
     z_delta = PrivateQuantile.gradient_noise(z, sigma_b)
     assert z_delta**-2 + (2 * sigma_b) ** -2 == pytest.approx(z**-2)
     assert z_delta >= z
+
+
+def noises(rng):
+    """Return noises of which one is often just below its limit, down to the last bit, and sometimes subnormal."""
+    z = float(2.0 ** rng.choice([rng.uniform(-3, 3), rng.uniform(-1074, 100)]))
+    near = 1 + float(2.0 ** rng.uniform(-53, 3))
+    sigma_b = z / 2 * near if rng.integers(4) else math.nextafter(z / 2, math.inf)
+    return z, sigma_b
+
+
+def test_the_noise_that_is_left_is_the_smallest_float_that_is_enough():
+    rng, tried = np.random.default_rng(5), 0
+    for z, sigma_b in (noises(rng) for _ in range(500)):
+        if not z < 2 * sigma_b <= 2**100:
+            continue
+        found = PrivateQuantile.gradient_noise(z, sigma_b)
+        wanted = 1 / (1 / Fraction(z) ** 2 - 1 / Fraction(2 * sigma_b) ** 2)
+        assert Fraction(math.nextafter(found, 0.0)) ** 2 < wanted <= Fraction(found) ** 2, (z, sigma_b)
+        tried += 1
+    assert tried > 400
+
+
+def test_noise_near_its_limit():
+    assert PrivateQuantile.gradient_noise(1.0, 0.5 + 2**-53) == pytest.approx(2**25.5)
+    assert PrivateQuantile.gradient_noise(3.0, 1.5 + 2**-52) == pytest.approx(3**1.5 * 2**25)
 
 
 @pytest.mark.parametrize("sigma_b", [0.5, 0.4])

@@ -107,6 +107,34 @@ def test_states_go_on(together):
     assert norms_of(params) == norms_of(others)
 
 
+@pytest.mark.parametrize("together", [False, True])
+def test_float64_norms_go_on_in_float64(together):
+    norms = [1 + 2.0**-40, 3 + 2.0**-45, 2.0]
+    params = [torch.nn.Parameter(torch.zeros(1, dtype=torch.float64))]
+    first = QuantileClip(params, quantile=0.0, global_threshold=together)
+    for norm in norms:
+        params[0].grad = torch.tensor([norm], dtype=torch.float64)
+        first.step()
+    state = first.state_dict()["state"]
+    history = state["global_history"] if together else state[id(params[0])]["history"]
+    assert history.tolist() == norms
+    second = QuantileClip(params, quantile=0.0, global_threshold=together)
+    second.load_state_dict(first.state_dict())
+    params[0].grad = torch.tensor([7.0], dtype=torch.float64)
+    second.step()
+    assert norms[0] * (1 - 1e-14) <= params[0].grad.item() <= norms[0]
+
+
+def test_a_state_that_cannot_be_read_changes_nothing():
+    clipper = QuantileClip([{"params": parameters(1)}, {"params": parameters(1)}])
+    good = clipper.state_dict()
+    groups = [{**group, "quantile": 0.25} for group in good["param_groups"]]
+    (key,) = groups[1]["params"]
+    with pytest.raises(ValueError, match="could not convert"):
+        clipper.load_state_dict({"state": {key: {"history": ["x"]}}, "param_groups": groups})
+    assert clipper.state_dict() == good
+
+
 def test_states_of_the_package_are_taken():
     """As autoclip 0.2.1 saves them: tensors by the id of each parameter, the oldest norm first."""
     params = parameters(2)

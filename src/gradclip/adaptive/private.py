@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,8 +134,8 @@ class PrivateQuantile:
                 et al. use a twentieth of the number of examples in a batch.
 
         Returns:
-            z_delta, a little above z. Add noise with standard deviation z_delta * max_norm to the sum of the clipped
-            gradients.
+            z_delta, above z: the smallest float that is not below the exact value. Add noise with standard deviation
+            z_delta * max_norm to the sum of the clipped gradients.
 
         Raises:
             TypeError: a value that is not a number. ValueError: a value that is not positive and finite, or
@@ -152,5 +153,10 @@ class PrivateQuantile:
                 f"noise_multiplier={noise_multiplier!r}: the fraction alone would use up the whole privacy budget. "
                 "Pass a larger sigma_b, such as a twentieth of the number of examples."
             )
-        ratio = z / (2.0 * sigma)
-        return z / math.sqrt((1.0 - ratio) * (1.0 + ratio))
+        own, whole = Fraction(z) ** 2, Fraction(2.0 * sigma) ** 2
+        # Exact: near its limit the difference would keep few digits in floating point.
+        square = own * whole / (whole - own)
+        found = z * math.sqrt(square / own) * (1 - 2**-50)
+        while Fraction(found) ** 2 < square:
+            found = math.nextafter(found, math.inf)
+        return found

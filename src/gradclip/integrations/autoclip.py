@@ -135,12 +135,19 @@ class QuantileClip:
                 f"the state has parameter groups of sizes {sizes}, but this QuantileClip has {here}. Create it with "
                 "the same groups, then load the state."
             )
-        for group, old in zip(self.parameter_groups, saved, strict=True):
-            group.update({name: value for name, value in old.items() if name != "params"})
-            for parameter, key in zip(group["params"], old["params"], strict=True):
-                self._each[parameter] = _holder(group, state_dict["state"].get(key, {}).get("history", ()))
-        if _GLOBAL in state_dict["state"]:
-            self._together = _holder(self.defaults, state_dict["state"][_GLOBAL])
+        # Nothing is changed before all of the state has been read.
+        pairs = zip(self.parameter_groups, saved, strict=True)
+        groups = [{**group, **old, "params": group["params"]} for group, old in pairs]
+        each = {
+            parameter: _holder(group, state_dict["state"].get(key, {}).get("history", ()))
+            for group, old in zip(groups, saved, strict=True)
+            for parameter, key in zip(group["params"], old["params"], strict=True)
+        }
+        together = state_dict["state"].get(_GLOBAL)
+        self._together = self._together if together is None else _holder(self.defaults, together)
+        self._each.update(each)
+        for group, loaded in zip(self.parameter_groups, groups, strict=True):
+            group.update(loaded)
 
 
 class OptimizerWithClipping(torch.optim.Optimizer):
@@ -210,13 +217,15 @@ def _holder(settings: Group, norms: Iterable[Any]) -> AdaptiveNorm:
     max_norm = AdaptiveNorm(_rule(settings))
     listed = [float(norm) for norm in norms]
     counts = {"steps": len(listed), "clipped": 0, "skipped": 0}
-    newest = {"ord": 2.0, "dtype": "float32", "norms": listed[::-1], "norm": None, "threshold": None}
+    dtype = "float64" if getattr(norms, "dtype", None) == torch.float64 else "float32"
+    newest = {"ord": 2.0, "dtype": dtype, "norms": listed[::-1], "norm": None, "threshold": None}
     max_norm.load_state_dict({**newest, **counts})
     return max_norm
 
 
 def _norms(max_norm: AdaptiveNorm) -> torch.Tensor:
-    return torch.tensor(max_norm.state_dict()["norms"][::-1])
+    state = max_norm.state_dict()
+    return torch.tensor(state["norms"][::-1], dtype=getattr(torch, state["dtype"]))
 
 
 def _check_parameters(params: list[Any], known: Mapping[torch.Tensor, object]) -> None:

@@ -130,6 +130,18 @@ ExactSum Arrays::exact_sum(int p, int threads) const {
   return whole;
 }
 
+namespace {
+
+// Checked before any thread starts.
+void check_groups(const std::vector<std::size_t>& group_of, std::size_t arrays, std::size_t groups) {
+  const auto known = [groups](std::size_t group) { return group < groups; };
+  if (group_of.size() != arrays || !std::all_of(group_of.begin(), group_of.end(), known)) {
+    throw std::invalid_argument("each array must have a group below " + std::to_string(groups));
+  }
+}
+
+}  // namespace
+
 template <class GroupOf>
 std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t groups, double p,
                                       const std::vector<double>& divisors, bool in_float, int threads,
@@ -140,12 +152,12 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
   share_out(pieces, threads, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
-    const double divisor = divisors.at(group_of(pieces[i].array));
+    const double divisor = divisors[group_of(pieces[i].array)];
     if (divisor == 0.0) return;
     sums[i] = kernels_of(span.dtype).sum(start_of(span, pieces[i]), pieces[i].count, p, divisor, in_float);
   });
   std::vector<SumInOrder> of_groups(groups);
-  for (std::size_t i = 0; i < pieces.size(); ++i) of_groups.at(group_of(pieces[i].array)).add(sums[i]);
+  for (std::size_t i = 0; i < pieces.size(); ++i) of_groups[group_of(pieces[i].array)].add(sums[i]);
   if (whole) std::for_each(sums.begin(), sums.end(), [whole](const Sum& part) { whole->add(part); });
   std::vector<Sum> results;
   for (const SumInOrder& group : of_groups) results.push_back(group.sum());
@@ -161,7 +173,8 @@ std::vector<Sum> Arrays::row_sums(std::size_t rows, double p, const std::vector<
 
 std::vector<Sum> Arrays::group_sums(const std::vector<std::size_t>& group_of, std::size_t groups, double p,
                                     bool in_float, int threads) const {
-  const auto group = [&group_of](std::size_t array) { return group_of.at(array); };
+  check_groups(group_of, spans_.size(), groups);
+  const auto group = [&group_of](std::size_t array) { return group_of[array]; };
   return grouped_sums(group, groups, p, std::vector<double>(groups, 1.0), in_float, threads);
 }
 
@@ -209,13 +222,14 @@ void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) 
 
 void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& group_of,
                           const std::vector<Scaling>& scalings, int threads) const {
+  check_groups(group_of, std::min(spans_.size(), to.size()), scalings.size());
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
   share_out(pieces, threads, Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
-    const Scaling& scaling = scalings.at(group_of.at(pieces[i].array));
+    const Scaling& scaling = scalings[group_of[pieces[i].array]];
     const std::byte* source = start_of(span, pieces[i]);
-    std::byte* target = start_of(into.at(pieces[i].array), pieces[i]);
+    std::byte* target = start_of(into[pieces[i].array], pieces[i]);
     // Copied, not multiplied by 1, which would change subnormal numbers.
     if (scaling.keep) {
       // Do not write in place: the memory may be read-only.

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cmath>
 #include <condition_variable>
+#include <deque>
 #include <limits>
 #include <mutex>
 #include <numeric>
@@ -94,6 +95,7 @@ struct Weighted {
   std::vector<std::size_t> examples;
   std::vector<double> weights;
 
+  explicit Weighted(std::size_t most) { examples.reserve(most), weights.reserve(most); }
   void clear() {
     examples.clear();
     weights.clear();
@@ -109,15 +111,22 @@ struct Weighted {
 };
 
 // Adds the examples from `first` to `last` of a batch to the totals, block by block. Any number of threads can run this
-// together. In each step they take ranges of tiles, and the last thread to finish weighs the measured examples.
+// together. In each step they take ranges of tiles, and the last thread to finish weighs the measured examples. Others
+// wait for it, so only the constructor takes memory and can throw.
 class Addition {
  public:
-  Addition(const Batch& batch, std::size_t block, std::size_t first, std::size_t last, double* totals, int threads)
-      : batch_(batch), tiles_(batch.cut_columns(kTile)), block_(block), next_(first), last_(last), totals_(totals) {
-    steps_ = (last - first + block - 1) / block + 1;
+  Addition(const Batch& batch, std::size_t block, int threads)
+      : batch_(batch), tiles_(batch.cut_columns(kTile)), block_(block), sums_(tiles_.size() * block), added_(block) {
     const auto ranges = threads > 1 ? static_cast<std::size_t>(threads) * kRangesForAThread : 1;
     ranges_ = std::clamp<std::size_t>(ranges, 1, std::max<std::size_t>(1, tiles_.size()));
-    sums_.resize(tiles_.size() * block);
+    measured_.reserve(block);
+  }
+
+  void start(std::size_t first, std::size_t last, double* totals) {
+    next_ = first, last_ = last, totals_ = totals;
+    steps_ = (last - first + block_ - 1) / block_ + 1;
+    taken_ = done_ = step_ = 0;
+    added_.clear();
     choose_next();
   }
 
@@ -176,39 +185,50 @@ class Addition {
   const Batch& batch_;
   const std::vector<Piece> tiles_;
   const std::size_t block_;
-  std::size_t next_, last_;
-  double* totals_;
+  std::size_t next_ = 0, last_ = 0;
+  double* totals_ = nullptr;
   std::vector<Sum> sums_;
-  std::size_t steps_, ranges_;
+  std::size_t steps_ = 0, ranges_ = 1;
   Weighted added_;
   std::vector<std::size_t> measured_;
   std::atomic<std::size_t> taken_{0}, done_{0}, step_{0};
 };
 
 void add_by_columns(const Batch& batch, std::size_t block, double* totals, int threads) {
-  Addition addition(batch, block, 0, batch.examples, totals, threads);
+  Addition addition(batch, block, threads);
+  addition.start(0, batch.examples, totals);
   on_threads(threads, [&](int) { addition.run(); });
 }
+
+struct Copy {  // of the totals, for one thread
+  Addition addition;
+  std::vector<double> totals;
+  Copy(const Batch& batch, std::size_t block)
+      : addition(batch, block, 1), totals(static_cast<std::size_t>(batch.columns)) {}
+  void add(std::size_t first, std::size_t last) {
+    std::fill(totals.begin(), totals.end(), 0.0);
+    addition.start(first, last, totals.data());
+    addition.run();
+  }
+};
 
 // Adds each group of examples on one thread to a copy of the totals, then adds the copies in order.
 void add_by_groups(const Batch& batch, std::size_t block, double* totals, int threads) {
   const std::size_t groups = std::min(kGroups, batch.examples);
-  std::vector<std::vector<double>> copies(static_cast<std::size_t>(threads));
-  for (auto& copy : copies) copy.resize(static_cast<std::size_t>(batch.columns));
+  std::deque<Copy> copies;
+  for (int i = 0; i < threads; ++i) copies.emplace_back(batch, block);
   std::atomic<std::size_t> next{0};
   std::size_t added = 0;
   std::mutex mutex;
   std::condition_variable turn;
   on_threads(threads, [&](int thread) {
-    std::vector<double>& copy = copies[static_cast<std::size_t>(thread)];
+    Copy& copy = copies[static_cast<std::size_t>(thread)];
     for (std::size_t group = next++; group < groups; group = next++) {
-      std::fill(copy.begin(), copy.end(), 0.0);
-      const std::size_t first = group * batch.examples / groups, last = (group + 1) * batch.examples / groups;
-      Addition(batch, block, first, last, copy.data(), 1).run();
+      copy.add(group * batch.examples / groups, (group + 1) * batch.examples / groups);
       std::unique_lock lock(mutex);
       // Groups are started in order, so the group that others wait for is always in progress.
       turn.wait(lock, [&] { return added == group; });
-      for (std::size_t i = 0; i < copy.size(); ++i) totals[i] += copy[i];
+      for (std::size_t i = 0; i < copy.totals.size(); ++i) totals[i] += copy.totals[i];
       ++added;
       turn.notify_all();
     }
@@ -250,17 +270,17 @@ void add_in_two_readings(const Batch& batch, double* totals, int threads) {
   measure_all(batch, threads);
   std::vector<std::size_t> all(batch.examples);
   std::iota(all.begin(), all.end(), std::size_t{0});
-  Weighted added;
+  Weighted added(batch.examples);
   added.add(batch, all);
   const std::vector<Piece> tiles = batch.cut_columns(kWideTile);
   const auto count = static_cast<int64_t>(added.examples.size());
   for_each_index(tiles.size(), threads, [&](std::size_t index) {
     const Piece& tile = tiles[index];
-    std::vector<const void*> rows;
-    for (const std::size_t example : added.examples) rows.push_back(batch.at(tile, example));
+    const void* rows[2 * kLargeBlock];
     for (int64_t i = 0; i < count;) {
       const int64_t block = std::min<int64_t>(kLargeBlock, count - i), next = std::min(block, count - i - block);
-      batch.kernels(tile).add_rows({&rows[i], block}, &added.weights[i], {&rows[i] + block, next},
+      for (int64_t j = 0; j < block + next; ++j) rows[j] = batch.at(tile, added.examples[i + j]);
+      batch.kernels(tile).add_rows({rows, block}, &added.weights[i], {rows + block, next},
                                    totals + batch.start(tile), tile.count);
       i += block;
     }

@@ -43,7 +43,8 @@ static double* numbers_in(const Arrays& arrays) { return reinterpret_cast<double
 
 NB_MODULE(_kernels, m) {
   // Release Python's lock while arrays are read.
-  const auto unlocked = nb::call_guard<nb::gil_scoped_release>();
+  const auto unlocked = nb::call_guard<nb::gil_scoped_release, ReadyToThrow>();
+  const auto locked = nb::call_guard<ReadyToThrow>();
 
   nb::class_<Arrays>(m, "Arrays")
       .def_prop_ro("count", &Arrays::count)
@@ -69,7 +70,7 @@ NB_MODULE(_kernels, m) {
             }
             return nb::make_tuple(nb::bytes(bytes.data(), bytes.size()), ExactSum::kLowest);
           },
-          "p"_a, "threads"_a)
+          "p"_a, "threads"_a, locked)
       .def(
           "extremes",
           [](const Arrays& self, int threads) {
@@ -131,13 +132,14 @@ NB_MODULE(_kernels, m) {
       .def_ro("in_order", &HeldArrays::in_order)
       .def_ro("writable", &HeldArrays::writable);
 
-  m.def("describe_buffers", [](nb::list arrays) { return held(describe_buffers(arrays), arrays); }, "arrays"_a);
+  m.def("describe_buffers", [](nb::list arrays) { return held(describe_buffers(arrays), arrays); }, "arrays"_a,
+        locked);
   m.def(
       "describe_tensors",
       [](nb::list tensors, nb::object exchange_api) {
         return held(describe_tensors(tensors, std::move(exchange_api)), tensors);
       },
-      "tensors"_a, "exchange_api"_a);
+      "tensors"_a, "exchange_api"_a, locked);
   m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
   m.def("xla_add_examples", [] { return capsule_of(xla_add_examples); });
   m.def("xla_entries", [] { return capsule_of(xla_entries); });

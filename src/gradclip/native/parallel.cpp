@@ -1,9 +1,10 @@
 #include "parallel.hpp"
 
+#include <pthread.h>
+
 #include <algorithm>
 #include <atomic>
-#include <system_error>
-#include <thread>
+#include <exception>
 
 namespace {
 
@@ -28,6 +29,46 @@ std::vector<std::size_t> batches_of(const std::vector<Piece>& pieces) {
   return starts;
 }
 
+// The work of one call. The first exception of any of its threads is kept for the thread that called.
+class Shared {
+ public:
+  explicit Shared(const std::function<void(int)>& work) : work_(work) {}
+
+  void run(int thread) noexcept {
+    // A new thread inherits rounding and flushing from the one that called, which may have changed them.
+    const DefaultArithmetic scope;
+    try {
+      work_(thread);
+    } catch (...) {
+      if (!failed_.test_and_set()) error_ = std::current_exception();
+    }
+  }
+  void rethrow() const {
+    if (error_) std::rethrow_exception(error_);
+  }
+
+ private:
+  const std::function<void(int)>& work_;
+  std::atomic_flag failed_;
+  std::exception_ptr error_;
+};
+
+// Not `std::thread`: if the system has no more threads, it throws, and even that takes memory.
+struct Helper {
+  pthread_t thread;
+  Shared* shared;
+  int number;
+
+  bool start() {
+    const auto run = [](void* started) -> void* {
+      const auto* self = static_cast<Helper*>(started);
+      self->shared->run(self->number);
+      return nullptr;
+    };
+    return pthread_create(&thread, nullptr, run, this) == 0;
+  }
+};
+
 }  // namespace
 
 std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length) {
@@ -48,19 +89,14 @@ int threads_worth(int64_t elements, int threads) {
 // Starts new threads for each call. A forked child would not have the threads of a pool, and would wait for them
 // forever. Threads that spin between calls would take processors from others.
 void on_threads(int threads, const std::function<void(int)>& work) {
-  // A new thread inherits rounding and flushing from this one, whose caller may have changed them.
-  const auto with_default_arithmetic = [&work](int thread) {
-    const DefaultArithmetic scope;
-    work(thread);
-  };
-  std::vector<std::thread> helpers;
-  try {
-    for (int i = 1; i < threads; ++i) helpers.emplace_back(with_default_arithmetic, i);
-  } catch (const std::system_error&) {
-    // No more threads available: those already started, and this one, do all the work.
-  }
-  with_default_arithmetic(0);
-  for (std::thread& helper : helpers) helper.join();
+  Shared shared(work);
+  std::vector<Helper> helpers;
+  for (int i = 1; i < threads; ++i) helpers.push_back({{}, &shared, i});
+  // If no more threads are available, those already started, and this one, do all the work.
+  const auto started = std::find_if_not(helpers.begin(), helpers.end(), [](Helper& helper) { return helper.start(); });
+  shared.run(0);
+  std::for_each(helpers.begin(), started, [](Helper& helper) { pthread_join(helper.thread, nullptr); });
+  shared.rethrow();
 }
 
 void share_out(const std::vector<Piece>& pieces, int threads, Order order,

@@ -4,6 +4,7 @@
 #include <cfenv>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <vector>
 
@@ -23,6 +24,12 @@ class DefaultArithmetic {
 
  private:
   std::fenv_t callers_;
+};
+
+// A thread's first exception takes memory for thread-local data, without which glibc ends the process. This takes that
+// memory before anything large is asked for, so that a lack of memory is an exception.
+struct ReadyToThrow {
+  ReadyToThrow() { static_cast<void>(std::current_exception()); }
 };
 
 // An array that is dense in memory, in any order.
@@ -47,7 +54,8 @@ enum class Order { forward, backward };
 // The number of threads worth starting for this many elements.
 int threads_worth(int64_t elements, int threads);
 
-// Calls `work` with 0, 1, ... on this many threads (including this one), or as many as are available. All end here.
+// Calls `work` with 0, 1, ... on this many threads (including this one), or as many as are available. All end here. Then
+// the first exception of any of them is thrown. Threads that wait for each other must not throw.
 void on_threads(int threads, const std::function<void(int)>& work);
 
 // Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken in

@@ -259,6 +259,7 @@ xla_ffi::Error* error(const xla_ffi::Call& call, const char* message, int code) 
 // happen here.
 xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) noexcept {
   try {
+    const ReadyToThrow ready;
     const DefaultArithmetic scope;
     if (!described(*call) && call->stage == xla_ffi::kExecute) reduce(*call);
     return nullptr;
