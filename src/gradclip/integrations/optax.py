@@ -26,7 +26,7 @@ from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
 from gradclip.typing import AxisName, Ord, Policy, Tree
 
-with needed_for("optax"):
+with needed_for("optax", "jax"):
     import jax
     import jax.numpy as jnp
     import optax
