@@ -32,6 +32,7 @@ with needed_for("optax", "jax"):
     import optax
 
     from gradclip.backends.jax.axes import typed_as
+    from gradclip.backends.jax.branches import either
     from gradclip.backends.jax.host import in_host_memory
     from gradclip.backends.jax.traced import Jax
     from gradclip.backends.jax.trees import recognizer
@@ -369,10 +370,7 @@ def skip_spikes(
             # Both branches must return the same types.
             return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
-        if isinstance(skipped, jax.core.Tracer):
-            made, left = jax.lax.cond(skipped, nothing, step)
-        else:  # outside jit, lax.cond would compile again at every step
-            made, left = nothing() if skipped else step()
+        made, left = either(skipped, nothing, step)
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
 
     return optax.GradientTransformationExtraArgs(init, update)

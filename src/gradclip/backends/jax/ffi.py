@@ -6,7 +6,7 @@ Under `vmap` there is still one call: the arrays get a leading axis, and each of
 import itertools
 import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +85,8 @@ def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Ar
     return _call("gradclip_extremes", arrays, rows)
 
 
+# Sequential mapping is a loop. Outside traced code, only a jitted function keeps its program for the next call.
+@partial(jax.jit, static_argnames="columns", inline=True)
 def add_examples(
     arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
 ) -> tuple[jax.Array, jax.Array]:
