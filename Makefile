@@ -86,7 +86,7 @@ compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; C
 	$(PYTHON) scripts/compilers.py $(COMPILERS)
 
 versions:  ## Test the oldest and the newest releases of gradclip's dependencies; TORCH=2.6.0 for a different PyTorch
-	$(PYTHON) scripts/versions.py oldest newest
+	$(PYTHON) scripts/versions.py oldest newest too_old
 
 sanitize: .venv-sanitize/ready  ## Run the kernels' tests with GCC's sanitizers
 	.venv-sanitize/bin/python scripts/sanitize.py

@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 FLOOR = {
     *("tree", "arithmetic", "typing", "wording", "guesses"),
     *("backends", "backends.formats", "backends.arrays", "backends.protocols", "backends.values"),
-    *("backends.registry", "backends.entries", "backends.framework", "backends.when_imported"),
+    *("backends.registry", "backends.entries", "backends.framework", "backends.when_imported", "backends.releases"),
 }
 
 

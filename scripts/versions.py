@@ -1,4 +1,6 @@
-"""Run the tests with the oldest and the newest supported releases: `python versions.py oldest newest`.
+"""Run the tests with the oldest and the newest supported releases: `python versions.py oldest newest too_old`.
+
+`too_old` checks that a JAX before the oldest release is left alone.
 
 pyproject.toml states the oldest releases. JAX needs NumPy 2, so the oldest NumPy and the oldest JAX are tested in
 separate environments. PyTorch is 2.13.0 unless TORCH names a different release, which may take several GB.
@@ -45,6 +47,14 @@ def newest():
     run_tests(python)
 
 
+def too_old():
+    for release in TOO_OLD:
+        python = new_environment(".venv-versions", *CORE, release)
+        install(python)
+        subprocess.run([str(python), "-W", "error", str(ROOT / "scripts" / "too_old_smoke.py")], check=True)
+
+
+TOO_OLD = ("jax==0.6.2", "jax==0.7.2")
 CORE = ("numpy", "optree", "array-api-compat", "nanobind-backend")
 
 
@@ -63,4 +73,4 @@ def run_tests(python):
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         print(f"== {name}", flush=True)
-        {"oldest": oldest, "newest": newest}[name]()
+        {"oldest": oldest, "newest": newest, "too_old": too_old}[name]()

@@ -3,6 +3,7 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from gradclip.backends.releases import needed_instead
 from gradclip.native import native_status
 
 LIBRARIES = (
@@ -25,7 +26,7 @@ LIBRARIES = (
 
 def info_text() -> str:
     """Return one line for the kernels in use and one for the version of each library."""
-    lines = {name: version or "not installed" for name, version in installed_versions().items()}
+    lines = {name: _shown(name, version) for name, version in installed_versions().items()}
     return "\n".join(f"{name:<18} {text}" for name, text in {"native kernels": str(native_status()), **lines}.items())
 
 
@@ -41,6 +42,13 @@ def installed_versions() -> dict[str, str | None]:
     versions.update((name, _version(name)) for name in LIBRARIES)
     versions["tensorflow"] = versions["tensorflow"] or _version("tensorflow-cpu")
     return versions
+
+
+def _shown(name: str, version: str | None) -> str:
+    if version is None:
+        return "not installed"
+    wanted = needed_instead(name, version)
+    return version if wanted is None else f"{version} (too old: gradclip needs {wanted})"
 
 
 def _version(name: str) -> str | None:

@@ -5,6 +5,7 @@ here.
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,14 +88,16 @@ def _make_kernels_known_to_jax() -> None:
     # A compiled program loaded from a file refers to the kernels by name, so XLA must know them before it runs.
     from gradclip.backends.jax import ffi as jax_ffi
 
-    jax_ffi.registered()
+    jax_ffi.register_at_import()
 
 
 def _keep_autograph_out() -> None:
     # AutoGraph would rewrite every gradclip function that `tf.function` traces. That takes seconds and is not needed.
-    from tensorflow.python.autograph.core import config
+    # The module is not public. Without it, `import tensorflow` must still succeed.
+    with suppress(ImportError, AttributeError):
+        from tensorflow.python.autograph.core import config
 
-    config.CONVERSION_RULES = (config.DoNotConvert("gradclip"), *config.CONVERSION_RULES)
+        config.CONVERSION_RULES = (config.DoNotConvert("gradclip"), *config.CONVERSION_RULES)
 
 
 ENTRIES = (

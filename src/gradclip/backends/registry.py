@@ -6,11 +6,13 @@ already imported.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradclip.backends.entries import ENTRIES, Entry, Models
+from gradclip.backends.releases import check_release, is_recent
 from gradclip.backends.when_imported import when_imported
 
 if TYPE_CHECKING:
@@ -29,15 +31,19 @@ def register(entry: Entry) -> None:
     """Add a framework, so that its arrays can be clipped from now on."""
     _ENTRIES[entry.module] = entry
     _KEY_BY_TYPE.clear()  # its arrays may have been classified as unknown before
-    if entry.at_import is not None:
-        when_imported(entry.module, entry.at_import)
+    at_import = entry.at_import
+    if at_import is not None:
+        when_imported(entry.module, lambda: at_import() if is_recent(entry.module) else None)
 
 
 def load(entry: Entry) -> "Framework":
-    """Return what a framework supplies, importing its folder if needed."""
+    """Return what a framework supplies, importing its folder if needed. Raises ImportError for old releases."""
     framework = _LOADED.get(entry.module)
     if framework is None:
-        framework = _LOADED[entry.module] = entry.load()
+        check_release(entry.module)
+        framework = entry.load()
+        check_release(entry.module)  # perhaps imported only now
+        _LOADED[entry.module] = framework
     return framework
 
 
@@ -119,7 +125,8 @@ def trees_of(leaves: Sequence[Any]) -> "Trees | None":
     for key, entry in _ENTRIES.items():
         if entry.has_trees and sys.modules.get(key) is not None:
             keys = _keys_of(leaves)
-            if key in keys or (None in keys and any(map(load(entry).trees.knows, filter(_may_be_node, leaves)))):
+            nodes = filter(_may_be_node, leaves) if None in keys and is_recent(key) else ()
+            if key in keys or any(load(entry).trees.knows(leaf) for leaf in nodes):
                 return load(entry).trees
     return None
 
@@ -128,9 +135,8 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
     """Say whether leaves are parameters with gradients. Always False while the call is being compiled."""
     kinds = set(map(type, leaves))
     for key, entry in _ENTRIES.items():
-        if entry.parameter is None or sys.modules.get(key) is None:
-            continue
-        kind: Any = entry.parameter(sys.modules[key])
+        module = _ready(key)
+        kind: Any = None if entry.parameter is None or module is None else entry.parameter(module)
         if kind in kinds and not being_compiled():
             return any(leaf.grad is not None for leaf in leaves if type(leaf) is kind)
     return False
@@ -139,7 +145,7 @@ def holding_gradients(leaves: Sequence[Any]) -> bool:
 def being_compiled() -> bool:
     """Say whether a framework is tracing this call to compile it."""
     for key, entry in _ENTRIES.items():
-        module = sys.modules.get(key)
+        module = _ready(key)
         if entry.compiling is not None and module is not None and entry.compiling(module):
             return True
     return False
@@ -238,9 +244,14 @@ def _classify(value: object) -> str | None:
         return _NUMBER
     for key, entry in _ENTRIES.items():
         module = sys.modules.get(key)
-        if module is not None and isinstance(value, tuple(getattr(module, name) for name in entry.arrays)):
+        if module is not None and isinstance(value, tuple(getattr(module, name, ()) for name in entry.arrays)):
             return key
     return None
+
+
+def _ready(key: str) -> ModuleType | None:
+    """Return a framework's module if it is imported and not too old."""
+    return sys.modules.get(key) if is_recent(key) else None
 
 
 def _may_be_node(leaf: object) -> bool:

@@ -3,13 +3,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from gradclip.backends.releases import check_release
+
 
 @contextmanager
-def needed_for(integration: str) -> Iterator[None]:
-    """If an import inside the block fails, say which package to install."""
+def needed_for(integration: str, framework: str = "") -> Iterator[None]:
+    """If an import inside the block fails, say which package to install. Raise if the framework is too old."""
     try:
         yield
-    except ModuleNotFoundError as error:
+    except Exception as error:
+        check_release(framework)  # with an old release, anything may be missing
+        if not isinstance(error, ModuleNotFoundError):
+            raise
         missing = (error.name or "").partition(".")[0]
         if missing in ("", "gradclip"):
             raise
@@ -19,3 +24,4 @@ def needed_for(integration: str) -> Iterator[None]:
             name=error.name,
             path=error.path,
         ) from error
+    check_release(framework)

@@ -19,7 +19,7 @@ from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.inplace.clip import clip_grad_norm_
 from gradclip.integrations import needed_for
 
-with needed_for("autoclip"):
+with needed_for("autoclip", "torch"):
     import torch
 
 __all__ = ["OptimizerWithClipping", "QuantileClip"]

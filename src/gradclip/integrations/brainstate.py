@@ -10,7 +10,7 @@ from gradclip.clip import clip_by_global_norm
 from gradclip.integrations import needed_for
 from gradclip.typing import Ord, Tree
 
-with needed_for("brainstate"):
+with needed_for("brainstate", "jax"):
     import jax
     import jax.numpy as jnp
 

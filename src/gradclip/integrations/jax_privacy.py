@@ -32,7 +32,7 @@ from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Thresholds, Tree
 
-with needed_for("jax_privacy"):
+with needed_for("jax_privacy", "jax"):
     import jax
     import jax.numpy as jnp
 

@@ -18,7 +18,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.integrations import needed_for
 from gradclip.typing import Policy, Scalar
 
-with needed_for("keras"):
+with needed_for("keras", "keras"):
     import keras
     from keras import ops
 

@@ -26,12 +26,13 @@ from gradclip.integrations import needed_for
 from gradclip.per_example.clip import per_example_clip
 from gradclip.typing import AxisName, Ord, Policy, Tree
 
-with needed_for("optax"):
+with needed_for("optax", "jax"):
     import jax
     import jax.numpy as jnp
     import optax
 
     from gradclip.backends.jax.axes import typed_as
+    from gradclip.backends.jax.branches import either
     from gradclip.backends.jax.host import in_host_memory
     from gradclip.backends.jax.traced import Jax
     from gradclip.backends.jax.trees import recognizer
@@ -97,7 +98,7 @@ def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.Grad
         updates: optax.Updates, state: NormState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, NormState]:
         clipped, norm = clip_tree(jax.tree.map(jnp.asarray, updates), max_norm)
-        return clipped, NormState(norm.astype(state.norm.dtype), state.max_norm)
+        return clipped, NormState(norm.astype(state.norm.dtype), jnp.asarray(max_norm, state.max_norm.dtype))
 
     return optax.GradientTransformation(init, update)
 
@@ -117,8 +118,8 @@ def adaptive_grad_clip(
     """Return a transformation that clips each unit of the updates to clipping * max(norm of its parameters, eps).
 
     Pass the parameters to `update`. Elements along `axis` share a norm, in every leaf. None chooses the axes from JAX's
-    layouts, as in `gradclip.clip_by_unit_norm`. Errors are those of `gradclip.adaptive_grad_clip`. The signature is
-    that of optax 0.2.
+    layouts, as in `gradclip.clip_by_unit_norm`. With `optax.inject_hyperparams`, a number needs `static_args="axis"`.
+    Errors are those of `gradclip.adaptive_grad_clip`. The signature is that of optax 0.2.
 
     >>> transform = adaptive_grad_clip(0.1)
     >>> params, updates = jnp.array([[6.0, 60.0], [8.0, 80.0]]), jnp.array([[3.0, 0.5], [4.0, 0.5]])
@@ -128,6 +129,7 @@ def adaptive_grad_clip(
     """
     check_threshold(clipping, "clipping")
     check_threshold(eps, "eps")
+    axis = _known("axis", axis)
 
     def update(
         updates: optax.Updates, state: optax.EmptyState, params: optax.Params | None = None
@@ -266,7 +268,7 @@ class SkipSpikesState(NamedTuple):
 def adaptive_clip_by_global_norm(
     rule: QuantileThreshold | None = None,
     *,
-    ord: Ord = 2,
+    ord: Ord = None,
     nonfinite: Policy = "propagate",
     skip_above: float = math.inf,
     axis_name: AxisName = None,
@@ -275,7 +277,8 @@ def adaptive_clip_by_global_norm(
 
     Args:
         rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
-        ord: the order of the norm, as in `gradclip.global_norm`.
+        ord: the order of the norm, as in `gradclip.global_norm`; None means 2. With `optax.inject_hyperparams`, a
+            number needs `static_args="ord"`.
         nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They never change the
             threshold.
         skip_above: if the norm is more than `skip_above` times the threshold, the updates become zeros. At least 1;
@@ -294,7 +297,7 @@ def adaptive_clip_by_global_norm(
     ([6.0, 8.0], 50.0, 10.0, 1)
     """
     rule, policy = QuantileThreshold.given(rule), Nonfinite.named(nonfinite)
-    order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
+    order, most = Order.parse(_known("ord", ord)), _factor(skip_above)
 
     def update(
         updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
@@ -303,7 +306,7 @@ def adaptive_clip_by_global_norm(
         threshold = rule.max_norm(state.history)
         clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
         spike = _spikes(norm, threshold, most)
-        if most < math.inf:
+        if not isinstance(most, float) or most < math.inf:
             clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
         skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
         return clipped, _observed(rule, state, norm, threshold, skipped)
@@ -315,7 +318,7 @@ def skip_spikes(
     tx: optax.GradientTransformation,
     rule: QuantileThreshold | None = None,
     *,
-    ord: Ord = 2,
+    ord: Ord = None,
     skip_above: float = 4.0,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
@@ -325,7 +328,7 @@ def skip_spikes(
         tx: the optimizer. When a step is skipped, its state does not change (moments and counts included), and the
             updates are zeros.
         rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
-        ord: the order of the norm, as in `gradclip.global_norm`.
+        ord: the order of the norm, as in `adaptive_clip_by_global_norm`.
         skip_above: skip a step if the norm is NaN, infinite, or more than `skip_above` times the threshold. At least 1.
             With 1 nothing is clipped: steps are skipped instead. The finite norms of skipped steps enter the history,
             so a lasting new level is accepted after `rule.recovery_steps`.
@@ -347,7 +350,7 @@ def skip_spikes(
             "skip_spikes(optax.adam(1e-3), skip_above=4.0)."
         )
     rule, inner = QuantileThreshold.given(rule), optax.with_extra_args_support(tx)
-    order, most = Order.parse(ord), check_between("skip_above", skip_above, 1.0, math.inf)
+    order, most = Order.parse(_known("ord", ord)), _factor(skip_above)
 
     def init(params: optax.Params) -> SkipSpikesState:
         return SkipSpikesState(_nothing_observed(rule, params), inner.init(params))
@@ -369,10 +372,7 @@ def skip_spikes(
             # Both branches must return the same types.
             return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
 
-        if isinstance(skipped, jax.core.Tracer):
-            made, left = jax.lax.cond(skipped, nothing, step)
-        else:  # outside jit, lax.cond would compile again at every step
-            made, left = nothing() if skipped else step()
+        made, left = either(skipped, nothing, step)
         return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
 
     return optax.GradientTransformationExtraArgs(init, update)
@@ -392,7 +392,24 @@ def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> Adaptive
     return AdaptiveClipState(history, number, rule.max_norm(history), clipped, skipped)
 
 
-def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float) -> jax.Array:
+def _known(name: str, value: Any) -> Any:
+    """Return a setting that decides what is traced. `optax.inject_hyperparams` makes numbers arrays."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} must be known while JAX traces, got a traced array. With optax.inject_hyperparams, pass "
+            f"static_args={name!r}."
+        )
+    return value.item() if isinstance(value, jax.Array) else value
+
+
+def _factor(skip_above: Any) -> float | jax.Array:
+    """Return a checked `skip_above`. A traced number below 1 counts as 1."""
+    if isinstance(skip_above, jax.core.Tracer):
+        return jnp.maximum(skip_above, 1)
+    return check_between("skip_above", _known("skip_above", skip_above), 1.0, math.inf)
+
+
+def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array) -> jax.Array:
     return (norm > threshold * skip_above) & jnp.isfinite(norm)
 
 

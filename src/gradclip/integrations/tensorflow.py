@@ -28,7 +28,7 @@ from gradclip.integrations import needed_for
 from gradclip.layers.units import clip_units, scopes_beside
 from gradclip.tree import flatten
 
-with needed_for("tensorflow"):
+with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf
 
     from gradclip.backends.tensorflow.graph import Graph

@@ -31,7 +31,7 @@ from gradclip.integrations import needed_for
 from gradclip.typing import Parameters, Policy
 from gradclip.wording import with_advice
 
-with needed_for("torch"):
+with needed_for("torch", "torch"):
     import torch
 
     from gradclip.backends.torch.tensors import tensor_of

@@ -81,3 +81,35 @@ def test_programs_come_from_the_cache_of_another_process(tmp_path):
     second, hits = json.loads(run(CALLS + CACHED, tmp_path, **settings))
     assert first == second == RESULTS
     assert hits >= none + 3
+
+
+# XLA keeps a refusal to itself until it starts, and then does not start: it must never be asked in vain.
+UNKNOWN = """
+import jax, jax.ffi
+
+asked = []
+register = jax.ffi.register_ffi_target
+jax.ffi.register_ffi_target = lambda name, *args, **kwargs: (asked.append(name), register(name, *args, **kwargs))
+jax.ffi.include_dir = lambda: sys.argv[1]
+
+import gradclip, jax.numpy as jnp
+
+gradclip.clip_by_global_norm(np.ones(3), 1.0)
+assert asked == []
+jnp.ones(2)
+gradclip.clip_by_global_norm(jnp.ones(3), 1.0)
+assert asked == []
+norm = jax.jit(gradclip.global_norm)
+assert norm(jnp.array([3.0, 4.0])) == 5.0
+assert len(asked) == 4 and "gradclip_" in norm.lower(jnp.ones(2)).compile().as_text()
+"""
+
+
+@pytest.mark.parametrize("version", ["0 4", "1 2", None])
+def test_interfaces_that_may_refuse_the_kernels_are_asked_after_xla_started(tmp_path, version):
+    if version is not None:
+        header = tmp_path / "xla" / "ffi" / "api" / "c_api.h"
+        header.parent.mkdir(parents=True)
+        major, minor = version.split()
+        header.write_text(f"#define XLA_FFI_API_MAJOR {major}\n\n#define XLA_FFI_API_MINOR {minor}\n")
+    run("import sys, numpy as np\n" + UNKNOWN, tmp_path)

@@ -121,6 +121,8 @@ class JaxBatching:
 class JaxLoop(JaxBatching):
     """`Batching` with `jax.lax.map` instead of `jax.vmap`: one example at a time, in a loop that is compiled once."""
 
+    keeps_whole_batches = True  # outside traced code, JAX would compile the loop again at every call
+
     def over_batch(
         self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
     ) -> Callable[..., Any]:

@@ -4,8 +4,10 @@ Under `vmap` there is still one call: the arrays get a leading axis, and each of
 """
 
 import itertools
+import re
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
+
+# The versions of XLA's interface that are known to accept the kernels. They are written for version 0.2.
+_ACCEPTING = ("0.2", "0.3")
 
 
 def usable(leaves: Sequence[Any]) -> bool:
@@ -29,9 +34,30 @@ def usable(leaves: Sequence[Any]) -> bool:
     )
 
 
+def register_at_import() -> None:
+    """Register the kernels with XLA before it starts, if it is known to accept them.
+
+    Until XLA starts, it keeps a refusal to itself, and then does not start at all. Later, a refusal is an exception.
+    """
+    if _interface() in _ACCEPTING:
+        registered()
+
+
+def _interface() -> str:
+    """Return the version of XLA's interface from its header; an empty string if there is none."""
+    try:
+        header = Path(jax.ffi.include_dir(), "xla", "ffi", "api", "c_api.h").read_text(encoding="utf-8")
+    except (AttributeError, OSError):  # jax.ffi may not exist
+        return ""
+    return ".".join(re.findall(r"^#define XLA_FFI_API_(?:MAJOR|MINOR) (\d+)", header, re.MULTILINE))
+
+
 @cache
 def registered() -> bool:
-    """Register the kernels with XLA. Return whether that worked."""
+    """Register the kernels with XLA, which must have started, unless it is known to accept them.
+
+    Return whether that worked.
+    """
     if native.kernels is None:
         return False
     try:
@@ -59,6 +85,8 @@ def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Ar
     return _call("gradclip_extremes", arrays, rows)
 
 
+# Sequential mapping is a loop. Outside traced code, only a jitted function keeps its program for the next call.
+@partial(jax.jit, static_argnames="columns", inline=True)
 def add_examples(
     arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
 ) -> tuple[jax.Array, jax.Array]:

@@ -18,6 +18,7 @@ from jax import lax
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
 from gradclip.backends.jax.axes import NamedAxes, in_one_piece
+from gradclip.backends.jax.branches import either
 from gradclip.backends.jax.reading import (
     FLUSHED,
     Reading,
@@ -81,7 +82,7 @@ class JaxNorms(Portable):
         value, divisor = compute(self)
         size = value if divisor is None else value * divisor
         again = partial(compute, self._careful(Reading.BITS))
-        return lax.cond(jnp.any(size < count * 2.0**-66), again, lambda: (value, divisor))
+        return either(size < count * 2.0**-66, again, lambda: (value, divisor))
 
     def _careful(self, reading: Reading) -> JaxNorms:
         careful = copy.copy(self)

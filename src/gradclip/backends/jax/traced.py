@@ -32,6 +32,7 @@ from gradclip.backends.formats import (
     sum_dtype,
 )
 from gradclip.backends.jax.axes import NamedAxes, in_one_piece, known_layout
+from gradclip.backends.jax.branches import either
 from gradclip.backends.jax.examples import sum_by_rows
 from gradclip.backends.jax.norms import JaxNorms
 from gradclip.backends.jax.places import like, of_numpy, typed_like
@@ -159,9 +160,9 @@ class Jax(JaxNorms):
     def chosen_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
     ) -> Any:
-        # `lax.cond` computes the second result only if needed. `where` alone would always compute both.
+        # `where` alone would always compute both.
         again = partial(super().chosen_where, flags, compute, found)
-        return lax.cond(jnp.any(flags), again, lambda: found)
+        return either(flags, again, lambda: found)
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
         target = format_of(like)
