@@ -47,7 +47,7 @@ class _Optree:
     def elements(self, array: object) -> Any:
         raise NotImplementedError
 
-    def with_elements(self, array: object, elements: object) -> Any:
+    def with_elements(self, array: object, before: object, elements: object) -> Any:
         raise NotImplementedError
 
 
@@ -71,7 +71,7 @@ class FlatTree:
         """Return a tree of this structure from new leaves, arrays like its own. Sparse leaves become sparse again."""
         if self.sparse:
             remade, given = self.trees.with_elements, enumerate(leaves)
-            leaves = [remade(self.sparse[i], x) if i in self.sparse else x for i, x in given]
+            leaves = [remade(self.sparse[i], self.leaves[i], x) if i in self.sparse else x for i, x in given]
         return self.trees.unflatten(self.structure, leaves)
 
     def arrange(self, values: Iterable[Any]) -> Any:

@@ -51,10 +51,13 @@ class Trees(Protocol):
         """Describe a sparse array for an error."""
 
     def elements(self, array: Any) -> Any:
-        """Return the elements of a sparse array as an array."""
+        """Return the elements of a sparse array as an array. Sums of pieces in half precision become float32."""
 
-    def with_elements(self, array: Any, elements: object) -> Any:
-        """Return a sparse array like this one, with other elements."""
+    def with_elements(self, array: Any, before: Any, elements: Any) -> Any:
+        """Return a sparse array like this one, with other elements; the same if they are those of `before`.
+
+        `before` is what the method `elements` returned. Elements are rounded toward zero to the array's dtype.
+        """
 
 
 class Framework(ABC):

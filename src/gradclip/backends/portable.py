@@ -150,8 +150,8 @@ class Portable(Defaults, PortableBatch):
         """Return the smallest magnitude of one array."""
         magnitude = self.magnitude(x)
         axes = scope.shared_axes(x.ndim)
-        finite = self.xp.isfinite(self.xp.max(magnitude, axis=axes))
-        # The minimum would ignore an infinity.
+        # The minimum would ignore an infinity. The maximum of no elements is -inf.
+        finite = self.xp.max(magnitude, axis=axes) < math.inf
         return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
 
     def magnitude(self, x: Array) -> Array:

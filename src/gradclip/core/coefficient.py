@@ -173,16 +173,19 @@ def _tiny_too(backend: Backend, norm: Norm, numerator: Array, larger: Array, pla
     xp = backend.xp
     one = xp.ones_like(plain)
     tiny = scaled & (plain < _WIDE_SECOND)
-    # Divided by _WIDE_SECOND, in two steps: 2**900 and this.
-    boost = one * 2.0**120
+    little = larger < 1.0
+    # Divided by `second`, in two steps: 2**880 and this. Compilers multiply in any order, often by constants last. No
+    # order leaves the range, since 2**880 / larger is below 2**1011.
+    boost = xp.where(little, one, one * 2.0**140)
     if norm.divisor is not None:
-        boost = xp.where(norm.divisor > 1, one * 2.0**-392, xp.where(norm.divisor < 1, 0.0, boost))
-    # Chosen at run time, not a constant: compilers multiply by constants last.
-    raised = xp.where(tiny, numerator, 0.0) * xp.where(tiny, one * 2.0**900, one)
+        boost = boost * xp.where(norm.divisor > 1, one * 2.0**-512, xp.where(norm.divisor < 1, 0.0, one))
+    # Chosen at run time, not a constant.
+    raised = xp.where(tiny, numerator, 0.0) * xp.where(tiny, one * 2.0**880, one)
     # With a smaller `larger`, the quotient is so tiny only if the numerator is 0, or is read as 0.
-    boosted = raised * (boost / xp.where(tiny & (larger > 2.0**-100), larger, math.inf) * _lowered(backend))
+    boosted = raised * (boost / xp.where(tiny & (larger > 2.0**-130), larger, math.inf) * _lowered(backend))
     first = _flushed(xp, xp.where(tiny, boosted, plain), 2.0**-1021)
-    return Factors(first, xp.where(tiny, one * _WIDE_SECOND, one))
+    second = xp.where(little, one * 2.0**-880, one * _WIDE_SECOND)
+    return Factors(first, xp.where(tiny, second, one))
 
 
 def _lowered(backend: Backend) -> float:

@@ -1,8 +1,4 @@
-"""JAX pytrees, including registered node types, with sparse arrays as leaves.
-
-A sparse array is clipped as one dense array of its elements. An element may be stored in several pieces, which count as
-their sum. Pieces outside the shape are ignored.
-"""
+"""JAX pytrees, including registered node types, with sparse arrays as leaves."""
 
 from __future__ import annotations
 
@@ -11,10 +7,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
-import jax.numpy as jnp
 from jax import tree_util
 
 from gradclip.backends.framework import Sparse
+from gradclip.backends.jax.pieces import elements, pieces
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import JAXSparse
@@ -52,9 +48,9 @@ class JaxTrees:
     def elements(self, array: JAXSparse) -> Any:
         return elements(array)
 
-    def with_elements(self, array: JAXSparse, elements: jax.Array) -> Any:
+    def with_elements(self, array: JAXSparse, before: jax.Array, elements: jax.Array) -> Any:
         children, structure = array.tree_flatten()
-        return type(array).tree_unflatten(structure, (elements, *children[1:]))
+        return type(array).tree_unflatten(structure, (pieces(array, before, elements), *children[1:]))
 
 
 def _key_paths(structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
@@ -71,54 +67,6 @@ def recognizer() -> Callable[[Any], bool] | None:
     """Return a predicate for sparse arrays, or None if their module is not loaded yet."""
     module = sys.modules.get("jax.experimental.sparse")
     return None if module is None else lambda node: isinstance(node, module.JAXSparse)
-
-
-def elements(array: JAXSparse) -> Any:
-    """Return an array with the shape of `array.data`: each element at its first piece, zeros at its other pieces.
-
-    Raises TypeError for formats other than BCOO and BCSR.
-    """
-    module = sys.modules["jax.experimental.sparse"]
-    if not isinstance(array, module.BCOO | module.BCSR):
-        raise TypeError(
-            f"sparse gradients must be BCOO or BCSR, got {type(array).__name__}. Convert them to "
-            "jax.experimental.sparse.BCOO, or to dense arrays with .todense()."
-        )
-    indices = array.indices if isinstance(array, module.BCOO) else array.to_bcoo().indices
-    batch = array.shape[: array.n_batch]
-    bounds = array.shape[array.n_batch : array.ndim - array.n_dense]
-    with jax.enable_x64(True):  # keeps float64 also when 64-bit mode is off
-        data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
-        indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
-
-        def merge(data: jax.Array, indices: jax.Array) -> Any:
-            return _merged(data, indices, bounds, array.unique_indices)
-
-        for _ in range(array.n_batch):
-            merge = jax.vmap(merge)
-        return merge(data, indices)
-
-
-def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique: bool) -> Any:
-    count = data.shape[0]
-    if not count:
-        return data
-
-    def each(flags: jax.Array) -> Any:
-        return flags.reshape(count, *[1] * (data.ndim - 1))
-
-    inside = (indices < jnp.asarray(bounds, indices.dtype)).all(axis=-1)
-    data = jnp.where(each(inside), data, jnp.zeros_like(data))
-    if unique:
-        return data
-    first = jnp.zeros(count, int)
-    if bounds:
-        # While JAX traces, the number of distinct indices is unknown, so make room for all.
-        _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
-        first = places[which]
-    # Do not add zero to an element with one piece: that would turn -0.0 into 0.0 and flush subnormals.
-    alone = jnp.zeros(count, int).at[first].add(1)[first] == 1
-    return jnp.where(each(alone), data, jnp.zeros_like(data).at[first].add(data))
 
 
 JAX_TREES = JaxTrees()

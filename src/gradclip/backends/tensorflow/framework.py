@@ -67,7 +67,8 @@ class TensorFlow(Framework):
         return tf.convert_to_tensor(array)  # a variable becomes its value
 
     def is_traced(self, array: object) -> bool:
-        return tf.is_symbolic_tensor(array)
+        # In a graph, the value of a variable is symbolic too.
+        return tf.is_symbolic_tensor(array) or (isinstance(array, tf.Variable) and not tf.executing_eagerly())
 
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> tf.Tensor:
         made = np.asarray(values.astype(dtype_named(dtype)))

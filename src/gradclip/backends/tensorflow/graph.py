@@ -140,6 +140,14 @@ class Graph(Portable):
             found = list(map(in_pieces, self.parts(x)))
         return found[0] if len(found) == 1 else found[0] + found[1]
 
+    def largest_of(self, x: tf.Tensor, scope: Scope) -> tf.Tensor:
+        found = super().largest_of(x, scope)
+        return namespace.where(found < 0, 0.0, found)  # -inf if the tensor turns out to be empty
+
+    def smallest(self, arrays: Arrays, scope: Scope) -> tf.Tensor:
+        found = super().smallest(arrays, scope)
+        return namespace.where(found == math.inf, 0.0, found)  # if all tensors turn out to be empty
+
     def unstacked(self, vectors: Sequence[tf.Tensor]) -> list[list[tf.Tensor]]:
         return list(map(tf.unstack, vectors))
 

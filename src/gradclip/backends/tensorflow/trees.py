@@ -16,9 +16,9 @@ from tensorflow.python.util import nest  # the public `tf.nest` does not list pa
 
 from gradclip.backends.framework import Sparse
 from gradclip.backends.registry import known
+from gradclip.backends.tensorflow.rows import merged, pieces
 
 _NAMESPACE = "gradclip.tensorflow"
-_HALVES = {tf.float16, tf.bfloat16}
 _registered: set[type] = set()
 _registering = Lock()
 
@@ -64,33 +64,13 @@ class TensorFlowTrees:
             )
         return merged(tf.convert_to_tensor(array.values), tf.convert_to_tensor(array.indices))
 
-    def with_elements(self, array: Any, elements: Any) -> tf.IndexedSlices:
-        return tf.IndexedSlices(elements, array.indices, array.dense_shape)
+    def with_elements(self, array: Any, before: tf.Tensor, elements: tf.Tensor) -> tf.IndexedSlices:
+        return tf.IndexedSlices(pieces(array, before, elements), array.indices, array.dense_shape)
 
 
 def described(place: int, array: Any) -> Sparse:
     """Describe a sparse array for error messages."""
     return Sparse(place, type(array).__name__, _DENSE[type(array)])
-
-
-def merged(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Merge the pieces of each row: put their sum at the row's first piece, and zeros at its other pieces."""
-    count = tf.shape(indices)[0]
-    # Sort, because the number of distinct rows is unknown, and a compiler needs static shapes.
-    order = tf.argsort(indices, stable=True)
-    ordered = tf.gather(indices, order)
-    begins = tf.concat([tf.equal(ordered[:1], ordered[:1]), tf.not_equal(ordered[1:], ordered[:-1])], 0)
-    row = tf.scatter_nd(order[:, None], tf.cumsum(tf.cast(begins, tf.int32)) - 1, [count])
-    first = tf.gather(tf.math.unsorted_segment_min(tf.range(count), row, count), row)
-    alone = tf.gather(tf.math.unsorted_segment_sum(tf.ones_like(row), row, count), row) == 1
-    if tf.executing_eagerly() and bool(tf.reduce_all(alone)):
-        return values
-    # Half precision cannot add thousands of pieces: its sum of ones stops growing at 256 (bfloat16) or 2,048 (float16).
-    wide = tf.cast(values, tf.float32) if values.dtype in _HALVES else values
-    sums = tf.cast(tf.math.unsorted_segment_sum(wide, first, count), values.dtype)
-    # Do not add zero to a row with one piece: that would turn -0.0 into 0.0 and flush subnormals.
-    shape = tf.concat([[count], tf.ones([tf.rank(values) - 1], tf.int32)], 0)
-    return tf.where(tf.reshape(alone, shape), values, sums)
 
 
 @dataclass(frozen=True)

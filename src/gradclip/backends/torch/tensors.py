@@ -163,9 +163,17 @@ def default_float() -> torch.dtype:
 
 
 def stored_values(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the values of a sparse tensor, with entries for the same position summed."""
+    """Return the values of a sparse tensor, with entries for the same position summed.
+
+    Sums are rounded once, from float64. Half types become float32, where the sum of their entries fits.
+    """
     if tensor.layout is torch.sparse_coo:
-        return tensor.coalesce().values()
+        whole = not (tensor.is_floating_point() or tensor.is_complex())
+        if whole or tensor.is_coalesced():
+            return tensor.coalesce().values()
+        # MPS has no float64.
+        wide = torch.promote_types(tensor.dtype, torch.float32 if tensor.device.type == "mps" else torch.float64)
+        return tensor.to(wide).coalesce().values().to(torch.promote_types(tensor.dtype, torch.float32))
     if tensor.layout in _COMPRESSED:
         return tensor.values()
     if tensor.is_nested:
@@ -174,10 +182,17 @@ def stored_values(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
-    """Return `values` in the sparse layout of `leaf`, or unchanged if `leaf` is dense."""
+    """Return `values` in the sparse layout of `leaf`, or unchanged if `leaf` is dense.
+
+    If they are the sums of its entries, the entries stay as they are.
+    """
     if not isinstance(leaf, torch.Tensor) or leaf.layout is torch.strided:
         return values
     if leaf.layout is torch.sparse_coo:
+        if not leaf.is_coalesced():
+            if torch.equal(stored_values(leaf), values):
+                return leaf.clone()
+            values = _toward_zero(values, leaf.dtype)
         indices = leaf.coalesce().indices()
         # These indices were already checked. Checking again would wait for a device.
         return torch.sparse_coo_tensor(
@@ -189,6 +204,18 @@ def restored(values: torch.Tensor, leaf: object) -> torch.Tensor:
     return torch.sparse_compressed_tensor(
         compressed, plain, values, leaf.shape, layout=leaf.layout, device=values.device, check_invariants=False
     )
+
+
+def _toward_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return the values in a narrower type or the same. The largest number takes the place of larger ones."""
+    if values.dtype == dtype:
+        return values
+    largest = torch.finfo(dtype).max
+    nearest = values.clamp(-largest, largest).to(dtype)
+    nearer = (nearest.view(torch.int16) - 1).view(dtype)
+    # Written as a sum, so that the derivative passes.
+    correction = torch.where(nearest.abs() > values.abs(), nearer - nearest, 0.0).detach()
+    return nearest + correction
 
 
 def moved(coefficient: Any, device: torch.device) -> Any:
