@@ -1,5 +1,7 @@
 """The parameters of an in-place call, as a flat list, and the process groups that their parameter groups name."""
 
+import re
+import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -7,11 +9,19 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.registry import known, lies_itself
+from gradclip.backends import among_several
+from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
+from gradclip.wording import level_of_caller
 
 UNNAMED = object()
+
+_READ = frozenset(("params", "param_names", "process_group", "mesh"))
+_SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
+"""In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
+_OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "clip_lambda", "clip_exp"))
+"""Settings of LAMB, Adan, Adafactor, LARS and ADOPT that clip in the optimizer's own step."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +44,8 @@ class ParameterList:
         """List the parameters a user passes: one, an iterable, an optimizer's parameter groups, or a tree.
 
         Parameters may have names, as pairs or in a dict. A parameter group is a dict with its parameters under
-        "params"; of its other keys only "param_names", "process_group" and "mesh" are read. Raises TypeError and
-        ValueError as `as_list` does.
+        "params"; of its other keys only "param_names", "process_group" and "mesh" are read, and those that look like
+        other settings of clipping are refused. Raises TypeError and ValueError as `as_list` does.
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
@@ -44,6 +54,8 @@ class ParameterList:
         listed, names = _with_names(parameters)
         if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
             return cls(listed, names=names)
+        for number, group in enumerate(listed):
+            _check_keys(group, number)
         groups = [_with_names(group["params"]) for group in listed]
         sizes = [len(params) for params, _ in groups]
         named = [
@@ -52,6 +64,17 @@ class ParameterList:
         ]
         params = list(chain.from_iterable(params for params, _ in groups))
         return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
+
+    @classmethod
+    def as_far_as_listed(cls, parameters: Parameters) -> "ParameterList":
+        """List what can be listed of parameters that `of` may refuse. Their processes must hear of the error."""
+        try:
+            return cls.of(parameters)
+        except Exception:
+            entries = parameters if isinstance(parameters, list | tuple) else ()
+            groups = [group for group in entries if _is_group(group)]
+            listed = list(map(_listed_of, groups))
+            return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(_beside, groups)))
 
     @property
     def gradients(self) -> list[Any]:
@@ -86,6 +109,25 @@ class ParameterList:
                 "gradclip.clip_by_global_norm."
             )
 
+    def check_no_engine_holds(self) -> None:
+        """Raise a ValueError if a training engine holds the gradient of a parameter elsewhere than in its `.grad`."""
+        for index, (parameter, grad) in enumerate(zip(self.parameters, self.gradients, strict=True)):
+            entry = entry_of(parameter) if grad is None else None
+            advice = load(entry).engine_of(parameter) if entry is not None else ""
+            if advice:
+                raise ValueError(f"{self.name(index)} has no .grad: {advice}.")
+
+    def warn_of_no_gradient(self) -> None:
+        """Warn that a call does nothing. Among several processes, one without gradients is ordinary."""
+        if self.parameters and not among_several() and not being_compiled():
+            warnings.warn(
+                "no parameter has a gradient, so the norm is 0 and nothing is clipped. Call it after loss.backward() "
+                "and before zero_grad(). An optimizer that steps within the backward pass leaves no gradients: for it, "
+                "call gradclip.integrations.torch.clip_in_backward.",
+                UserWarning,
+                stacklevel=level_of_caller(),
+            )
+
     def name(self, index: int) -> str:
         """Return the name of a parameter, for errors."""
         if self.names and self.names[index] is not None:
@@ -107,11 +149,30 @@ def _is_group(entry: object) -> bool:
     return isinstance(entry, dict) and "params" in entry
 
 
+def _check_keys(group: dict[str, Any], number: int) -> None:
+    """Raise a ValueError for keys that would set clipping if they were read, among any that an optimizer may have."""
+    own = _OF_OPTIMIZERS if "lr" in group else frozenset()
+    unread = [key for key in group if isinstance(key, str) and _SETS_CLIPPING.search(key) and key not in _READ | own]
+    if unread:
+        raise ValueError(
+            f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read: one "
+            "threshold and one norm apply to all parameter groups. Leave the keys out. For different thresholds, make "
+            "one call for each group. A group names its processes under 'process_group' or 'mesh'."
+        )
+
+
 def _beside(group: dict[str, Any]) -> Any:
     """Return the process groups and meshes that a parameter group names; `UNNAMED` if it has neither key."""
     if "process_group" not in group and "mesh" not in group:
         return UNNAMED
     return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
+
+
+def _listed_of(group: dict[str, Any]) -> Sequence[Any]:
+    try:
+        return _with_names(group["params"])[0]
+    except Exception:
+        return ()
 
 
 def as_tuple(named: object) -> tuple[Any, ...]:

@@ -67,3 +67,11 @@ def _advice_on_name(name: str) -> str:
     from gradclip.guesses import advice_on_name  # loaded only after an error
 
     return advice_on_name(name)
+
+
+def level_of_caller() -> int:
+    """Return the `stacklevel` with which the calling function warns about the code that called gradclip."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "gradclip":
+        frame, level = frame.f_back, level + 1
+    return level

@@ -112,7 +112,8 @@ def test_policies():
 
 def test_no_gradient_at_all():
     monitor = gradclip.Monitor(layers_every=1)
-    gradclip.clip_grad_norm_([SimpleNamespace(grad=None)], 1.0, monitor=monitor)
+    with pytest.warns(UserWarning, match="no parameter has a gradient"):
+        gradclip.clip_grad_norm_([SimpleNamespace(grad=None)], 1.0, monitor=monitor)
     assert (monitor.last.norm, monitor.last.layers) == (0.0, None)
 
 

@@ -138,3 +138,7 @@ class Framework(ABC):
     def is_bare(self, parameter: object) -> bool:
         """Say whether an array passed as a parameter cannot have a `.grad`."""
         return False
+
+    def engine_of(self, parameter: object) -> str:
+        """Return what to do if a training engine holds the gradient of a parameter elsewhere; empty if none does."""
+        return ""

@@ -52,6 +52,8 @@ class Gradients:
             return cls._of_tree(params.tree)
         params.check_all_hold()
         owners, held = _once(params.parameters, params.gradients)
+        if len(held) < len(params.parameters):
+            params.check_no_engine_holds()
         if not held:
             _refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
@@ -251,6 +253,8 @@ def entered(
     parameter's gradient then gets memory of its own.
     """
     gradients = Gradients.of(params)
+    if to_write and not apart and not gradients.held:
+        params.warn_of_no_gradient()
     if to_write and gradients.paths:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)

@@ -10,6 +10,7 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 - A negative `max_norm` is an error.
 - A call that could only do nothing is an error: gradients passed instead of parameters, or a generator that an
   earlier loop has used up. For the generator, `clip_grad_norm_` only warns, as in PyTorch.
+- A call with parameters of which none has a gradient warns.
 - `foreach` is accepted and ignored.
 
 Two functions are new. `fold_into` clips inside the step of a fused optimizer, which saves a pass over the gradients.

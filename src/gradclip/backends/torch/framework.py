@@ -10,6 +10,7 @@ from array_api_compat import torch as namespace
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
+from gradclip.backends.torch.engines import engine_of
 from gradclip.backends.torch.tensors import PLAIN, numbers, on_host
 
 
@@ -26,7 +27,11 @@ class Torch(Framework):
         if not set(map(type, parameters)) <= PLAIN:
             return None
         gradients = [parameter.grad for parameter in parameters]
-        return [grad for grad in gradients if grad is not None]
+        found = [grad for grad in gradients if grad is not None]
+        if len(found) == len(gradients):
+            return found
+        lacking = [p for p, grad in zip(parameters, gradients, strict=True) if grad is None and p.requires_grad]
+        return None if any(map(engine_of, lacking)) else found
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.torch.batching import TorchBatching
@@ -51,6 +56,9 @@ class Torch(Framework):
 
     def without_values(self, array: torch.Tensor) -> str | None:
         return "a tensor on the meta device" if array.is_meta else None
+
+    def engine_of(self, parameter: torch.Tensor) -> str:
+        return engine_of(parameter)
 
     def is_bare(self, parameter: torch.Tensor) -> bool:
         # A parameter made from a tensor subclass keeps that type, and is marked instead.

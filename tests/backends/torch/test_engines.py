@@ -1,0 +1,81 @@
+"""Parameters of training engines, which hold gradients elsewhere than in `.grad`."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+import gradclip
+from gradclip.integrations.torch import clip_grad_norm_, fold_into
+
+CALLS = {
+    "grad_norm": gradclip.grad_norm,
+    "clip_grad_norm_": lambda p: gradclip.clip_grad_norm_(p, 1.0),
+    "adaptive": lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm()),
+    "monitored": lambda p: gradclip.clip_grad_norm_(p, 1.0, monitor=gradclip.Monitor(layers_every=1)),
+    "clip_grad_value_": lambda p: gradclip.clip_grad_value_(p, 1.0),
+    "clip_grad_layer_norm_": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
+    "clip_grad_unit_norm_": lambda p: gradclip.clip_grad_unit_norm_(p, 1.0),
+    "adaptive_grad_clip_": gradclip.adaptive_grad_clip_,
+    "drop-in": lambda p: clip_grad_norm_(p, 1.0),
+}
+
+
+def held(**marks):
+    """Return a parameter without a `.grad`, marked as engines mark it."""
+    parameter = torch.nn.Parameter(torch.ones(2, 3))
+    for name, value in marks.items():
+        setattr(parameter, name, value)
+    return parameter
+
+
+def with_gradient():
+    parameter = torch.nn.Parameter(torch.ones(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    return parameter
+
+
+@pytest.mark.parametrize(
+    ("marks", "advice"),
+    [
+        ({"ds_id": 0}, r'DeepSpeed holds .*"gradient_clipping" .*engine.get_global_grad_norm\(\)'),
+        ({"_hp_mapping": None}, "DeepSpeed holds"),
+        ({"main_grad": torch.ones(2, 3)}, r"lies in .main_grad, as in Megatron. Set clip_grad"),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_gradient_that_an_engine_holds(call, beside, marks, advice):
+    given = [with_gradient(), held(**marks)] if beside else [held(**marks)]
+    with pytest.raises(ValueError, match=rf"parameters\[{len(given) - 1}\] has no .grad: .*{advice}"):
+        call(given)
+    assert all(p.grad is None or p.grad.tolist() == [3.0, 4.0] for p in given)
+
+
+def test_the_name_of_the_parameter_is_told():
+    with pytest.raises(ValueError, match=r"^head\.weight has no \.grad"):
+        gradclip.clip_grad_norm_({"head.weight": held(ds_id=3)}, 1.0)
+
+
+def test_a_folded_step_is_refused():
+    weight = held(main_grad=torch.ones(2, 3))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    fold_into(optimizer, 1.0)
+    with pytest.raises(ValueError, match=r"lies in \.main_grad"):
+        optimizer.step()
+
+
+def test_what_an_engine_has_put_into_grad_is_clipped():
+    given = with_gradient()
+    given.ds_id, given.main_grad, given._hp_mapping = 1, torch.ones(2), None
+    frozen = held(ds_id=2).requires_grad_(False)
+    without = held(main_grad=None)
+    assert gradclip.clip_grad_norm_([given, frozen, without], 1.0) == 5.0
+    torch.testing.assert_close(given.grad, torch.tensor([0.6, 0.8]))
+
+
+def test_the_advice_for_main_grad_works():
+    weight = held(main_grad=torch.full((2, 3), 2.0))
+    norm = gradclip.clip_grad_norm_([SimpleNamespace(grad=p.main_grad) for p in [weight]], 1.0)
+    torch.testing.assert_close(norm, torch.tensor(24.0**0.5))
+    torch.testing.assert_close(weight.main_grad, torch.full((2, 3), 2.0 / 24.0**0.5))

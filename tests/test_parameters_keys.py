@@ -1,0 +1,100 @@
+"""Keys of parameter groups: those of optimizers are left alone, those that would set clipping are refused."""
+
+import inspect
+
+import pytest
+import torch
+
+import gradclip
+from gradclip.integrations.torch import fold_into
+
+SCHEDULERS = {
+    "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    "OneCycleLR": lambda o: torch.optim.lr_scheduler.OneCycleLR(o, 1.0, 5),
+    "CyclicLR": lambda o: torch.optim.lr_scheduler.CyclicLR(o, 0.1, 1.0),
+    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, 0.1),
+    "CosineAnnealingWarmRestarts": lambda o: torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(o, 2),
+}
+
+
+def weight():
+    made = torch.nn.Parameter(torch.zeros(2, 2))
+    made.grad = torch.tensor([[3.0, 0.0], [4.0, 0.0]])
+    return made
+
+
+def optimizers():
+    kinds = (kind for _, kind in inspect.getmembers(torch.optim, inspect.isclass))
+    found = [kind for kind in kinds if issubclass(kind, torch.optim.Optimizer) and kind is not torch.optim.Optimizer]
+    assert len(found) > 12
+    return found
+
+
+@pytest.mark.parametrize("kind", optimizers(), ids=lambda kind: kind.__name__)
+def test_groups_of_optimizers(kind):
+    named = list({"w": weight()}.items())
+    for listed in (lambda: [weight()], lambda: named):
+        groups = kind(listed(), lr=0.1).param_groups
+        assert gradclip.clip_grad_norm_(groups, 5.0) == 5.0
+
+
+@pytest.mark.parametrize("make", SCHEDULERS.values(), ids=SCHEDULERS)
+def test_groups_with_keys_of_schedulers(make):
+    optimizer = torch.optim.SGD([weight()], lr=0.1, momentum=0.9)
+    make(optimizer)
+    assert gradclip.grad_norm(optimizer.param_groups) == 5.0
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"lr": 0.1, "max_grad_norm": 1.0, "trust_clip": False, "grad_averaging": True},  # LAMB
+        {"lr": 0.1, "clip_threshold": 1.0, "decay_rate": -0.8, "scale_parameter": True},  # Adafactor
+        {"lr": 0.1, "clip_lambda": None, "normalize": True, "norm_eps": 1e-8, "rank": 4, "use_muon": True},
+        {
+            "lr_scale": 0.5,
+            "weight_decay": 0.0,
+            "name": "norm layers",
+            "param_names": ["w"],
+            "order": 3,
+            "layer_norm": True,
+        },
+    ],
+)
+def test_keys_of_other_optimizers(keys):
+    assert gradclip.grad_norm([{"params": [weight()], **keys}]) == 5.0
+
+
+REFUSED = [
+    *("max_norm", "clip_grad", "clip_norm", "clipnorm", "clip_value", "clipping", "gradient_clip_val", "grad_clip"),
+    *("clip_grad_max_norm", "norm_type", "ord", "nonfinite", "error_if_nonfinite", "skip_above", "max_gradient_norm"),
+    *("max_grad_norm", "gradient_clipping", "process_groups", "device_mesh", "clip_threshold"),
+]
+
+
+@pytest.mark.parametrize("key", REFUSED)
+def test_keys_that_would_set_clipping(key):
+    parameter = weight()
+    groups = [{"params": [weight()]}, {"params": [parameter], key: 0.5}]
+    for call in (
+        gradclip.grad_norm,
+        lambda p: gradclip.clip_grad_norm_(p, 1.0),
+        lambda p: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm()),
+        lambda p: gradclip.clip_grad_value_(p, 1.0),
+        lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
+    ):
+        with pytest.raises(ValueError, match=rf"parameters\[1\] has the keys '{key}', which gradclip does not read"):
+            call(groups)
+        assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
+
+
+def test_all_such_keys_of_a_group_are_named():
+    groups = torch.optim.AdamW([{"params": [weight()], "max_norm": 1.0, "clip_grad": True}]).param_groups
+    with pytest.raises(ValueError, match="the keys 'max_norm', 'clip_grad', which"):
+        gradclip.clip_grad_norm_(groups, 1.0)
+
+
+def test_folding_refuses_them_at_once():
+    optimizer = torch.optim.SGD([{"params": [weight()], "max_norm": 1.0}], lr=0.1, fused=True)
+    with pytest.raises(ValueError, match="the keys 'max_norm'"):
+        fold_into(optimizer, 1.0)
