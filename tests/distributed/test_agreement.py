@@ -55,6 +55,8 @@ def test_thresholds_as_text():
         ("max_norm", "not given (grad_norm)"),
         ("ord", "inf"),
         ("nonfinite", "'zero'"),
+        ("skip_above", "inf"),
+        ("the scale of GradScaler", "not given"),
     )
     assert dict(asked(2.0, "skip", "much"))["max_norm"] == "'much'"
     assert dict(asked(2.0, "skip", torch.empty((), device="meta")))["max_norm"] == "on meta"
@@ -68,5 +70,9 @@ def test_what_differs_in_words():
     )
     two = [(0, asked(1.0, "skip", 1.0), ""), (1, asked(2.0, "raise", 1.0), "")]
     assert differences(two) == "ord is 1.0 on rank 0, 2.0 on rank 1; nonfinite is 'skip' on rank 0, 'raise' on rank 1"
+    scales = [(rank, asked(2.0, "skip", 1.0, scale=torch.tensor(2.0 + rank)), "") for rank in range(2)]
+    assert differences(scales).startswith("the scale of GradScaler is 2.0 on rank 0, 3.0 on rank 1. After an overflow")
+    skips = [(rank, asked(2.0, "skip", 1.0, skip_above=4.0 + rank), "") for rank in range(2)]
+    assert differences(skips) == "skip_above is 4.0 on rank 0, 5.0 on rank 1"
     same = [(rank, asked(2.0, "skip", 1.0), f"splits over {rank}") for rank in range(2)]
     assert differences(same).endswith("or their order, differ: rank 0 splits over 0; rank 1 splits over 1")

@@ -16,6 +16,8 @@ import processes
     (4, "misuse.py"),
     (2, "wrappers.py"),
     (2, "optimizers.py"),
+    (2, "folded.py"),
+    (3, "alone.py"),
     (2, "adaptive.py"),
 )
 def test_as_on_one_process(world, script, case):

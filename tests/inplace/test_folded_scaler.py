@@ -1,6 +1,7 @@
 """Folded clipping under GradScaler: of unscaled gradients, by the optimizer's one division."""
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -86,6 +87,47 @@ def test_the_scaler_is_as_it_was_after_an_error():
         optimizer.step()
     assert optimizer.grad_scale is given
     assert left(optimizer) == {"grad_scale"}
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("fails", ["before the step", "in the step", "while measuring"])
+def test_the_next_step_of_a_scaler_after_an_error(fails, unscale):
+    """GradScaler leaves its scale in the optimizer then, and would multiply the next one by it."""
+    weight, optimizer = descent()
+    clipping = fold_into(optimizer, 1.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    (fold,) = optimizer._optimizer_step_pre_hooks.values()
+    fail = mock.Mock(side_effect=KeyError)
+    failing = {
+        "before the step": lambda: mock.patch.object(optimizer, "_optimizer_step_pre_hooks", {0: fold, 1: fail}),
+        "in the step": lambda: mock.patch("torch._fused_sgd_", side_effect=KeyError),
+        "while measuring": lambda: mock.patch("gradclip.inplace.folded_step.entered", side_effect=KeyError),
+    }[fails]
+    with failing(), pytest.raises(KeyError):
+        stepped(scaler, weight, optimizer, unscale=unscale)
+    assert left(optimizer) == set()
+    scaler.update()
+    clipping.max_norm = 2.5
+    for _ in range(2):
+        with torch.no_grad():
+            weight.zero_()
+        stepped(scaler, weight, optimizer, unscale=unscale)
+        torch.testing.assert_close(weight.detach(), torch.tensor([-1.5, -2.0]))
+
+
+def test_what_the_scaler_did_not_find_is_raised():
+    """Here a hook makes it, after the scaler has looked."""
+    weight, optimizer = descent()
+
+    def spoil(*_):
+        weight.grad.fill_(math.nan)
+
+    optimizer.register_step_pre_hook(spoil)
+    fold_into(optimizer, 1.0, nonfinite="raise")
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    with pytest.raises(FloatingPointError, match="2 NaN"):
+        stepped(scaler, weight, optimizer)
+    assert weight.tolist() == [0.0, 0.0]
 
 
 def test_a_scaler_that_is_switched_off():

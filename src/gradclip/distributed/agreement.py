@@ -12,6 +12,7 @@ Only when a difference is found do the processes exchange the arguments themselv
 """
 
 import hashlib
+import math
 from collections.abc import Iterable, Sequence
 
 from gradclip.typing import Threshold
@@ -21,17 +22,38 @@ Asked = tuple[tuple[str, str], ...]
 """The name of each argument and its value as text. Empty for a process that failed to prepare its gradients."""
 
 
-def asked(order: float, nonfinite: str, max_norm: Threshold | None) -> Asked:
+_SCALE = "the scale of GradScaler"
+_SAME_SCALE = (
+    "After an overflow each GradScaler lowers its own scale. To lower all, use "
+    "torch.distributed.fsdp.sharded_grad_scaler.ShardedGradScaler with the same process group, and call its unscale_ "
+    "before its step"
+)
+
+
+def asked(
+    order: float,
+    nonfinite: str,
+    max_norm: Threshold | None,
+    *,
+    skip_above: float = math.inf,
+    scale: Threshold | None = None,
+) -> Asked:
     """Return the arguments of a call as text. `max_norm` is the value passed, or None if there is no threshold.
 
     The value of a tensor on a device is not read, because reading it would wait for the device.
     """
-    return ("max_norm", _shown(max_norm)), ("ord", repr(order)), ("nonfinite", repr(nonfinite))
+    return (
+        ("max_norm", _shown(max_norm, "not given (grad_norm)")),
+        ("ord", repr(order)),
+        ("nonfinite", repr(nonfinite)),
+        ("skip_above", repr(skip_above)),
+        (_SCALE, _shown(scale, "not given")),
+    )
 
 
-def _shown(max_norm: Threshold | None) -> str:
+def _shown(max_norm: Threshold | None, absent: str) -> str:
     if max_norm is None:
-        return "not given (grad_norm)"
+        return absent
     place = getattr(getattr(max_norm, "device", None), "type", "cpu")
     if place != "cpu":
         return f"on {place}"
@@ -68,7 +90,8 @@ def _values(name: str, given: Sequence[tuple[str, int]]) -> str:
         of_value.setdefault(value, []).append(rank)
     if len(of_value) < 2:
         return ""
-    return f"{name} is " + listed([f"{value} on {_on(ranks)}" for value, ranks in of_value.items()])
+    told = f"{name} is " + listed([f"{value} on {_on(ranks)}" for value, ranks in of_value.items()])
+    return f"{told}. {_SAME_SCALE}" if name == _SCALE else told
 
 
 def _on(ranks: Sequence[int]) -> str:

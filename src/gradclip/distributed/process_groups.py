@@ -65,6 +65,7 @@ class ProcessGroups(Holders):
         self._holds_float64 = False
         self._asked: Asked = ()
         self._problem = ""
+        self._waits = False
         self._order, self._nonfinite = Order(2.0), PROPAGATE
         self._replicas = Replicas(groups(self._named), self._shardings)
 
@@ -80,10 +81,30 @@ class ProcessGroups(Holders):
             self._tell(error)
             raise
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
+    def ask(
+        self,
+        order: Order,
+        nonfinite: Nonfinite,
+        max_norm: Threshold | None = None,
+        *,
+        skip_above: float = math.inf,
+        scale: Threshold | None = None,
+    ) -> None:
         """Record this process's arguments. Raises ValueError for an order that only one process can measure."""
         self._order, self._nonfinite = accumulators.check_order(order), nonfinite
-        self._asked = asked(order.p, nonfinite.name, max_norm)
+        self._asked = asked(order.p, nonfinite.name, max_norm, skip_above=skip_above, scale=scale)
+
+    @contextmanager
+    def agreeing(self) -> Iterator[None]:
+        """On an error or at differing arguments, raise on all processes. Accelerators are waited for."""
+        self._waits = True
+        with self.preparing():
+            yield
+        self._check_all_agree(*self._sent_without_gradients(failed=False))
+
+    def anywhere(self, found: bool) -> bool:
+        """Return whether any process found something."""
+        return any(one for (one,) in reductions.exchange([(found,)], self._shardings.groups))
 
     def nothing(self) -> list[Any]:
         """Return a tensor without elements, for a process that has no gradient."""
@@ -123,8 +144,12 @@ class ProcessGroups(Holders):
         return bool(self._device.type == "cpu")
 
     @property
+    def _all_look(self) -> bool:
+        return self.on_host or self._waits
+
+    @property
     def _looks(self) -> bool:
-        return self.on_host or self._nonfinite.raises
+        return self._all_look or self._nonfinite.raises
 
     def exact_check(self, backend: Backend) -> Check | None:
         """Return the exact check of the norm, or None if it is not safe. The check needs all processes.
@@ -164,12 +189,17 @@ class ProcessGroups(Holders):
     # Errors that end the call on every process
 
     def _tell(self, error: Exception) -> None:
+        _, differ = self._sent_without_gradients(failed=True)
+        self._problem = f"{type(error).__name__}: {error}"
+        if self._all_look or (self._looks and differ == 0):
+            self._told()
+
+    def _sent_without_gradients(self, *, failed: bool) -> tuple[Array, Array]:
+        """Take part in the reductions of a call without gradients; return how many failed, and how many differ."""
         empty = HOST.enter([])
         known = [filled(HOST.xp, measure(HOST, empty, self._order), self._order, empty)] * len(self._shardings)
-        flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, 1, 0)], known)
-        self._problem = f"{type(error).__name__}: {error}"
-        if self.on_host or (self._looks and flags[_DIFFER] == 0):
-            self._told()
+        flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, failed, 0)], known)
+        return flags[_FAILED], flags[_DIFFER]
 
     def _check_all_agree(self, failed: Array, differ: Array) -> None:
         """Raise if a process failed to prepare its gradients or passed different arguments."""
@@ -177,7 +207,7 @@ class ProcessGroups(Holders):
             return
         # On accelerators the differing argument may be `nonfinite`. Then not every process looks at the flags and joins
         # the exchange, so there is none.
-        told = self._told() if self.on_host or differ == 0 else []
+        told = self._told() if self._all_look or differ == 0 else []
         if self._problem:
             raise ValueError(self._problem)
         problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]

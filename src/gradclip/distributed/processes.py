@@ -1,7 +1,8 @@
 """The processes that make an in-place call together: usually one, sometimes several that each hold shards."""
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from gradclip.backends import Backend, among_several, any_distributed
@@ -10,7 +11,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.parameters import UNNAMED, ParameterList, as_tuple
-from gradclip.typing import Meshes, ProcessGroups, Threshold
+from gradclip.typing import Meshes, Parameters, ProcessGroups, Threshold
 
 
 class Processes(Protocol):
@@ -19,8 +20,22 @@ class Processes(Protocol):
     def preparing(self) -> AbstractContextManager[None]:
         """Return a context in which an error ends the call on all processes."""
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
+    def ask(
+        self,
+        order: Order,
+        nonfinite: Nonfinite,
+        max_norm: Threshold | None = None,
+        *,
+        skip_above: float = math.inf,
+        scale: Threshold | None = None,
+    ) -> None:
         """Record this process's arguments, which must be the same on all processes."""
+
+    def agreeing(self) -> AbstractContextManager[None]:
+        """Return `preparing` for a call that measures nothing. At its end, differing arguments raise everywhere."""
+
+    def anywhere(self, found: bool) -> bool:
+        """Return whether any process found something. All of them must ask."""
 
     def nothing(self) -> Sequence[Any]:
         """Return the arrays to measure for a process without gradients."""
@@ -38,8 +53,14 @@ class OneProcess:
         """Return a context that does nothing."""
         return self._alone
 
-    def ask(self, order: Order, nonfinite: Nonfinite, max_norm: Threshold | None = None) -> None:
+    def ask(self, *_: object, **__: object) -> None:
         """Do nothing."""
+
+    agreeing = preparing
+
+    def anywhere(self, found: bool) -> bool:
+        """Return what this process found."""
+        return found
 
     def nothing(self) -> Sequence[Any]:
         """Return no arrays."""
@@ -49,6 +70,19 @@ class OneProcess:
 
 
 ONE_PROCESS = OneProcess()
+
+
+@contextmanager
+def telling(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Iterator[None]:
+    """Return a context for what precedes `preparing`: an error in it also ends the call on all processes."""
+    try:
+        yield
+    except Exception:
+        params = ParameterList.as_far_as_listed(parameters)
+        if process_group is None and mesh is None and not (params.parameters or params.beside):
+            raise  # nothing says whom to tell
+        with processes_of(params, process_group, mesh).preparing():
+            raise
 
 
 def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Meshes) -> Processes:

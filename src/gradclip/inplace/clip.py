@@ -7,6 +7,7 @@ and all get the same norm.
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,7 +20,7 @@ from gradclip.core.decide import Clipping, decide, from_norm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
-from gradclip.distributed.processes import ONE_PROCESS, processes_of
+from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.inplace.gradients import entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
@@ -131,11 +132,13 @@ def clip_grad_norm_(
 
     """
     if monitor is not None:
-        from gradclip.inplace.watched import clip_watched  # most calls have no monitor
+        from gradclip.inplace.watched import check_monitor, clip_watched  # most calls have no monitor
 
         clip = partial(
             clip_grad_norm_, max_norm=max_norm, ord=ord, nonfinite=nonfinite, process_group=process_group, mesh=mesh
         )
+        with telling(parameters, process_group, mesh):
+            check_monitor(monitor)
         alone = process_group is None and mesh is None
         return clip_watched(clip, parameters, max_norm, ord, nonfinite, monitor, alone=alone)
     if process_group is None and mesh is None:
@@ -145,11 +148,24 @@ def clip_grad_norm_(
             return found
     if isinstance(max_norm, AdaptiveNorm):
         return _clip_by_holder(fast_path.reusable(parameters), max_norm, ord, nonfinite, process_group, mesh)
+    return _clip_to(max_norm, parameters, ord, nonfinite, process_group, mesh)
+
+
+def _clip_to(
+    max_norm: Threshold,
+    parameters: Parameters,
+    ord: Ord | Order,
+    nonfinite: Policy,
+    process_group: ProcessGroups,
+    mesh: Meshes,
+    skip_above: float = math.inf,
+) -> Scalar:
+    """Clip by the general path. `skip_above` is what may follow, and must be the same on all processes."""
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():
         order, policy, threshold = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
-        processes.ask(order, policy, threshold)
+        processes.ask(order, policy, threshold, skip_above=skip_above)
         gradients, backend, arrays = entered(params, processes, threshold, to_write=True)
         clipping = Clipping(check_threshold(threshold, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
@@ -228,22 +244,20 @@ def _clip_by_holder(
     mesh: Meshes,
 ) -> Scalar:
     """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
-    try:
+    with telling(parameters, process_group, mesh):
         order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
         max_norm.check_order(order)
-    except Exception:
-        with processes_of(_parameters(parameters, process_group, mesh), process_group, mesh).preparing():
-            raise
-    asked = partial(clip_grad_norm_, parameters, ord=ord, nonfinite=nonfinite)
-    return max_norm.clip(partial(asked, process_group=process_group, mesh=mesh), order, policy)
+
+    def clip_to(threshold: Threshold) -> Scalar:
+        found = fast_path.clip_grad_norm_(parameters, threshold, order, nonfinite) if alone else None
+        more = (ord, nonfinite, process_group, mesh, max_norm.skip_above)
+        return _clip_to(threshold, parameters, *more) if found is None else found
+
+    alone = process_group is None and mesh is None
+    return max_norm.clip(clip_to, order, policy)
 
 
 def _parameters(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
     """Return the parameters as a list. Errors also reach the other processes, if any are named."""
-    try:
+    with telling(parameters, process_group, mesh):
         return ParameterList.of(parameters)
-    except Exception:
-        if process_group is None and mesh is None:
-            raise
-        with processes_of(ParameterList(()), process_group, mesh).preparing():
-            raise

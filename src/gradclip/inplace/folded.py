@@ -4,45 +4,23 @@ A hook before the step measures the norm. It sets `optimizer.grad_scale`, by whi
 `optimizer.found_inf`, which makes them skip the step. A hook after the step restores both.
 """
 
-import math
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.arguments import check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend
-from gradclip.backends.torch.optimizers import Guard, check_fused, clear_momentum, without_momentum
-from gradclip.backends.torch.tensors import tensor_of
-from gradclip.core.decide import Clipping, decide
-from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
-from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.backends.torch.optimizers import Guard, check_fused, clear_momentum, lay_out_gradients, without_momentum
+from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.rules import CLIP
-from gradclip.distributed.processes import processes_of
-from gradclip.inplace.gradients import Gradients, entered
+from gradclip.distributed.processes import processes_of, telling
+from gradclip.inplace.folded_step import Measured, Request, checked
 from gradclip.parameters import ParameterList
-from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Scalar, Threshold
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
 _FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
-
-    A divisor of None is known to be 1: given a divisor, the kernels would write every gradient.
-    """
-
-    norm: torch.Tensor
-    max_norm: Scalar
-    grad_scale: torch.Tensor | None
-    found_inf: torch.Tensor | None
+_OF_STEP = ("grad_scale", "found_inf")
 
 
 class Folded:
@@ -59,22 +37,21 @@ class Folded:
         self,
         optimizer: Optimizer,
         max_norm: Threshold | AdaptiveNorm,
-        order: Order,
-        nonfinite: Nonfinite,
-        groups: tuple[Any, Any],
+        request: Request,
     ) -> None:
         self.max_norm = max_norm
         self.norm: torch.Tensor | None = None
-        self._order, self._nonfinite, self._groups = order, nonfinite, groups
+        self._request = request
         self._before: dict[str, torch.Tensor | None] | None = None
         self._without_momentum: list[torch.Tensor] = []
         self._measured_last: Measured | None = None
         self._optimizer = optimizer
+        # A step that was compiled before must stop here: compiled code would treat the divisor as a constant.
         self._hooks = [
-            optimizer.register_step_pre_hook(self._begin),
-            optimizer.register_step_post_hook(self._end),
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._end)),
         ]
-        self._guard = Guard(optimizer, self._restore)
+        self._guard = Guard(optimizer, self._failed)
         _FOLDED.add(optimizer)
 
     @property
@@ -84,11 +61,7 @@ class Folded:
 
     @max_norm.setter
     def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
-        if isinstance(value, AdaptiveNorm):
-            self._max_norm: float | AdaptiveNorm = value
-            return
-        number = check_threshold(value)
-        self._max_norm = check_foldable(number if isinstance(number, float) else float(number))
+        self._max_norm: float | AdaptiveNorm = checked(value)
 
     def remove(self) -> None:
         """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
@@ -115,10 +88,14 @@ class Folded:
         return (args[0],), {**kwargs, "closure": measured_after}
 
     def _fold(self, optimizer: Optimizer) -> None:
-        check_fused(optimizer)
         self._restore(optimizer)
-        given = {name: value for name, value in vars(optimizer).items() if name in ("grad_scale", "found_inf")}
-        measured = self._measured(optimizer, given.get("grad_scale"), given.get("found_inf"))
+        given = {name: value for name, value in vars(optimizer).items() if name in _OF_STEP}
+        try:
+            measured = self._request.measured(optimizer, self._max_norm, **given)
+        except BaseException:
+            self._failed(optimizer)
+            raise
+        lay_out_gradients(optimizer)
         self.norm, self._before, self._measured_last = measured.norm, given, measured
         if measured.grad_scale is not None:
             optimizer.grad_scale = measured.grad_scale
@@ -126,48 +103,23 @@ class Folded:
             optimizer.found_inf = measured.found_inf
             self._without_momentum = without_momentum(optimizer)
 
-    @ordinary_arithmetic
-    def _measured(self, optimizer: Optimizer, scale: torch.Tensor | None, found_inf: torch.Tensor | None) -> Measured:
-        params = ParameterList.of(optimizer.param_groups)
-        processes = processes_of(params, *self._groups)
-        follows = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
-        max_norm: Scalar = self._max_norm if follows is None else follows.for_order(self._order)
-        # A step that GradScaler skips is not an error: the scale was too large.
-        skips = self._nonfinite.raises and found_inf is not None and bool(found_inf.item())
-        policy = PROPAGATE if skips else self._nonfinite
-        with processes.preparing():
-            processes.ask(self._order, self._nonfinite, max_norm)
-            scalars = () if scale is None else (scale,)
-            # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
-            gradients, backend, arrays = entered(params, processes, *scalars, to_write=True, apart=True)
-        holders = processes.holders(backend)
-        with backend.precision():
-            given = backend.scalar(1.0 if scale is None else scale, arrays)
-            if follows is not None:
-                max_norm = within_range(backend, backend.scalar(max_norm, arrays))
-            threshold = threshold_of_scaled(backend, max_norm, given)
-            clipping = Clipping(threshold, self._order, PROPAGATE if policy.blanks else policy, CLIP)
-            made = decide(backend, arrays, clipping, gradients.names, holders=holders, at_once=False)
-            by = divisor(backend, made.coefficient, given)
-            as_they_are = scale is None and backend.concrete and by == 1.0
-            norm = _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays))
-            flags = []
-            if policy.blanks:
-                nonfinite = backend.xp.logical_not(backend.xp.isfinite(made.norm.value))
-                flags.append(_left(backend, nonfinite, gradients))
-            if follows is not None and follows.skip_above < math.inf:
-                flags.append(torch.as_tensor(follows.is_spike(norm, max_norm), device=norm.device).float())
-            grad_scale = None if as_they_are else _left(backend, by, gradients)
-            gradients.separate(backend)
-            return Measured(norm, max_norm, grad_scale, _skipping(found_inf, flags))
-
     def _end(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._without_momentum:
             clear_momentum(optimizer, self._without_momentum, vars(optimizer)["found_inf"] == 1.0)
         last = self._measured_last
         self._restore(optimizer)
         if last is not None and isinstance(self._max_norm, AdaptiveNorm):
-            self._max_norm.observe(last.norm, last.max_norm, self._order, self._nonfinite)
+            self._max_norm.observe(last.norm, last.max_norm, self._request.order, self._request.nonfinite)
+
+    def _failed(self, optimizer: Optimizer) -> None:
+        """Restore the attributes after an error, and remove those of a GradScaler.
+
+        It does not, and its next step would multiply its scale by what it finds.
+        """
+        self._restore(optimizer)
+        if "found_inf" in vars(optimizer):
+            for name in _OF_STEP:
+                vars(optimizer).pop(name, None)
 
     def _restore(self, optimizer: Optimizer) -> None:
         """Restore the attributes: GradScaler deletes those it has set, and other callers raise if they find them."""
@@ -175,7 +127,7 @@ class Folded:
         before, self._before = self._before, None
         if before is None:
             return
-        for name in ("grad_scale", "found_inf"):
+        for name in _OF_STEP:
             vars(optimizer).pop(name, None)
         vars(optimizer).update(before)
 
@@ -239,7 +191,18 @@ def fold_into(
     (tensor(5.), tensor([-0.6000, -0.8000]))
 
     """
-    policy = Nonfinite.named(nonfinite)
+    listed = getattr(optimizer, "param_groups", ())
+    with telling(listed, process_group, mesh):
+        params = ParameterList.of(listed)
+    processes = processes_of(params, process_group, mesh)
+    with processes.agreeing():
+        request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
+        _check_foldable(optimizer, request.nonfinite)
+        request.ask(processes, checked(max_norm))
+    return Folded(optimizer, max_norm, request)
+
+
+def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
     if policy.zeroes:
         raise ValueError(
             "fold_into does not support nonfinite='zero', which must write the gradients before the step. Pass "
@@ -251,16 +214,3 @@ def fold_into(
             "fold_into was already called for this optimizer. Assign max_norm of the Folded it returned, or call its "
             "remove() first."
         )
-    return Folded(optimizer, max_norm, Order.parse(ord), policy, (process_group, mesh))
-
-
-def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "float32") -> torch.Tensor:
-    return tensor_of(backend.leave_scalar(value, dtype, gradients.grads))
-
-
-def _skipping(found_inf: torch.Tensor | None, flags: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """Return the tensor that skips the step, at most 1.0: GradScaler adds up devices, the kernels test for 1.0."""
-    skipping = None if found_inf is None else found_inf.clamp(max=1.0)
-    for flag in flags:
-        skipping = flag if skipping is None else torch.maximum(skipping, flag.to(skipping.device))
-    return skipping

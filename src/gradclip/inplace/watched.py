@@ -19,6 +19,15 @@ if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
 
 
+def check_monitor(monitor: object) -> None:
+    """Raise a TypeError if `monitor` is not a monitor."""
+    if isinstance(monitor, type) or not hasattr(monitor, "record"):
+        raise TypeError(
+            f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}. Before the "
+            "loop, write monitor = gradclip.Monitor(), and pass it at every step."
+        )
+
+
 def clip_watched(
     clip: Callable[[Parameters], Scalar],
     parameters: Parameters,
@@ -31,14 +40,8 @@ def clip_watched(
 ) -> Scalar:
     """Clip the parameters with `clip`, then have the monitor record the call; return the norm.
 
-    The norm of each gradient is recorded only if this process is `alone`: otherwise others may hold parts of it. Raises
-    TypeError if `monitor` is not one.
+    The norm of each gradient is recorded only if this process is `alone`: otherwise others may hold parts of it.
     """
-    if isinstance(monitor, type) or not hasattr(monitor, "record"):
-        raise TypeError(
-            f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}. Before the "
-            "loop, write monitor = gradclip.Monitor(), and pass it at every step."
-        )
     if not (alone and monitor.wants_layers):
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+_DIVIDES = "_step_supports_amp_scaling"
+
 
 def check_fused(optimizer: object) -> None:
     """Raise if an optimizer cannot divide gradients as it reads them: TypeError for its class, else ValueError."""
@@ -22,13 +24,25 @@ def check_fused(optimizer: object) -> None:
             f"{type(optimizer).__name__} has its own step method, which may not divide gradients as PyTorch's does. "
             "Call gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
-    fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-    if not (fused and all(group.get("fused") for group in optimizer.param_groups)):
+    if not all(group.get("fused") for group in optimizer.param_groups):
         raise ValueError(
             f"this {type(optimizer).__name__} was not created with fused=True for all of its parameter groups, so its "
             f"step cannot clip. Create it as {type(optimizer).__name__}(..., fused=True), or call "
             "gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
+
+
+def lay_out_gradients(optimizer: Optimizer) -> None:
+    """Replace gradients that do not lie in memory as their parameters do, such as expanded ones.
+
+    Fused kernels go through the memory of a parameter and of its gradient side by side.
+    """
+    for parameter in (p for group in optimizer.param_groups for p in group["params"]):
+        grad = parameter.grad
+        if grad is None or grad.layout is not torch.strided or (grad.is_contiguous() and parameter.is_contiguous()):
+            continue
+        if grad.stride() != parameter.stride() and type(grad) is torch.Tensor:
+            parameter.grad = torch.empty_like(parameter, dtype=grad.dtype, requires_grad=False).copy_(grad)
 
 
 def without_momentum(optimizer: Optimizer) -> list[torch.Tensor]:
@@ -64,10 +78,16 @@ def with_memory_of_its_own(parameter: torch.Tensor) -> None:
 
 
 class Guard:
-    """Wraps a step so that the optimizer's attributes are restored if it fails. Post-step hooks run only on success."""
+    """Wraps a step so that the optimizer's attributes are restored if it fails. Post-step hooks run only on success.
+
+    It also marks the optimizer for GradScaler as one whose step divides gradients. PyTorch marks it when it is created,
+    but not a copy.
+    """
 
     def __init__(self, optimizer: Optimizer, restore: Callable[[Optimizer], None]) -> None:
         self._before = vars(optimizer).get("step")
+        self._unmarked = not getattr(optimizer, _DIVIDES, False)
+        setattr(optimizer, _DIVIDES, True)
 
         # Compiled code would treat the divisor as a constant.
         @torch.compiler.disable
@@ -87,6 +107,8 @@ class Guard:
 
     def remove(self, optimizer: Optimizer) -> None:
         """Restore the original step. If a scheduler has wrapped this one since, it stays inside and does nothing."""
+        if self._unmarked:
+            vars(optimizer).pop(_DIVIDES, None)
         if vars(optimizer).get("step") is not self._step:
             return
         del optimizer.step

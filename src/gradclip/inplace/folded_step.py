@@ -1,0 +1,123 @@
+"""What a fused optimizer needs to clip within its step: the norm, the divisor, and whether to skip the step."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.arguments import check_threshold
+from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.backends import Backend
+from gradclip.backends.torch.optimizers import check_fused
+from gradclip.backends.torch.tensors import tensor_of
+from gradclip.core.decide import Clipping, decide
+from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
+from gradclip.distributed.processes import Processes, processes_of, telling
+from gradclip.inplace.gradients import Gradients, entered
+from gradclip.parameters import ParameterList
+from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
+
+    A divisor of None is known to be 1: given a divisor, the kernels would write every gradient.
+    """
+
+    norm: torch.Tensor
+    max_norm: Scalar
+    grad_scale: torch.Tensor | None
+    found_inf: torch.Tensor | None
+
+
+@dataclass(frozen=True)
+class Request:
+    """What all steps have in common: the order, the policy, and the processes that step together."""
+
+    order: Order
+    nonfinite: Nonfinite
+    process_group: ProcessGroups
+    mesh: Meshes
+
+    def ask(
+        self, processes: Processes, max_norm: float | AdaptiveNorm, scale: torch.Tensor | None = None
+    ) -> tuple[Scalar, float]:
+        """Record the arguments of a step for all processes. Return its threshold, and from which multiple it skips."""
+        threshold: Scalar = max_norm
+        skip_above = math.inf
+        if isinstance(max_norm, AdaptiveNorm):
+            threshold, skip_above = max_norm.for_order(self.order), max_norm.skip_above
+        processes.ask(self.order, self.nonfinite, threshold, skip_above=skip_above, scale=scale)
+        return threshold, skip_above
+
+    @ordinary_arithmetic
+    def measured(
+        self,
+        optimizer: Optimizer,
+        max_norm: float | AdaptiveNorm,
+        grad_scale: torch.Tensor | None = None,
+        found_inf: torch.Tensor | None = None,
+    ) -> Measured:
+        """Measure before a step. `grad_scale` and `found_inf` are what GradScaler gives the optimizer."""
+        with telling(optimizer.param_groups, self.process_group, self.mesh):
+            params = ParameterList.of(optimizer.param_groups)
+        processes = processes_of(params, self.process_group, self.mesh)
+        with processes.preparing():
+            check_fused(optimizer)
+            limit, skip_above = self.ask(processes, max_norm, grad_scale)
+            scalars = () if grad_scale is None else (grad_scale,)
+            # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
+            gradients, backend, arrays = entered(params, processes, *scalars, to_write=True, apart=True)
+        holders = processes.holders(backend)
+        with backend.precision():
+            given = backend.scalar(1.0 if grad_scale is None else grad_scale, arrays)
+            if isinstance(max_norm, AdaptiveNorm):
+                limit = within_range(backend, backend.scalar(limit, arrays))
+            # With GradScaler, a step for which its scale was too large is skipped. It is no error.
+            policy = self.nonfinite if self.nonfinite.raises and found_inf is None else PROPAGATE
+            asked = Clipping(threshold_of_scaled(backend, limit, given), self.order, policy, CLIP)
+            made = decide(backend, arrays, asked, gradients.names, holders=holders, at_once=False)
+            finite = backend.xp.isfinite(made.norm.value)
+            seen = found_inf is not None and self.nonfinite.raises
+            if seen and not finite and not processes.anywhere(bool(found_inf)):
+                holders.raise_nonfinite(backend, arrays, gradients.names())
+            by, norm = divisor(backend, made.coefficient, given), made.norm.product() / given
+            flags = [finite == 0] if self.nonfinite.blanks or found_inf is not None else []
+            if isinstance(max_norm, AdaptiveNorm) and skip_above < math.inf:
+                flags.append(max_norm.is_spike(norm, limit))
+            as_it_is = grad_scale is None and backend.concrete and by == 1.0
+            gradients.separate(backend)
+            return Measured(
+                _left(backend, norm, gradients, holders.norm_dtype(arrays)),
+                limit,
+                None if as_it_is else _left(backend, by, gradients),
+                _skipping(found_inf, [_left(backend, flag, gradients) for flag in flags]),
+            )
+
+
+def checked(max_norm: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
+    """Return a threshold as a number, or unchanged if it follows. Raises ValueError if no step can divide by it."""
+    if isinstance(max_norm, AdaptiveNorm):
+        return max_norm
+    number = check_threshold(max_norm)
+    return check_foldable(number if isinstance(number, float) else float(number))
+
+
+def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "float32") -> torch.Tensor:
+    return tensor_of(backend.leave_scalar(value, dtype, gradients.grads))
+
+
+def _skipping(found_inf: torch.Tensor | None, flags: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """Return the tensor that skips the step, at most 1.0: GradScaler adds up devices, the kernels test for 1.0."""
+    skipping = None if found_inf is None else found_inf.clamp(max=1.0)
+    for flag in flags:
+        skipping = flag if skipping is None else torch.maximum(skipping, flag.to(skipping.device))
+    return skipping

@@ -1,0 +1,132 @@
+"""Errors of one process alone, of every kind of call that several make together: all raise, and nothing changes."""
+
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard
+
+import gradclip
+from gradients import local, numbers, parameter
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+WRONG = WORLD - 2
+"""The process that makes the wrong call."""
+
+
+def stage(*, mesh):
+    """Return the parameters of a stage, or shards along a mesh."""
+    if mesh:
+        return parameter(numbers(8, seed=1), init_device_mesh("cpu", (WORLD,)), [Shard(0)])
+    return parameter(numbers(3, seed=dist.get_rank()))
+
+
+def refused_by_all(kind, words, wrong, right, parameters):
+    """Check that the last process but one raises this error, the others hear of it, and no gradient changes."""
+    before = [local(p).clone() for p in parameters]
+    if dist.get_rank() == WRONG:
+        with pytest.raises(kind, match=words):
+            wrong()
+    else:
+        with pytest.raises(RuntimeError, match=f"rank {WRONG}: {kind.__name__}: .*{words}"):
+            right()
+    assert all(torch.equal(local(p), x) for p, x in zip(parameters, before, strict=True))
+
+
+def a_monitor_that_is_none():
+    for mesh in (False, True):
+        p = stage(mesh=mesh)
+        options = {} if mesh else {"process_group": dist.group.WORLD}
+        for wrong in ("monitor", gradclip.Monitor, 3):
+            for monitor in (None, gradclip.Monitor()):
+                refused_by_all(
+                    TypeError,
+                    "monitor must be a gradclip.Monitor",
+                    lambda: gradclip.clip_grad_norm_([p], 1.0, monitor=wrong, **options),  # noqa: B023
+                    lambda: gradclip.clip_grad_norm_([p], 1.0, monitor=monitor, **options),  # noqa: B023
+                    [p],
+                )
+                assert monitor is None or monitor.steps == 0
+
+
+def parameter_groups_that_cannot_be_listed():
+    """The group of processes stands in the parameter groups, or follows from the tensors in them."""
+    for mesh in (False, True):
+        p = stage(mesh=mesh)
+        group = {"params": [p]} if mesh else {"params": [p], "process_group": dist.group.WORLD}
+        for wrong, kind, words in (
+            ([group, {"params": 3}], TypeError, "parameters must be an iterable"),
+            ([group, {"params": iter(())}], ValueError, "yields nothing"),
+            ([{**group, "max_norm": 0.5}], ValueError, "the keys 'max_norm'"),
+            ([group, {"params": [], "clip_grad": True}], ValueError, "the keys 'clip_grad'"),
+            ([group, {"params": [object()]}], TypeError, "has no .grad"),
+        ):
+            for call in (
+                gradclip.grad_norm,
+                lambda listed: gradclip.clip_grad_norm_(listed, 1.0),
+                lambda listed: gradclip.clip_grad_norm_(listed, gradclip.AdaptiveNorm()),
+                lambda listed: gradclip.clip_grad_norm_(listed, 1.0, monitor=gradclip.Monitor()),
+            ):
+                refused_by_all(kind, words, lambda: call(wrong), lambda: call([group]), [p])  # noqa: B023
+
+
+def gradients_that_an_engine_holds():
+    p, q = stage(mesh=False), torch.nn.Parameter(torch.ones(2))
+    q.main_grad = torch.ones(2)
+    options = {"process_group": dist.group.WORLD}
+    for call in (gradclip.grad_norm, lambda listed, **o: gradclip.clip_grad_norm_(listed, 1.0, **o)):
+        refused_by_all(
+            ValueError,
+            "lies in .main_grad",
+            lambda: call([p, q], **options),  # noqa: B023
+            lambda: call([p], **options),  # noqa: B023
+            [p],
+        )
+
+
+def orders_that_an_adaptive_norm_has_not_seen():
+    for mesh in (False, True):
+        options = {} if mesh else {"process_group": dist.group.WORLD}
+        max_norm, p = gradclip.AdaptiveNorm(), stage(mesh=mesh)
+        gradclip.clip_grad_norm_([p], max_norm, **options)
+        for ord, kind, words in ((1, ValueError, "observed norms of ord=2"), ("2", ValueError, "ord must be")):
+            for monitor in (None, gradclip.Monitor()):
+                refused_by_all(
+                    kind,
+                    words,
+                    lambda: gradclip.clip_grad_norm_([p], max_norm, ord, monitor=monitor, **options),  # noqa: B023
+                    lambda: gradclip.clip_grad_norm_([p], max_norm, monitor=monitor, **options),  # noqa: B023
+                    [p],
+                )
+        assert max_norm.steps == 1
+
+
+def spikes_that_only_some_would_skip():
+    """Before the first call clips, since the second, which makes zeros, would be made by some alone."""
+    for mesh in (False, True):
+        options = {} if mesh else {"process_group": dist.group.WORLD}
+        rule = gradclip.QuantileThreshold(initial=0.1)
+        max_norm = gradclip.AdaptiveNorm(rule, skip_above=1e9 if dist.get_rank() == WRONG else 2.0)
+        p = stage(mesh=mesh)
+        before = local(p).clone()
+        with pytest.raises(ValueError, match=rf"skip_above is .*1000000000.0 on rank {WRONG}"):
+            gradclip.clip_grad_norm_([p], max_norm, **options)
+        assert torch.equal(local(p), before)
+        assert max_norm.steps == 0
+
+
+def a_process_without_gradients_does_not_warn():
+    """The worker makes errors of warnings."""
+    p = stage(mesh=False)
+    if dist.get_rank() == WRONG:
+        p.grad = None
+    gradclip.clip_grad_norm_([p], 1.0, process_group=dist.group.WORLD)
+    gradclip.clip_grad_norm_([p], 1.0, process_group=[])
+    gradclip.clip_grad_value_([p], 1.0)
+
+
+if __name__ == "__main__":
+    run_all(globals())

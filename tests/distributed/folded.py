@@ -1,0 +1,190 @@
+"""Clipping within the steps of optimizers that several processes take together, each for its own parameters."""
+
+import copy
+import math
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import gradclip
+from gradclip.integrations.torch import fold_into
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+GRADIENT = torch.tensor([3.0, 4.0])
+
+
+def descent(make=torch.optim.SGD, **settings):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    return weight, make([weight], lr=1.0, fused=True, **settings)
+
+
+def together(optimizer, max_norm=1.0, **settings):
+    return fold_into(optimizer, max_norm, process_group=dist.group.WORLD, **settings)
+
+
+def stepped(scaler, weight, optimizer, gradient=GRADIENT, unscale=False):
+    optimizer.zero_grad()
+    scaler.scale(weight @ gradient).backward()
+    if unscale:
+        scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    scaler.update()
+
+
+def overflowing(on):
+    """Return the gradient of a loss that overflows on one process."""
+    return torch.tensor([1.0, math.inf]) if dist.get_rank() == on else GRADIENT
+
+
+def refused_by_all(kind, words, wrong, right):
+    """Check that all processes raise where the last one alone makes the wrong call."""
+    if dist.get_rank() == WORLD - 1:
+        with pytest.raises(kind, match=words):
+            wrong()
+    else:
+        with pytest.raises(RuntimeError, match=f"rank {WORLD - 1}: {kind.__name__}: .*{words}"):
+            right()
+
+
+def an_overflow_on_one_process_is_skipped_by_all():
+    for make, settings in ((torch.optim.SGD, {"momentum": 0.9}), (torch.optim.AdamW, {})):
+        for nonfinite in ("propagate", "raise", "skip"):
+            for unscale in (False, True):
+                weight, optimizer = descent(make, **settings)
+                together(optimizer, nonfinite=nonfinite)
+                scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+                stepped(scaler, weight, optimizer, overflowing(WORLD - 1), unscale)
+                assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
+                assert {"grad_scale", "found_inf"}.isdisjoint(vars(optimizer))
+
+
+def scales_that_differ_are_an_error():
+    weight, optimizer = descent()
+    together(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    stepped(scaler, weight, optimizer, overflowing(WORLD - 1))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=rf"scale of GradScaler is .*32.0 on rank {WORLD - 1}.*ShardedGradScaler"):
+            stepped(scaler, weight, optimizer)
+        assert weight.tolist() == [0.0, 0.0]
+
+
+def a_scale_that_only_one_process_has_is_an_error():
+    weight, optimizer = descent()
+    together(optimizer)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0, enabled=dist.get_rank() == 0)
+    with pytest.raises(ValueError, match=r"scale of GradScaler is 64.0 on rank 0, not given on rank 1"):
+        stepped(scaler, weight, optimizer)
+
+
+def a_scaler_of_all_goes_on_after_an_overflow():
+    for made_by_copy in (False, True):
+        weight, optimizer = descent()
+        if made_by_copy:
+            optimizer = copy.deepcopy(optimizer)
+            weight = optimizer.param_groups[0]["params"][0]
+        clipping = together(optimizer)
+        scaler = ShardedGradScaler("cpu", init_scale=64.0, process_group=dist.group.WORLD)
+        stepped(scaler, weight, optimizer, overflowing(WORLD - 1), unscale=True)
+        assert weight.tolist() == [0.0, 0.0]
+        mine = GRADIENT * (1 + dist.get_rank())  # equal gradients would be refused as replicas
+        stepped(scaler, weight, optimizer, mine, unscale=True)
+        assert scaler.get_scale() == 32.0
+        torch.testing.assert_close(clipping.norm, torch.tensor(5.0 * math.sqrt(5.0)))
+        torch.testing.assert_close(weight.detach(), -mine / clipping.norm)
+
+
+def an_overflow_of_a_copy_is_skipped_by_all():
+    """PyTorch's copy is not marked as one that divides by the scale, so that GradScaler would not call its step."""
+    _, original = descent()
+    optimizer = copy.deepcopy(original)
+    weight = optimizer.param_groups[0]["params"][0]
+    together(optimizer)
+    stepped(torch.amp.GradScaler("cpu", init_scale=64.0), weight, optimizer, overflowing(WORLD - 1))
+    assert weight.tolist() == [0.0, 0.0]
+
+
+def what_no_scaler_found_is_raised_by_all():
+    weight, optimizer = descent()
+    together(optimizer, nonfinite="raise")
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    scaler.scale(weight @ GRADIENT).backward()
+    scaler.unscale_(optimizer)
+    if dist.get_rank() == 0:
+        weight.grad[0] = math.nan
+    with pytest.raises(FloatingPointError, match=r"rank 0: .*1 NaN"):
+        scaler.step(optimizer)
+    assert weight.tolist() == [0.0, 0.0]
+
+
+def arguments_of_folding_that_are_wrong_on_one():
+    of_order_1 = gradclip.AdaptiveNorm()
+    gradclip.clip_grad_norm_([holder(GRADIENT)], of_order_1, 1, process_group=[])
+    cases = [
+        (ValueError, "must not be negative", lambda o: together(o, -1.0)),
+        (ValueError, "max_norm must be 0, inf, or between", lambda o: together(o, 2.0**-60)),
+        (TypeError, "max_norm must be a real number", lambda o: together(o, "1")),
+        (ValueError, "ord must be", lambda o: together(o, ord=0)),
+        (ValueError, "does not support nonfinite='zero'", lambda o: together(o, nonfinite="zero")),
+        (ValueError, "has observed norms of ord=1", lambda o: together(o, of_order_1)),
+        (TypeError, "folded only into", lambda o: together("Adam")),
+        (TypeError, "folded only into", lambda o: together(torch.optim.RMSprop(descent()[1].param_groups))),
+        (ValueError, "not created with fused=True", lambda o: together(torch.optim.SGD([descent()[0]]))),
+    ]
+    for kind, words, wrong in cases:
+        _, optimizer = descent()
+        refused_by_all(kind, words, lambda: wrong(optimizer), lambda: together(optimizer))  # noqa: B023
+        together(optimizer)  # nothing is left of the calls before
+        refused_by_all(ValueError, "already called", lambda: together(optimizer), lambda: together(descent()[1]))  # noqa: B023
+        with pytest.raises(ValueError, match=r"max_norm is 1\.0 on rank 0, 2\.0 on rank 1"):
+            together(descent()[1], 1.0 + dist.get_rank())
+
+
+def holder(gradient):
+    weight, _ = descent()
+    weight.grad = gradient.clone()
+    return weight
+
+
+def an_adaptive_norm_of_another_order_at_a_step():
+    weight, optimizer = descent()
+    clipping = together(optimizer)
+    other = gradclip.AdaptiveNorm()
+    gradclip.clip_grad_norm_([holder(GRADIENT)], other, 1, process_group=[])
+    weight.grad = GRADIENT.clone()
+    if dist.get_rank() == WORLD - 1:
+        clipping.max_norm = other
+    refused_by_all(ValueError, "has observed norms of ord=1", optimizer.step, optimizer.step)
+    assert weight.tolist() == [0.0, 0.0]
+    assert other.steps == 1
+
+
+def a_group_that_is_no_longer_fused_on_one():
+    weight, optimizer = descent()
+    together(optimizer)
+    weight.grad = GRADIENT.clone()
+    if dist.get_rank() == WORLD - 1:
+        optimizer.load_state_dict(torch.optim.SGD([weight], lr=1.0).state_dict())
+    refused_by_all(ValueError, "not created with fused=True", optimizer.step, optimizer.step)
+    assert weight.tolist() == [0.0, 0.0]
+
+
+def steps_that_only_some_would_skip():
+    words = r"skip_above is 4.0 on rank 0, 5.0 on rank 1"
+    with pytest.raises(ValueError, match=words):
+        together(descent()[1], gradclip.AdaptiveNorm(skip_above=4.0 + dist.get_rank()))
+    weight, optimizer = descent(momentum=0.9)
+    clipping = together(optimizer, gradclip.AdaptiveNorm(skip_above=4.0))
+    clipping.max_norm = gradclip.AdaptiveNorm(skip_above=4.0 + dist.get_rank())
+    weight.grad = GRADIENT * (1 + dist.get_rank())
+    with pytest.raises(ValueError, match=words):
+        optimizer.step()
+    assert weight.tolist() == [0.0, 0.0]
+
+
+if __name__ == "__main__":
+    run_all(globals())
