@@ -1,4 +1,4 @@
-"""Steps of fused optimizers that clip: random gradients, layouts, scales, copies and errors, beside a clip and a step."""
+"""Steps of fused optimizers that clip, with gradients in any layout, scales, copies and errors; beside clip and step."""
 
 import copy
 import math

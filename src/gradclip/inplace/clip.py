@@ -110,11 +110,13 @@ def clip_grad_norm_(
     Raises:
         TypeError: a parameter has no `.grad`, a gradient has an integer dtype, or `process_group` is not a process
             group.
-        ValueError: `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients were passed instead of
-            parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a tree share memory as
-            numbers of different formats, such as float32 and float64. With several processes: their arguments differ,
-            this process is not in the group, parameters are FSDP1 shards without a group, or all processes of the group
-            hold the same gradients.
+        UserWarning: no parameter has a gradient. Among several processes, this is no warning.
+        ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
+            look like settings of clipping; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients
+            were passed instead of parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a
+            tree share memory as numbers of different formats, such as float32 and float64. With several processes:
+            their arguments differ, this process is not in the group, parameters are FSDP1 shards without a group, or
+            all processes of the group hold the same gradients.
         RuntimeError: another process failed or has ended.
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 

@@ -155,7 +155,8 @@ def fold_into(
         nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
             error before the step; every step then waits for the device. "skip": the step leaves parameters and state
             unchanged. GradScaler always skips these steps, whatever you pass here.
-        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters.
+        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All of its processes
+            must call `fold_into`, and step together.
         mesh: the same, given as a mesh.
 
     Returns:
@@ -166,6 +167,7 @@ def fold_into(
         TypeError: the optimizer is not one of those above.
         ValueError: the optimizer was created without `fused=True`, or is folded already; the threshold is out of range;
             `nonfinite="zero"`, which needs an extra pass over the gradients.
+        RuntimeError: this call or a step failed on another process.
         FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
     A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
@@ -175,7 +177,8 @@ def fold_into(
     parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
     the bound holds; `.grad` gets them rounded to nearest. `gradclip.core.divisor` has the proof.
 
-    With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. The clipping
+    With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
+    infinities on one process, all skip the step. All processes must have the same scale. The clipping
     is not part of `state_dict`: when you load a checkpoint into a new optimizer, call `fold_into` again.
 
     Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
