@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import among_several
+from gradclip.backends import Shards, among_several, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
@@ -37,6 +37,7 @@ class ParameterList:
     tree: Any = None
     names: Sequence[str | None] = ()
     _gradients: Any = field(init=False, repr=False, default=None)
+    _summed: bool = field(init=False, repr=False, default=False)
     _lacking: int | None = field(init=False, repr=False, default=None)  # the first parameter without a `.grad`
 
     @classmethod
@@ -98,6 +99,18 @@ class ParameterList:
         each = {id(parameter): parameter for parameter in listed}
         grads = {key: parameter.grad for key, parameter in each.items()}
         return [grads[id(parameter)] for parameter in listed]
+
+    def shards(self, gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
+        """Return this process's shards of gradients of these parameters. Partial sums are added over all processes."""
+        object.__setattr__(self, "_summed", True)
+        return shards_of(gradients, parameters)
+
+    def take_part_in_sums(self) -> None:
+        """Add partial sums for the other processes, if this one has not: it fails, and they wait for it."""
+        if not self._summed and any_distributed(self.gradients):
+            each = {id(p): (grad, p) for p, grad in zip(self.parameters, self.gradients, strict=True)}
+            gradients, parameters = zip(*(one for one in each.values() if one[0] is not None), strict=True)
+            self.shards(gradients, parameters)
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""

@@ -1,4 +1,4 @@
-"""Steps of fused optimizers that clip, with gradients in any layout, scales, copies and errors; beside clip and step."""
+"""Steps of fused optimizers that clip: gradients in any layout, scales, copies and errors, beside clip and step."""
 
 import copy
 import math

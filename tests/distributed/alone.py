@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard
+from torch.distributed.tensor import Partial, Replicate, Shard
 
 import gradclip
 from gradients import local, numbers, parameter
@@ -102,6 +102,37 @@ def orders_that_an_adaptive_norm_has_not_seen():
                     [p],
                 )
         assert max_norm.steps == 1
+
+
+def what_is_wrong_beside_partial_sums():
+    """The others add the terms of a sum before they hear of an error."""
+    row = init_device_mesh("cpu", (WORLD,))
+    p, q = (parameter(numbers(8, seed=seed), row, [Partial()], like=[Shard(0)]) for seed in (1, 2))
+    for kind, words, parameters, arguments in (
+        (ValueError, "ord must be", [p, q], (1.0, 0.5)),
+        (ValueError, "must not be negative", [p, q], (-1.0,)),
+        (TypeError, "has no .grad", [p, q, 3], (1.0,)),
+        (ValueError, "the keys 'max_norm'", [{"params": [p, q], "max_norm": 1.0}], (1.0,)),
+    ):
+        refused_by_all(
+            kind,
+            words,
+            lambda: gradclip.clip_grad_norm_(parameters, *arguments),  # noqa: B023
+            lambda: gradclip.clip_grad_norm_([p, q], 1.0),
+            [p, q],
+        )
+    norm = torch.linalg.vector_norm(torch.cat([numbers(8, seed=1), numbers(8, seed=2)]))
+    torch.testing.assert_close(gradclip.clip_grad_norm_([p, q], 1.0), norm)
+
+
+def what_is_wrong_beside_sums_that_all_hold():
+    """After the sum there is nothing to exchange, so that the others do not hear of it, nor wait."""
+    p = parameter(numbers(8, seed=1), init_device_mesh("cpu", (WORLD,)), [Partial()], like=[Replicate()])
+    if dist.get_rank() == WRONG:
+        with pytest.raises(ValueError, match="ord must be"):
+            gradclip.clip_grad_norm_([p], 1.0, 0.5)
+    else:
+        torch.testing.assert_close(gradclip.clip_grad_norm_([p], 1.0), torch.linalg.vector_norm(numbers(8, seed=1)))
 
 
 def spikes_that_only_some_would_skip():

@@ -60,7 +60,7 @@ class ProcessGroups(Holders):
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
         check_known(named)
         self._named = [*named, *(one for beside in params.beside if beside is not UNNAMED for one in beside)]
-        self._shardings = Shardings(params, named)
+        self._params, self._shardings = params, Shardings(params, named)
         self._device = device_for(self._shardings.groups, params.parameters)
         self._holds_float64 = False
         self._asked: Asked = ()
@@ -189,6 +189,8 @@ class ProcessGroups(Holders):
     # Errors that end the call on every process
 
     def _tell(self, error: Exception) -> None:
+        if not self._waits:
+            self._params.take_part_in_sums()
         _, differ = self._sent_without_gradients(failed=True)
         self._problem = f"{type(error).__name__}: {error}"
         if self._all_look or (self._looks and differ == 0):

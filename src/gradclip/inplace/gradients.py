@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Shards, any_distributed, shards_of
+from gradclip.backends import Backend, Shards, any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import format_of
 from gradclip.backends.protocols import HostBackend
@@ -58,7 +58,7 @@ class Gradients:
             _refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
             return cls(held, params, held, owners, held)
-        shards = shards_of(held, owners)
+        shards = params.shards(held, owners)
         return cls(shards.locals, params, held, owners, shards.locals, (), shards)
 
     @classmethod
