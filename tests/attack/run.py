@@ -28,7 +28,7 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import derivatives, folded, layouts, private, settings, sharing, trees
+    from attack import derivatives, eager, folded, layouts, private, settings, sharing, trees
 
     return {
         "trees": trees.attack,
@@ -38,6 +38,7 @@ def attacks():
         "settings": settings.attack,
         "sharing": sharing.attack,
         "folded": folded.attack,
+        "eager": eager.attack,
         "processes": layouts.over_processes,
     }
 

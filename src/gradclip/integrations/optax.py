@@ -410,7 +410,7 @@ def _factor(skip_above: Any) -> float | jax.Array:
 
 
 def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array) -> jax.Array:
-    return (norm > threshold * skip_above) & jnp.isfinite(norm)
+    return (norm > threshold * jnp.asarray(skip_above, threshold.dtype)) & jnp.isfinite(norm)
 
 
 def _observed(
@@ -421,6 +421,6 @@ def _observed(
         rule.observe(state.history, norm),
         norm.astype(state.norm.dtype),
         threshold,
-        state.clipped + clipped,
-        state.skipped + skipped,
+        state.clipped + clipped.astype(jnp.int32),
+        state.skipped + skipped.astype(jnp.int32),
     )

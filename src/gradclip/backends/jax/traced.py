@@ -9,8 +9,8 @@ memory traffic and no extra kernel launches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -54,8 +54,11 @@ class Zeroed(Arrays):
 class Jax(JaxNorms):
     """The backend for arrays whose values are not read."""
 
-    def precision(self) -> AbstractContextManager[Any]:
-        return jax.enable_x64(True)
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        # Users may forbid promotion in their own code. Here it is safe, and mixed dtypes need it.
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            yield
 
     def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
