@@ -2,6 +2,7 @@
 
 import math
 import numbers
+import operator
 
 
 def check_between(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
@@ -14,7 +15,7 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
     try:
         number = float(value)
     except OverflowError:
-        number = math.inf if value > 0 else -math.inf
+        number = math.inf if operator.gt(value, 0) else -math.inf
     if not low <= number <= high or (above_low and number == low):
         where = f"above {low!r} and at most" if above_low else f"from {low!r} to"
         raise ValueError(f"{name} must be {where} {high!r}, got {value!r}.")

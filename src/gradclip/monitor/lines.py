@@ -51,7 +51,7 @@ def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]
 
 
 def _number(told: object) -> object:
-    return float(told) if told in ("nan", "inf", "-inf") else told  # type: ignore[arg-type]
+    return float(told) if told in ("nan", "inf", "-inf") else told
 
 
 def _plain(value: object) -> object:

@@ -116,10 +116,10 @@ def named(names: object) -> tuple[str, ...] | None:
     if names is None:
         return None
     try:
-        found = () if isinstance(names, str) else tuple(names)  # type: ignore[arg-type]
+        found = None if isinstance(names, str) else tuple(names)  # type: ignore[arg-type, var-annotated]
     except TypeError:
-        found = (None,)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in found):
+        found = None
+    if found is None or not all(isinstance(name, str) for name in found):
         raise TypeError(f"names must be the names of the layers, a list of strings, got {names!r:.80}.")
     return found
 

@@ -94,7 +94,7 @@ def real(value: Any) -> float:
 def whole(value: Any) -> int:
     """Return a whole number from 0 to 2**53. Raises ValueError for anything else."""
     number = _item(value)
-    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or not 0 <= number <= _MOST:
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or int(number) not in range(_MOST + 1):
         raise ValueError(f"a number of steps must be a whole number from 0 to 2**53, got {_shown(number)}")
     return int(number)
 
