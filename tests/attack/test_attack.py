@@ -19,6 +19,7 @@ CASES = {
     "sharing": 120,
     "folded": 60,
     "eager": 12,
+    "monitors": 40,
 }
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""

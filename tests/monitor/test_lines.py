@@ -49,6 +49,28 @@ def test_layers_beyond_float32_come_back():
 LAYERS_ONLY = '{"step": 1, "norm": 1, "max_norm": 1, "skipped": false, "layers": [1]}'
 
 
+STRANGE = (
+    *("[" * 10**5, "9" * 5000, '{"step": true, "norm": 1, "max_norm": 1, "skipped": false}'),
+    '{"step": 1e999, "norm": 1, "max_norm": 1, "skipped": false}',
+    '{"step": 2.0, "norm": 1, "max_norm": 1, "skipped": false}',
+    '{"step": 2, "norm": 1, "max_norm": 1, "skipped": "no"}',
+    '{"step": 2, "norm": "1", "max_norm": 1, "skipped": false}',
+    '{"step": 2, "norm": 1, "max_norm": ' + "9" * 400 + ', "skipped": false}',
+    '{"step": 2, "norm": 1, "max_norm": 1, "skipped": false, "layers": {"a": null}}',
+)
+
+
+@pytest.mark.parametrize("line", STRANGE)
+def test_a_line_that_no_monitor_has_saved_is_named(line):
+    with pytest.raises(ValueError, match="line 2 is not a step saved by a Monitor, got "):
+        list(from_lines([to_line(STEPS[0]), line]))
+
+
+def test_steps_are_in_their_order():
+    with pytest.raises(ValueError, match="line 3 is step 1, after step 2"):
+        list(from_lines([*map(to_line, STEPS), to_line(STEPS[0])]))
+
+
 @pytest.mark.parametrize(
     "line", [LAYERS_ONLY, "{", "[]", '{"step": 1}', '{"step": 1, "norm": "x", "max_norm": 1, "skipped": 0}']
 )

@@ -81,6 +81,86 @@ def test_a_callback_that_raises_is_called_for_the_other_steps_too():
     assert (told, monitor.steps) == ([1, 2, 3, 4], 4)
 
 
+def test_steps_are_told_in_order_whichever_thread_has_fetched_them():
+    told, slow, recorded = [], Event(), Event()
+
+    def callback(step, _):
+        if step == 1:
+            slow.set()
+            recorded.wait(10)
+        told.append(step)
+
+    monitor = gradclip.Monitor(fetch_every=2, callback=callback)
+    reader = Thread(target=lambda: monitor.records)
+    monitor.record(1.0, 1.0)
+    reader.start()
+    slow.wait(10)
+    for _ in range(5):
+        monitor.record(1.0, 1.0)
+    assert (monitor.steps, told) == (6, [])
+    recorded.set()
+    monitor.fetch()
+    assert told == [1, 2, 3, 4, 5, 6]
+    reader.join()
+
+
+def test_a_callback_may_record_and_wait_for_a_thread_that_reads():
+    told = []
+
+    def callback(step, _):
+        reader = Thread(target=lambda: monitor.counts)
+        reader.start()
+        reader.join(10)
+        assert not reader.is_alive()
+        if step < 3:
+            monitor.record(step, 1.0)
+        told.append(step)
+
+    monitor = gradclip.Monitor(fetch_every=1, callback=callback)
+    monitor.record(1.0, 1.0)
+    monitor.fetch()
+    assert told == [1, 2, 3]
+
+
+def test_many_threads_tell_in_order():
+    told = []
+    monitor = gradclip.Monitor(fetch_every=2, callback=lambda step, _: told.append(step))
+    threads = [Thread(target=lambda: [monitor.record(2.0, 1.0) for _ in range(500)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monitor.fetch()
+    assert told == list(range(1, 2001))
+
+
+def test_an_interrupted_callback_does_not_stop_later_ones():
+    told = []
+
+    def callback(step, _):
+        told.append(step)
+        if step == 1:
+            raise KeyboardInterrupt
+
+    monitor = gradclip.Monitor(fetch_every=1, callback=callback)
+    with pytest.raises(KeyboardInterrupt):
+        monitor.record(1.0, 1.0)
+    monitor.record(1.0, 1.0)
+    assert told == [1, 2]
+
+
+def test_steps_in_vectors_count_each_towards_fetch_every():
+    told = []
+    monitor = gradclip.Monitor(fetch_every=10, callback=lambda step, _: told.append(step))
+    monitor.record(np.ones(4), 1.0)
+    monitor.record(jnp.ones(5), 1.0)
+    assert told == []
+    monitor.record(1.0, 1.0)
+    assert len(told) == 10
+    monitor.record(torch.ones(300), 1.0)
+    assert len(told) == 310
+
+
 def test_a_value_that_cannot_be_fetched_costs_no_other_step():
     monitor = fed([1.0])
     torch.func.vmap(lambda row: monitor.record(row.norm(), 1.0) or row)(torch.ones(3, 2))
@@ -215,6 +295,21 @@ def test_a_state_goes_through_a_checkpoint(tmp_path):
     [
         *({}, {"norm": [1.0]}, {"counts": [1, 2, 3, 4, 5]}, {"counts": ["a", 2]}, {"norm": [1.0, "x", 2.0]}),
         {"layers": [[], [], [0, 1.0, 2.0]]},
+        {"layers": [[], [], [-1, 1.0]]},
+        {"names": [[1]]},
+        {"counts": [2, 0, 0, 0]},
+        {"counts": [5, 9, 1, 1]},
+        {"counts": [math.inf, 2, 1, 1]},
+        {"calls": "3"},
+        {"step": [4, 5, math.inf]},
+        {"step": [4, 5, 10**400]},
+        {"step": [4, 4, 5]},
+        {"step": [4.5, 5.0, 6.0]},
+        {"norm": [1.0, 2.0, 10**400]},
+        {"norm": [1.0, 2.0, "3"]},
+        {"norm": [1.0, 2.0, 1j]},
+        {"skipped": [False, "no", True]},
+        {"skipped": None},
     ],
 )
 def test_a_state_that_is_none_changes_nothing(broken):
@@ -226,7 +321,16 @@ def test_a_state_that_is_none_changes_nothing(broken):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("capacity", 0), ("fetch_every", 0), ("layers_every", -1), ("top", 1.5), ("capacity", True)]
+    ("name", "value"),
+    [
+        ("capacity", 10**30),
+        ("fetch_every", "3"),
+        ("capacity", 0),
+        ("fetch_every", 0),
+        ("layers_every", -1),
+        ("top", 1.5),
+        ("capacity", True),
+    ],
 )
 def test_settings_that_cannot_work(name, value):
     with pytest.raises(ValueError, match=f"{name} must be a whole number of at least"):

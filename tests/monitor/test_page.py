@@ -96,6 +96,35 @@ def test_notes():
     assert notes(fed([2.0, 0.5])) == []
 
 
+@pytest.mark.parametrize(
+    ("policies", "capacity", "said"),
+    [
+        (("skip", "skip"), 9, "They were skipped: their gradients became zeros."),
+        (("propagate", "propagate"), 9, '"skip" and "zero" prevent that.'),
+        (("skip", "propagate"), 9, '1 of those kept were not skipped. With nonfinite="propagate"'),
+        (("propagate", "skip"), 1, "Those that are kept were skipped"),
+        (("propagate", "propagate"), 1, '"skip" and "zero" prevent that.'),
+    ],
+)
+def test_what_is_said_of_norms_that_are_not_finite_depends_on_what_was_done(policies, capacity, said):
+    monitor = gradclip.Monitor(capacity=capacity)
+    for policy in policies:
+        monitor.record(np.nan, 1.0, nonfinite=policy)
+    note = next(note for note in notes(monitor) if "NaN or infinite" in note)
+    assert said in note
+    assert ("prevent" in note) == ("propagate" in policies and said[:5] != "Those")
+
+
+@pytest.mark.parametrize("name", ["a\udc80b", "a\nb", "a\x00b"])
+def test_a_name_that_cannot_be_shown_is_escaped(name, tmp_path):
+    monitor = gradclip.Monitor()
+    monitor.record(1.0, 2.0, np.ones(2), names=[name, "b"])
+    text = monitor.report(tmp_path / "page.html", name).read_text(encoding="utf-8")
+    assert text.count(name.encode("unicode_escape").decode()) >= 4
+    assert monitor.plot(tmp_path / "picture.png") is not None
+    assert name in monitor.top_layers
+
+
 def test_skipped_steps_are_not_counted_against_all_clipped():
     monitor = gradclip.Monitor()
     monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="skip")

@@ -106,6 +106,38 @@ def test_what_is_changed_afterwards_was_recorded_before(make, name):
     assert getattr(step, name) == 4.0
 
 
+@pytest.mark.parametrize("make", [np.array, torch.tensor], ids=["numpy", "torch"])
+@pytest.mark.parametrize("named", [True, False])
+def test_norms_of_layers_that_are_changed_afterwards_were_recorded_before(make, named):
+    buffer = make([4.0, 5.0])
+    norms = buffer if named else {"a": buffer[0:1], "b": buffer[1:]}
+    norm = 5.0 if named else make([5.0])
+    pending = Pending.of(norm, 1.0, norms, "propagate", ("a", "b") if named else None)
+    buffer *= 0.0
+    (step,) = resolved([pending], 1)
+    assert step.layers.norms.tolist() == [4.0, 5.0]
+
+
+@pytest.mark.parametrize("value", [1j, 10**400, np.complex64(2), torch.tensor(1j), np.zeros((), "V4")])
+def test_what_is_no_real_number_is_refused_before_it_is_kept(value):
+    with pytest.raises(TypeError, match="norm must be a number or an array"):
+        Pending.of(value, 1.0, None, "propagate", None)
+
+
+@pytest.mark.parametrize("factor", [0.5, math.nan, -1])
+def test_a_factor_that_no_call_takes(factor):
+    with pytest.raises(ValueError, match="skip_above must be from 1"):
+        Pending.of(5.0, 1.0, None, "propagate", None, factor)
+
+
+@pytest.mark.parametrize("names", ["ab", [1, 2], 3, [None]])
+def test_names_are_strings(names):
+    with pytest.raises(TypeError, match="names must be the names of the layers, a list of strings"):
+        gradclip.Monitor().record(5.0, 1.0, np.ones(2), names=names)
+    with pytest.raises(TypeError, match="names are those of a vector of layer_norms"):
+        gradclip.Monitor().record(5.0, 1.0, names=["a"])
+
+
 def test_what_jax_deletes_was_recorded_before():
     update = jax.jit(lambda state: (state[0] + 1, state[1]), donate_argnums=0)
     state, pending = (jnp.float32(4.0), jnp.float32(1.0)), []

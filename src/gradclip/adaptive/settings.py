@@ -1,6 +1,8 @@
 """Checks of the settings of adaptive thresholds."""
 
+import math
 import numbers
+import operator
 
 
 def check_between(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
@@ -10,7 +12,10 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {value!r:.80} of type {type(value).__name__}.")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf if operator.gt(value, 0) else -math.inf
     if not low <= number <= high or (above_low and number == low):
         where = f"above {low!r} and at most" if above_low else f"from {low!r} to"
         raise ValueError(f"{name} must be {where} {high!r}, got {value!r}.")

@@ -5,9 +5,8 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
-
-from gradclip.monitor.records import Layers, Step, narrowed
+from gradclip.monitor.records import Step
+from gradclip.monitor.states import layers_of, step_of
 
 
 def to_line(step: Step) -> str:
@@ -29,22 +28,30 @@ def to_line(step: Step) -> str:
 def from_lines(lines: Iterable[str]) -> Iterator[Step]:
     """Yield the steps. Raises a ValueError that names the first line that is not a step."""
     names: dict[tuple[str, ...], tuple[str, ...]] = {}
+    before = 0
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
-            yield _step(json.loads(line), names)
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            step = _step(json.loads(line), names)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"line {number} is not a step saved by a Monitor, got {line.strip():.80}") from error
+        if step.step <= before:
+            raise ValueError(f"line {number} is step {step.step}, after step {before}. Steps must be in their order.")
+        before = step.step
+        yield step
 
 
 def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]) -> Step:
     layers = None
     if "layers" in told:
         names = tuple(told["layers"])
-        norms = narrowed(np.array([float(norm) for norm in told["layers"].values()]))
-        layers = Layers(known.setdefault(names, names), norms)
-    return Step(int(told["step"]), float(told["norm"]), float(told["max_norm"]), bool(told["skipped"]), layers)
+        layers = layers_of(known.setdefault(names, names), [_number(norm) for norm in told["layers"].values()])
+    return step_of(told["step"], _number(told["norm"]), _number(told["max_norm"]), told["skipped"], layers=layers)
+
+
+def _number(told: object) -> object:
+    return float(told) if told in ("nan", "inf", "-inf") else told
 
 
 def _plain(value: object) -> object:

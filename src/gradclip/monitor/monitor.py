@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from gradclip.monitor import lines
 from gradclip.monitor.advice import Advice, advise
-from gradclip.monitor.pending import Pending, resolved_each
-from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Step, narrowed
+from gradclip.monitor.callbacks import Callbacks
+from gradclip.monitor.pending import Pending, named, resolved_each
+from gradclip.monitor.records import Columns, Counts, LayerTable, Step
+from gradclip.monitor.states import State
 from gradclip.typing import Policy
 
 if TYPE_CHECKING:
@@ -39,10 +41,12 @@ class Monitor:
         top: how many of the layers with the largest norms `callback` and `top_layers` name.
         callback: called as `callback(step, numbers)` for each step in order, once its values are fetched. `numbers` is
             a dict of plain floats, ready for a logger: "norm", "max_norm", "coefficient", "clipped", "skipped" and
-            "nonfinite" (flags are 0.0 or 1.0), and "layers/NAME" for each of the `top` layers.
+            "nonfinite" (flags are 0.0 or 1.0), and "layers/NAME" for each of the `top` layers. If several threads
+            record or read, one of them at a time calls it.
 
     Raises:
-        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every` or `top`.
+        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every` or `top`. TypeError: a `callback`
+        that cannot be called.
 
     A step counts as clipped if the norm that the call returned is finite and above the threshold, and the step was not
     skipped. With `nonfinite="zero"`, that norm covers the finite elements only.
@@ -66,26 +70,27 @@ class Monitor:
         top: int = 5,
         callback: Callback | None = None,
     ) -> None:
-        for name, value, least in (
-            ("capacity", capacity, 1),
-            ("fetch_every", fetch_every, 1),
-            ("layers_every", layers_every, 0),
-            ("top", top, 0),
-        ):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"{name} must be a whole number of at least {least}, got {value!r}.")
-        self.fetch_every, self.layers_every, self.top, self.callback = fetch_every, layers_every, top, callback
-        self._kept: deque[Step] = deque(maxlen=capacity)
+        if not (callback is None or callable(callback)):
+            raise TypeError(f"callback must be a function of a step and a dict, got {callback!r:.80}.")
+        self.fetch_every, self.layers_every = (
+            _whole("fetch_every", fetch_every, 1),
+            _whole("layers_every", layers_every),
+        )
+        self.top, self.callback = _whole("top", top), callback
+        self._kept: deque[Step] = deque(maxlen=_whole("capacity", capacity, 1))
         self._counts = Counts()
         self._pending: list[Pending] = []
-        self._calls = 0
+        self._waiting = self._calls = 0
         self._lock = RLock()  # one thread may read, to show a page, while another thread records
+        self._callbacks = Callbacks()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name != "_lock"}
+        with self._lock:
+            held = {name: value for name, value in vars(self).items() if name not in ("_lock", "_callbacks")}
+            return held | {"_kept": self._kept.copy(), "_pending": list(self._pending)}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _lock=RLock())
+        vars(self).update(state, _lock=RLock(), _callbacks=Callbacks())
 
     def __repr__(self) -> str:
         steps, clipped, skipped, nonfinite = self.counts
@@ -101,7 +106,7 @@ class Monitor:
         names: Sequence[str] | None = None,
         skip_above: float = math.inf,
     ) -> None:
-        """Record one or several steps. Later changes to the norm and threshold arrays do not affect the record.
+        """Record one or several steps. Later changes to the arrays do not affect the record.
 
         Args:
             norm: the norm before clipping, as the clipping call returned it: a number or a scalar array of any
@@ -115,17 +120,18 @@ class Monitor:
                 with a `gradclip.AdaptiveNorm`.
 
         Raises:
-            TypeError: a value that is not a number or an array, a traced array. ValueError: shapes that do not match.
+            TypeError: a value that is not a number or an array of real numbers, a traced array. ValueError: shapes that
+            do not match, a `skip_above` below 1.
 
         """
-        known = None if names is None else tuple(names)
-        pending = Pending.of(norm, max_norm, layer_norms, nonfinite, known, skip_above)
+        pending = Pending.of(norm, max_norm, layer_norms, nonfinite, named(names), skip_above)
         with self._lock:
             self._pending.append(pending)
             self._calls += 1
-            enough = len(self._pending) >= self.fetch_every
+            self._waiting += pending.steps
+            enough = self._waiting >= self.fetch_every
         if enough:
-            self.fetch()
+            self._fetch()
 
     @property
     def wants_layers(self) -> bool:
@@ -136,34 +142,40 @@ class Monitor:
         """Fetch the values of all steps recorded so far. Reading anything does this for you.
 
         Steps that cannot be fetched are left out, and `callback` is called for all others. Then the first error is
-        raised.
+        raised. If another thread is calling `callback`, it goes on with these steps, and this call waits for it.
         """
+        self._fetch()
+        self._callbacks.wait()
+
+    def _fetch(self) -> None:
         with self._lock:
-            pending, self._pending = self._pending, []
+            pending, self._pending, self._waiting = self._pending, [], 0
             steps, error = resolved_each(pending, self._kept[-1].step + 1 if self._kept else 1)
             self._counts = self._counts.plus(steps)
             self._kept.extend(steps)
-        if (callback := self.callback) is not None:
-            for step in steps:
-                try:
-                    callback(step.step, step.numbers(self.top))
-                except Exception as raised:
-                    error = error or raised
-        if error is not None:
+            if self.callback is not None:
+                self._callbacks.add(steps)
+        raised = self._callbacks.tell(self._tell)
+        if error := error or raised:
             raise error
+
+    def _tell(self, step: Step) -> None:
+        if self.callback is not None:
+            self.callback(step.step, step.numbers(self.top))
 
     @property
     def records(self) -> list[Step]:
         """The kept steps, oldest first."""
-        self.fetch()
+        self._fetch()
         with self._lock:
             return list(self._kept)
 
     @property
     def last(self) -> Step | None:
         """The last step; None before the first step."""
-        self.fetch()
-        return self._kept[-1] if self._kept else None
+        self._fetch()
+        with self._lock:
+            return self._kept[-1] if self._kept else None
 
     @property
     def columns(self) -> Columns:
@@ -185,7 +197,7 @@ class Monitor:
     @property
     def counts(self) -> Counts:
         """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
-        self.fetch()
+        self._fetch()
         return self._counts
 
     @property
@@ -247,7 +259,7 @@ class Monitor:
         Without `capacity`, its capacity is the number of steps in the file, but at least 10,000. Its counts cover the
         steps in the file. Raises ValueError for a line that is not a step.
         """
-        with Path(path).open(encoding="utf-8") as file:
+        with Path(path).open(encoding="utf-8", errors="backslashreplace") as file:
             steps = list(lines.from_lines(file))
         monitor = cls(max(_CAPACITY, len(steps)) if capacity is None else capacity)
         monitor._take(steps, Counts().plus(steps))
@@ -255,46 +267,25 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept steps and the counts as lists and numbers, for any checkpoint format."""
-        steps = self.records
-        names = list(dict.fromkeys(step.layers.names for step in steps if step.layers))
-        places = {one: place for place, one in enumerate(names)}
-        return {
-            "counts": list(self._counts),
-            "calls": self._calls,
-            "step": [step.step for step in steps],
-            "norm": [step.norm for step in steps],
-            "max_norm": [step.max_norm for step in steps],
-            "skipped": [step.skipped for step in steps],
-            "names": [list(one) for one in names],
-            "layers": [[places[s.layers.names], *s.layers.norms.tolist()] if s.layers else [] for s in steps],
-        }
+        self._fetch()
+        with self._lock:
+            return State(list(self._kept), self._counts, self._calls).plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`. It replaces the steps and counts; capacity and settings do not change.
 
-        Raises ValueError if it is not a state of a `Monitor`; the monitor then stays unchanged.
+        Raises ValueError if it is not a state of a `Monitor`, and says what is wrong; the monitor then stays unchanged.
         """
-        keys = ("step", "norm", "max_norm", "skipped", "layers")
-        try:
-            names = [tuple(one) for one in state["names"]]
-            rows = zip(*(state[key] for key in keys), strict=True)
-            steps = [
-                Step(int(step), float(norm), float(max_norm), bool(skipped), _layers(names, layers))
-                for step, norm, max_norm, skipped, layers in rows
-            ]
-            counts, calls = Counts(*map(int, state["counts"])), int(state["calls"])
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise ValueError("this is not the state of a Monitor. Pass the result of its state_dict().") from error
+        read = State.of(state)
         with self._lock:
-            self._pending, self._calls = [], calls
-            self._take(steps, counts)
+            self._pending, self._waiting, self._calls = [], 0, read.calls
+            self._take(read.steps, read.counts)
 
     def _take(self, steps: Sequence[Step], counts: Counts) -> None:
         self._kept, self._counts = deque(steps, self._kept.maxlen), counts
 
 
-def _layers(names: Sequence[tuple[str, ...]], row: Sequence[Any]) -> Layers | None:
-    found = Layers(names[int(row[0])], narrowed(np.array(row[1:], np.float64))) if len(row) else None
-    if found and len(found.names) != len(found.norms):
-        raise ValueError("each layer needs one name and one norm")
-    return found
+def _whole(name: str, value: int, least: int = 0) -> int:
+    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= sys.maxsize:
+        raise ValueError(f"{name} must be a whole number of at least {least} that fits 64 bits, got {value!r:.80}.")
+    return int(value)

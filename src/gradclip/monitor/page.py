@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gradclip.monitor.advice import Advice
 from gradclip.monitor.picture import NARROW, WIDE, headline, svgs
-from gradclip.monitor.records import Columns, percentiles
+from gradclip.monitor.records import Columns, Counts, percentiles, printable
 from gradclip.monitor.style import STYLE
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ _CAPTIONS = {
 
 def page(monitor: "Monitor", title: str) -> str:
     """Return the HTML page of a monitor."""
-    columns, advice = monitor.columns, monitor.advise()
+    columns, advice, title = monitor.columns, monitor.advise(), printable(title)
     body = [
         f"<h1>{escape(title)}</h1>",
         f"<p class='lead'>{escape(headline(monitor))}. "
@@ -71,16 +71,28 @@ def notes(monitor: "Monitor") -> list[str]:
         above = "" if not counts.skipped else ", except at skipped steps"
         found.append(f"Nothing was clipped: the norm was never above the threshold{above}.")
     if counts.nonfinite:
-        found.append(
-            f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite. With "
-            'nonfinite="propagate" such a step fills the gradients with NaN; "skip" and "zero" prevent that.'
-        )
+        found.append(_about_nonfinite(counts, columns))
     if len(columns.steps) < counts.steps:
         found.append(
             f"Pictures and percentiles show the last {len(columns.steps):,} of {counts.steps:,} steps. The counts "
             "cover all steps. To keep more, use a Monitor with a larger capacity."
         )
     return found
+
+
+def _about_nonfinite(counts: Counts, columns: Columns) -> str:
+    """Say at how many steps the norm was not finite, and what that did to the gradients as far as steps are kept."""
+    spoiled = int((~columns.finite & ~columns.skipped).sum())
+    skipped = int((~columns.finite & columns.skipped).sum())
+    number = f"At {counts.nonfinite:,} of {counts.steps:,} steps the norm was NaN or infinite."
+    if not spoiled and counts.skipped:
+        known = "They" if skipped == counts.nonfinite else "Those that are kept"
+        return f"{number} {known} were skipped: their gradients became zeros." if skipped else number
+    which = f" {spoiled:,} of those kept were not skipped." if skipped else ""
+    return (
+        f'{number}{which} With nonfinite="propagate" such a step fills the gradients with NaN; "skip" and "zero" '
+        "prevent that."
+    )
 
 
 def _tiles(monitor: "Monitor") -> str:
@@ -121,7 +133,7 @@ def _advised(advice: Advice) -> str:
 
 def _layers(monitor: "Monitor") -> Iterable[str]:
     if monitor.top_layers:
-        rows = [(name, f"{norm:.4g}") for name, norm in monitor.top_layers.items()]
+        rows = [(printable(name), f"{norm:.4g}") for name, norm in monitor.top_layers.items()]
         yield _section("Largest layers", _table(("layer", "median norm before clipping"), rows))
 
 

@@ -9,7 +9,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 from matplotlib.transforms import blended_transform_factory
 
-from gradclip.monitor.records import Columns, LayerTable, percentiles
+from gradclip.monitor.records import Columns, LayerTable, percentiles, printable
 from gradclip.monitor.reduced import bins_of, columns_of, envelope, largest, span_of
 
 _PLAIN = FuncFormatter(lambda value, _: f"{value:,.0f}" if 1 <= value < 1e5 else f"{value:g}")
@@ -126,7 +126,7 @@ def layers_over_steps(axes: Axes, table: LayerTable, look: Look, most: int = 16)
     start = top.steps.min() - 0.5
     extent = (start, start + span_of(top.steps)[0], len(top.names) - 0.5, -0.5)
     drawn = axes.imshow(norms, norm=scale, aspect="auto", interpolation="nearest", cmap="viridis", extent=extent)
-    names = [shortened(name, look.letters) for name in told_apart(top.names)]
+    names = [shortened(printable(name), look.letters) for name in told_apart(top.names)]
     axes.set_yticks(range(len(top.names)), names, parse_math=False)  # a dollar sign is not math here
     _along_steps(axes, look)
     axes.grid(False)

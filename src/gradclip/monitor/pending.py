@@ -8,7 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradclip.adaptive.settings import check_between
 from gradclip.backends.conversions import fetched
+from gradclip.backends.formats import dtype_name
 from gradclip.backends.registry import framework_of, known
 from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.monitor.records import Layers, Step, narrowed
@@ -44,13 +46,14 @@ class Pending(NamedTuple):
         """Check and hold the values to record. Raises TypeError for a value that is not numeric or is traced."""
         threshold = max_norm
         if not known(max_norm) and hasattr(max_norm, "threshold"):
-            threshold, skip_above = max_norm.threshold, float(getattr(max_norm, "skip_above", math.inf))
+            threshold, skip_above = max_norm.threshold, getattr(max_norm, "skip_above", math.inf)
             if threshold is None:
                 raise TypeError("max_norm has clipped nothing yet, so it has no threshold. Clip first, then record.")
         _check("norm", norm)
         _check("max_norm", threshold, norm)
+        factor = check_between("skip_above", skip_above, 1.0, math.inf)
         layers: Sequence[Any] = ()
-        if layer_norms is not None and names is not None:
+        if names is not None:
             _check_vector(layer_norms, names, norm)
             layers = [layer_norms]
         elif layer_norms is not None:
@@ -59,7 +62,14 @@ class Pending(NamedTuple):
             for layer in layers:
                 _check("layer_norms", layer, norm)
         skips = Nonfinite.named(nonfinite) is SKIP
-        return cls(_kept(norm), _kept(threshold), _dotted(names or ()), layers, skip_above, skips)
+        held = [_kept(layer) for layer in layers]
+        return cls(_kept(norm), _kept(threshold), _dotted(names or ()), held, factor, skips)
+
+    @property
+    def steps(self) -> int:
+        """The number of steps."""
+        shape = _shape(self.norm)
+        return shape[0] if shape else 1
 
     @property
     def vectors(self) -> list[Any]:
@@ -95,7 +105,23 @@ def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.n
     """Return the layer norms of each step."""
     if not layers:
         return [None] * steps
-    return list(narrowed(np.concatenate(layers).reshape(count, steps).T))
+    table = np.concatenate(layers).reshape(count, steps).T
+    narrow = narrowed(table)
+    # Each step by itself, as a state that is loaded does it.
+    return list(narrow) if narrow is not table else [narrowed(row) for row in table]
+
+
+def named(names: object) -> tuple[str, ...] | None:
+    """Return the names of layers; None for None. Raises TypeError unless they are strings."""
+    if names is None:
+        return None
+    try:
+        found = None if isinstance(names, str) else tuple(names)  # type: ignore[arg-type, var-annotated]
+    except TypeError:
+        found = None
+    if found is None or not all(isinstance(name, str) for name in found):
+        raise TypeError(f"names must be the names of the layers, a list of strings, got {names!r:.80}.")
+    return found
 
 
 def _kept(value: Any) -> Any:
@@ -131,6 +157,8 @@ def _check(name: str, value: object, like: object = None) -> None:
 
 def _check_vector(layer_norms: object, names: tuple[str, ...], norm: object) -> None:
     """Check the layer norms of one step, given as one vector."""
+    if layer_norms is None:
+        raise TypeError(f"names are those of a vector of layer_norms, got names {names!r:.80} and no layer_norms.")
     _check_array("layer_norms", layer_norms)
     shape, wanted = _shape(layer_norms), (len(names),)
     if shape != wanted or _shape(norm):
@@ -141,7 +169,7 @@ def _check_vector(layer_norms: object, names: tuple[str, ...], norm: object) -> 
 
 
 def _check_array(name: str, value: object) -> None:
-    if not known(value) or getattr(getattr(value, "dtype", None), "kind", "f") in "OSUmM":
+    if not known(value) or not _is_real(value):
         several = isinstance(value, list | tuple | Mapping) and name == "norm"
         raise TypeError(
             f"{name} must be a number or an array, got {value!r:.80} of type {type(value).__name__}. "
@@ -152,6 +180,18 @@ def _check_array(name: str, value: object) -> None:
         raise TypeError(
             f"{name} is traced: it has no value yet. Return it from the compiled function and record it outside."
         )
+
+
+def _is_real(value: Any) -> bool:
+    """Say whether a value is a real number that a float holds, or an array of real numbers."""
+    if framework_of(value) is not None:
+        kind = getattr(getattr(value, "dtype", None), "kind", "f")
+        return kind not in "OSUmMVc" and not dtype_name(value).startswith("complex")
+    try:
+        float(value)
+    except (TypeError, OverflowError):
+        return False
+    return True
 
 
 def _shape(value: object) -> tuple[int, ...]:
