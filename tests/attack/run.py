@@ -28,7 +28,7 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import derivatives, layouts, private, settings, sharing, trees
+    from attack import compiled, derivatives, layouts, private, settings, sharing, trees
 
     return {
         "trees": trees.attack,
@@ -37,6 +37,7 @@ def attacks():
         "layouts": layouts.attack,
         "settings": settings.attack,
         "sharing": sharing.attack,
+        "compiled": compiled.attack,
         "processes": layouts.over_processes,
     }
 
