@@ -20,7 +20,6 @@ TESTED_ELSEWHERE = {
     "backends/host/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
-    "backends/tensorflow/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/protocols": "nothing that runs; mypy checks it",
     "backends/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",

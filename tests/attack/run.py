@@ -28,7 +28,7 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import derivatives, eager, folded, layouts, monitors, private, settings, sharing, trees
+    from attack import compiled, derivatives, eager, folded, layouts, monitors, private, settings, sharing, trees
 
     return {
         "trees": trees.attack,
@@ -39,6 +39,7 @@ def attacks():
         "sharing": sharing.attack,
         "folded": folded.attack,
         "eager": eager.attack,
+        "compiled": compiled.attack,
         "monitors": monitors.attack,
         "processes": layouts.over_processes,
     }

@@ -19,6 +19,7 @@ CASES = {
     "sharing": 120,
     "folded": 60,
     "eager": 12,
+    "compiled": 24,
     "monitors": 40,
 }
 PARTS = 2
