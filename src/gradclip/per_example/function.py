@@ -181,7 +181,7 @@ class ClippedFunction:
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")
         if self.prng_argnum is not None:
-            keys = verbs.split_key(args[self.prng_argnum], count)
+            keys = verbs.keys(args[self.prng_argnum], count)
             args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
             axes[self.prng_argnum] = 0
         flags = None if mask is None else verbs.flags(mask)
