@@ -10,7 +10,7 @@ import gradclip
 from attack import derivatives, layouts, run, settings
 
 SEED = 12
-CASES = {"trees": 200, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32, "sharing": 120}
+CASES = {"trees": 200, "derivatives": 32, "private": 80, "places": 12, "layouts": 150, "settings": 32, "sharing": 120}
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""
 
