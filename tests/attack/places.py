@@ -36,14 +36,17 @@ class Case(NamedTuple):
 
 def attack(rng):
     """Leave one example out of a batch, and measure how far the sum moves."""
+    measure(draw(rng), rng)
+
+
+def draw(rng):
     framework = str(rng.choice(["torch", "torch", "torch", "jax", "tensorflow"]))
     count = int(rng.integers(2, 42 if framework == "torch" else 10))
     settings = dict(WAYS[int(rng.integers(len(WAYS)))])
     settings |= {"pad_to": count} if "pad_to" in settings else {}
     sizes = int(rng.choice([1, 3, 13, 33, 257])), int(rng.choice([1, 3, 10, 17]))
     keyed = framework == "jax" and bool(rng.integers(2))
-    case = Case(framework, settings, count, *sizes, str(rng.choice(["gap", "shifted", "shuffled"])), keyed)
-    measure(case, rng)
+    return Case(framework, settings, count, *sizes, str(rng.choice(["gap", "shifted", "shuffled"])), keyed)
 
 
 def measure(case, rng):

@@ -171,7 +171,7 @@ class _Draw:
     def sums(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
         for draw in range(_DRAWS):
             here, there = self._predicted()
-            if draw == _PATIENCE and (here == there)[self.others].all():
+            if draw == _PATIENCE and np.array_equal(here[self.others], there[self.others]):
                 break  # this function does not depend on the change
             # A prediction depends on the row and its place. Redraw the rows that move in the wrong direction.
             moved = (here < there).reshape(self.size, -1).any(axis=1)

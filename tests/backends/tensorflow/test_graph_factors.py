@@ -37,8 +37,8 @@ def test_an_example_near_the_end_of_the_range_is_made_as_long_as_the_others(tiny
 
 @pytest.mark.parametrize(("dtype", "large", "max_norm"), [("float32", 2e30, 1e-10), ("float64", 1e300, 1e-15)])
 def test_coefficients_below_the_normal_range(dtype, large, max_norm):
-    rows = np.full((3, 4), large, dtype)
-    units = recorded(lambda x: gradclip.clip_by_unit_norm(x, max_norm), rows)
-    np.testing.assert_allclose(units, np.full((3, 4), max_norm / 2), rtol=1e-6)
+    rows = np.full((4, 3), large, dtype)  # units of four
+    units = recorded(lambda x: gradclip.clip_by_unit_norm(x, max_norm)[0], rows)
+    np.testing.assert_allclose(units, np.full((4, 3), max_norm / 2), rtol=1e-6)
     summed = recorded(lambda x: gradclip.per_example_clip(x, max_norm)[0], rows)
-    np.testing.assert_allclose(summed, np.full(4, 1.5 * max_norm), rtol=1e-6)
+    np.testing.assert_allclose(summed, np.full(3, 4 / 3**0.5 * max_norm), rtol=1e-6)
