@@ -1,6 +1,8 @@
 """Measure time and memory of the clipped sum of per-example gradients, without noise, compared with other libraries.
 
-Each contender that supports a padding mask gets one, as in Poisson sampling. Memory is the most memory in use at a
+As in Poisson sampling, a tenth of the places of a batch are empty. Each contender that supports a padding mask gets
+one, and the batch as a whole; Opacus gets the examples alone. gradclip's settings are those whose sensitivity to adding
+or removing one example is finite: `pad_to` or microbatches. Memory is the most memory in use at a
 time, without the inputs: in JAX the temporary buffers of the compiled program, in PyTorch the allocator's memory.
 Memory that gradclip's kernels allocate, a float64 copy of the parameters per thread, is not counted. Neither are
 gradclip's sums in PyTorch, in float64 and in the returned dtype, which are in NumPy's memory.
@@ -37,10 +39,10 @@ TORCH_NETWORKS = {
 }
 
 
-def jax_contenders(loss, microbatch):
+def jax_contenders(loss, size, microbatch):
     """Return contenders as functions of parameters, features, labels and a mask."""
     settings = {"batch_argnums": (1, 2), "microbatch_size": microbatch}
-    ours = gradclip.clipped_grad(loss, 1.0, **settings)
+    ours = gradclip.clipped_grad(loss, 1.0, pad_to=size, **settings)
     named = gradclip.integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, **settings)
     theirs = jax_privacy.clipping.clipped_grad(loss, l2_clip_norm=1.0, **settings)
     found = {
@@ -61,11 +63,16 @@ def jax_contenders(loss, microbatch):
     return found | {"jax.vmap and optax": with_optax, "not private": lambda p, x, y, mask: jax.grad(loss)(p, x, y)}
 
 
+def taken(size):
+    """Return a mask of the places of a batch that hold examples."""
+    return np.random.default_rng(0).permutation(size) < size - size // 10
+
+
 def compiled(network, size, microbatch):
     """Return the compiled contenders and their arguments."""
-    mask = np.arange(size) < size - size // 10
+    mask = taken(size)
     arguments = network.params, *jax.device_put((*network.batch(size), mask))
-    functions = jax_contenders(network.loss, microbatch)
+    functions = jax_contenders(network.loss, size, microbatch)
     return {name: jax.jit(f).lower(*arguments).compile() for name, f in functions.items()}, arguments
 
 
@@ -98,12 +105,13 @@ def torch_contenders(make, size):
     def loss(parameters, features, labels):
         return cross_entropy(functional_call(model, parameters, (features,)), labels)
 
-    ours = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
+    ours = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), pad_to=size)
     in_parts = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), microbatch_size=MICROBATCH)
+    mask = torch.as_tensor(taken(size))
     return {
-        "gradclip.clipped_grad": lambda: ours(parameters, features, labels),
-        f"gradclip, {MICROBATCH} a time": lambda: in_parts(parameters, features, labels),
-        "Opacus": opacus_gradient(make()[0], features, labels),
+        "gradclip.clipped_grad": lambda: ours(parameters, features, labels, mask=mask),
+        f"gradclip, {MICROBATCH} a time": lambda: in_parts(parameters, features, labels, mask=mask),
+        "Opacus": opacus_gradient(make()[0], features[mask], labels[mask]),
         "not private": lambda: torch.autograd.grad(cross_entropy(model(features), labels), list(model.parameters())),
     }
 

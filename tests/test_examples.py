@@ -61,7 +61,7 @@ EXPECTED = {
     ],
     "dp_sgd_torch.py": [
         "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
-        "batches padded to 223 examples; noise 2.000059",
+        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.000059",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\nOpacus ",
@@ -69,7 +69,7 @@ EXPECTED = {
     ],
     "dp_sgd_jax.py": [
         "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
-        "batches padded to 223 examples; noise 2.000059",
+        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.000059",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\njax_privacy ",

@@ -72,7 +72,8 @@ from gradclip.wording import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
-    from gradclip.per_example.self_test import SensitivityReport, check_sensitivity
+    from gradclip.per_example.report import SensitivityReport
+    from gradclip.per_example.self_test import check_sensitivity
 
 __version__ = "0.1.0"
 
@@ -113,11 +114,10 @@ __all__ = [
     "per_example_clip",
 ]
 
-_SELF_TEST = "gradclip.per_example.self_test"
 _WHEN_USED = {
     "Monitor": "gradclip.monitor.monitor",
-    "SensitivityReport": _SELF_TEST,
-    "check_sensitivity": _SELF_TEST,
+    "SensitivityReport": "gradclip.per_example.report",
+    "check_sensitivity": "gradclip.per_example.self_test",
 }
 
 

@@ -232,18 +232,19 @@ def measure_loss(case, w, x):
         promised = clipped.sensitivity(case.relation, batch_size=case.count, elements=case.width).total
     except ValueError:
         return  # nothing is promised for this
+    gap = clipped.sensitivity(case.relation).keeps_places
     call = jax.jit(clipped) if "jit" in case.mode else clipped
-    batches = [(w, x, y, None), moved(case, xp, w, x, y)]
+    batches = [(w, x, y, None), moved(case, xp, w, x, y, gap)]
     sums = [shapes.numbers(call(*args) if mask is None else call(*args, mask=mask)) for *args, mask in batches]
     limit = promised * (case.grid or 1)
     check_distance([sums[0]], [sums[1]], limit, f"clipped_grad: {case}")
 
 
-def moved(case, xp, w, x, y):
-    """Return the batch with one example less, or moved."""
+def moved(case, xp, w, x, y, gap):
+    """Return the batch with one example less, or another. `gap`: the example that is left out leaves a gap."""
     keep = np.arange(case.count) != case.index
     kept = torch.tensor(keep) if xp is torch else jnp.asarray(keep)
     if case.relation == "add_or_remove_one":
-        return (w, x, y, kept) if case.way == "mask" else (w, x[kept], y[kept], None)
+        return (w, x, y, kept) if gap else (w, x[kept], y[kept], None)
     other = xp.where(kept[:, None], x, -x if case.relation == "replace_one" else xp.zeros_like(x))
     return w, other, xp.where(kept, y, xp.zeros_like(y)), None

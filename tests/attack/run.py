@@ -28,12 +28,25 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import compiled, derivatives, eager, folded, layouts, monitors, private, settings, sharing, trees
+    from attack import (
+        compiled,
+        derivatives,
+        eager,
+        folded,
+        layouts,
+        monitors,
+        places,
+        private,
+        settings,
+        sharing,
+        trees,
+    )
 
     return {
         "trees": trees.attack,
         "derivatives": derivatives.attack,
         "private": private.attack,
+        "places": places.attack,
         "layouts": layouts.attack,
         "settings": settings.attack,
         "sharing": sharing.attack,

@@ -1,5 +1,6 @@
 """A short run of every attack, always with the same cases; and that each attack finds what it is for."""
 
+import dataclasses
 from unittest import mock
 
 import numpy as np
@@ -7,13 +8,14 @@ import pytest
 import torch
 
 import gradclip
-from attack import derivatives, layouts, run, settings
+from attack import derivatives, layouts, places, run, settings
 
 SEED = 12
 CASES = {
     "trees": 200,
     "derivatives": 32,
     "private": 80,
+    "places": 12,
     "layouts": 150,
     "settings": 32,
     "sharing": 120,
@@ -83,12 +85,23 @@ def memory_once(given, max_norm, ord=2, **options):
     return REAL["clip_grad_norm_"](list(each.values()), max_norm, ord, **options)
 
 
-NAMES = ("clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm", "clip_grad_norm_")
+def anywhere(*arguments, **options):
+    """Return a clipped sum that promises the same to examples that move."""
+    clipped = REAL["clipped_grad"](*arguments, **options)
+    promise = type(clipped).sensitivity
+    broken = {"sensitivity": lambda self, *a, **k: dataclasses.replace(promise(self, *a, **k), keeps_places=False)}
+    return type("Anywhere", (type(clipped),), broken)(
+        **{field.name: getattr(clipped, field.name) for field in dataclasses.fields(clipped) if field.init}
+    )
+
+
+NAMES = ("clipped_grad", "clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm", "clip_grad_norm_")
 REAL = {name: getattr(gradclip, name) for name in NAMES}
 BROKEN = [
     ("trees", "clip_by_global_norm", usual_clip),
     ("derivatives", "clip_by_global_norm", without_derivative),
     ("private", "per_example_clip", twice),
+    ("places", "clipped_grad", anywhere),
     ("layouts", "partial_norm", part_alone),
     ("settings", "global_norm", by_default_dtype),
     ("sharing", "clip_grad_norm_", memory_once),
@@ -97,8 +110,11 @@ BROKEN = [
 
 def numbers_for(name, function):
     """Return the numbers of cases to try: where calls are of many kinds, those of the kind that is broken."""
-    if name not in ("derivatives", "settings"):
+    if name not in ("derivatives", "settings", "places"):
         return range(60)
+    if name == "places":
+        cases = ((number, places.draw(np.random.default_rng([SEED, number]))) for number in range(3000))
+        return [n for n, case in cases if (case.framework, case.features, case.outputs) == ("torch", 257, 10)]
     draw = {"derivatives": derivatives.draw, "settings": settings.draw}[name]
     drawn = ((number, draw(np.random.default_rng([SEED, number]))) for number in range(3000))
     if name == "derivatives":

@@ -120,3 +120,19 @@ def test_integers_need_room():
         grid_for(2**52, 3, 2**12)
     with pytest.raises(TypeError, match="the gradient is complex and cannot be rounded to a grid"):
         gradclip.per_example_clip(np.ones((2, 3), np.complex64), 1.0, grid=100)
+
+
+@pytest.mark.parametrize("call", [gradclip.clipped_grad, gradclip.clipped_fun])
+def test_integers_cannot_show_what_is_not_finite(call):
+    with pytest.raises(
+        ValueError, match=r"nonfinite='propagate' shows .* sums on a grid are integers. Pass nonfinite="
+    ):
+        gradclip.per_example_clip(np.array([[1.0, 2.0], [np.nan, 1.0]]), 1.0, grid=1000, nonfinite="propagate")
+    with pytest.raises(ValueError, match="sums on a grid are integers"):
+        call(lambda w: w, 1.0, grid=8, nonfinite="propagate")
+    with pytest.raises(FloatingPointError):
+        gradclip.per_example_clip(np.array([[np.nan, 1.0]]), 1.0, grid=1000, nonfinite="raise")
+    assert gradclip.per_example_clip(np.array([[np.nan, 1.0]]), 2.0, grid=1000, nonfinite="zero")[0].tolist() == [
+        0,
+        500,
+    ]

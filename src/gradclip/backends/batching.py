@@ -51,8 +51,8 @@ class Batching(Protocol):
         `summed` is the result of the call. A parameter whose gradient is not all zeros is used.
         """
 
-    def split_key(self, key: object, count: int) -> Any:
-        """Return `count` random keys derived from one."""
+    def keys(self, key: object, count: int) -> Any:
+        """Return the random keys of the places 0 to `count` - 1. Each depends on `key` and on its place alone."""
 
     def flags(self, mask: object) -> Any:
         """Return a mask as the framework's booleans."""
@@ -66,7 +66,11 @@ class Batching(Protocol):
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], Any]:
-        """Return the arguments, padded with zeros from `count` to `size` examples, and a mask without the padding."""
+        """Return the arguments, padded from `count` to `size` examples, and a mask without the padding.
+
+        Padding repeats the last example, because a function may fail on examples that are not real, such as zeros.
+        Only an empty batch is padded with zeros.
+        """
 
     def at_once(self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: Mask, count: int) -> Any:
         """Return `step(args, mask)`. For an empty batch, return zeros and results without rows."""

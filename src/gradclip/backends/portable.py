@@ -243,8 +243,7 @@ class Portable(Defaults, PortableBatch):
     def product(self, x: Array, first: Array, second: Array | None) -> Array:
         """Return the real array `x` times two factors, in a format that holds each element of `x` exactly."""
         in_wide = product_format(x, self.wide) is self.wide
-        product = (self.widen(x) if in_wide else self.xp.astype(x, self.xp.float32)) * first
-        product = product if second is None else product * second
+        product = self.multiplied(self.widen(x) if in_wide else self.xp.astype(x, self.xp.float32), first, second)
         # Narrowing to a format with a smaller exponent range already truncates tiny numbers. Otherwise, do it here.
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product

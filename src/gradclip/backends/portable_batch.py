@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.sums import over_examples, times
+from gradclip.backends.sums import over_examples
 from gradclip.backends.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.coefficient import Coefficient, Factors
     from gradclip.core.rules import Rule
 
 
@@ -49,8 +49,20 @@ class PortableBatch(ABC):
 
     def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
         blank = over_examples(coefficient.blank, x)
-        product = self.xp.where(blank, 0.0, times(self.widen(x), coefficient.wide, over_examples))
+        product = self.xp.where(blank, 0.0, self._weighed(x, coefficient.wide))
         return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
+
+    def multiplied(self, x: Array, first: Array, second: Array | None) -> Array:
+        """Return an array times two factors, one after the other: the product of the two may leave the range."""
+        product = x * first
+        return product if second is None else product * second
+
+    def _weighed(self, x: Array, factors: Factors) -> Array:
+        """Return a real array in the wide format, each example times its factors."""
+        first = over_examples(factors.first, x)
+        return self.multiplied(
+            self.widen(x), first, None if factors.second is None else over_examples(factors.second, x)
+        )
 
     def zeroed(self, arrays: Arrays) -> Arrays:
         return self.without_nonfinite(arrays)
@@ -64,6 +76,6 @@ class PortableBatch(ABC):
         sums = []
         for part in self.parts(x):
             blank = over_examples(coefficient.blank, part)
-            product = self.xp.where(blank, 0.0, times(self.widen(part), weights, over_examples))
+            product = self.xp.where(blank, 0.0, self._weighed(part, weights))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)

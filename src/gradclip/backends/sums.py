@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -13,7 +13,6 @@ from gradclip.backends.values import Array, Scope
 
 if TYPE_CHECKING:
     from gradclip.backends.arrays import Arrays
-    from gradclip.core.coefficient import Factors
 
 
 class _Shaped(Protocol):
@@ -63,13 +62,6 @@ def raised(xp: ModuleType, wide: Array, p: float) -> Array:
         return wide * wide
     magnitude = xp.abs(wide)
     return magnitude if p == 1 else magnitude**p
-
-
-def times(x: Array, factors: Factors, over: Callable[[Array, Array], Array]) -> Array:
-    """Return an array times two factors. `over` shapes each factor to broadcast to the array."""
-    # Multiply one after the other: the product of the two factors may underflow.
-    product = x * over(factors.first, x)
-    return product if factors.second is None else product * over(factors.second, x)
 
 
 def halving_sum(xp: ModuleType, terms: Array, axes: tuple[int, ...]) -> Array:

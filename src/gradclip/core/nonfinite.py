@@ -45,6 +45,11 @@ class Nonfinite:
     blanks: bool = False
     tells: str = ""
 
+    @property
+    def spoils(self) -> bool:
+        """Whether non-finite elements make the result NaN."""
+        return not (self.raises or self.zeroes or self.blanks)
+
     @classmethod
     def named(cls, nonfinite: object) -> Nonfinite:
         """Return the policy with this name. Raises ValueError if it is not one of the four."""

@@ -74,7 +74,8 @@ class BoundedSensitivityCallable:
     def sensitivity(self, neighboring_relation: object = None) -> Any:
         """Return the L2 sensitivity under a `dp_accounting.NeighboringRelation`. None means REPLACE_SPECIAL.
 
-        It holds if all batches have one shape: pad them, and mark the padding with `is_padding_example`.
+        It holds if all batches have one shape and examples keep their places: pad them, and mark the padding with
+        `is_padding_example`.
         """
         name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
         if name not in _TIMES_BOUND:

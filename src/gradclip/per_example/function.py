@@ -125,12 +125,16 @@ class ClippedFunction:
         you add noise.
 
         What is proven: given each example's gradient, the clipped sum moves by no more than this. What is assumed: an
-        example's gradient depends neither on the other examples nor on its place in the batch.
+        example's gradient does not depend on the other examples.
 
-        A different number of examples runs a different program. Each gradient can then differ in its last bits, and
-        by a lot if the loss has a kink. So the bound for "add_or_remove_one" is infinite, and `noise_std` raises a
-        ValueError, unless every program has the same shape: pass `pad_to`, `microbatch_size` of 1 or a multiple of 8,
-        or `method="loop"`. The other relations compare batches of equal size, in which no example changes its place.
+        A different number of examples runs a different program, and other places in a batch are computed in another
+        order. Each gradient can then differ in its last bits, and by a lot if the loss has a kink. So the bound for
+        "add_or_remove_one" is infinite, and `noise_std` raises a ValueError, unless every program has the same shape:
+        pass `pad_to`, `microbatch_size` or `method="loop"`.
+
+        With `microbatch_size=1` or `method="loop"` the bound holds wherever the examples are. Otherwise, and with
+        `prng_argnum`, every example must keep its place: fill the batch to one size, and mask the places that are
+        empty. Then the result has `keeps_places`. The random numbers of PyTorch's generator go by place, too.
         The `note` of the result says for which batches the bound holds, or why it is infinite.
 
         Raises:
@@ -156,8 +160,8 @@ class ClippedFunction:
         )
         if promise.note:
             return promise
-        size, padded, named = self.microbatch_size, self.pad_to, self._named()
-        return promise_for(promise, method=self.method, microbatch_size=size, pad_to=padded, named=named)
+        setting, keyed = (self.method, self.microbatch_size, self.pad_to), self.prng_argnum is not None
+        return promise_for(promise, *setting, keyed=keyed, named=self._named())
 
     def _named(self) -> str:
         return "clipped_fun" if self.argnums is None else "clipped_grad"
@@ -181,7 +185,7 @@ class ClippedFunction:
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")
         if self.prng_argnum is not None:
-            keys = verbs.split_key(args[self.prng_argnum], count)
+            keys = verbs.keys(args[self.prng_argnum], count)
             args = tuple(keys if i == self.prng_argnum else arg for i, arg in enumerate(args))
             axes[self.prng_argnum] = 0
         flags = None if mask is None else verbs.flags(mask)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
+from gradclip.arguments import check_flag
 from gradclip.per_example.quantities import as_number, check_name
 from gradclip.per_example.rounding import rounded_up
 from gradclip.typing import Relation, Unit
@@ -26,6 +27,8 @@ class Sensitivity:
         rounding: how much floating-point rounding may add to the distance. 0 for sums of integers, NaN if unknown
             because no batch size was given.
         note: which batches it holds for, such as "batches padded to 256 examples". If the bound is infinite, why.
+        keeps_places: it holds only for two batches in which every unit they share has the same place. A unit that is
+            removed leaves a gap: its place stays empty, by `mask=`.
 
     Raises:
         ValueError: a number out of range, or an unknown name.
@@ -44,6 +47,7 @@ class Sensitivity:
     denominator: float | None = None
     rounding: float = 0.0
     note: str = ""
+    keeps_places: bool = False
 
     def __post_init__(self) -> None:
         for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
@@ -56,6 +60,7 @@ class Sensitivity:
             raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
         check_name("unit", self.unit, UNITS)
         check_name("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "keeps_places", check_flag("keeps_places", self.keeps_places))
 
     @property
     def total(self) -> float:

@@ -24,72 +24,12 @@ from gradclip.per_example.check_arguments import as_dtypes, as_promise, check_al
 from gradclip.per_example.clip import check_batch
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.hostile import CROWDS, KINDS, Room
-from gradclip.per_example.kinks import Kinks, kinked, of_gradients, sizes, step_of, threshold_of
+from gradclip.per_example.kinks import MOVING, Kinks, combinations, kinked, of_gradients, step_of, threshold_of
 from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.report import SensitivityCase, SensitivityReport
 from gradclip.per_example.rounding import root_up
 from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Dtype, Relation, Tree
-
-_LOOSE = 4
-
-
-@dataclass(frozen=True)
-class SensitivityCase:
-    """The worst case for one kind of example: the largest distance, infinite if there is a `problem`."""
-
-    name: str
-    distance: float
-    problem: str | None = None
-
-
-@dataclass(frozen=True)
-class SensitivityReport:
-    """The result of `check_sensitivity`: the promised sensitivity, and the worst case for each kind of example."""
-
-    sensitivity: Sensitivity
-    cases: tuple[SensitivityCase, ...]
-
-    @property
-    def promised(self) -> float:
-        """The promised distance: the bound plus the rounding."""
-        return self.sensitivity.total
-
-    @property
-    def worst(self) -> SensitivityCase:
-        """The case with the largest distance."""
-        return max(self.cases, key=lambda case: case.distance)
-
-    @property
-    def holds(self) -> bool:
-        """Whether no distance exceeds the promised one."""
-        return self.worst.distance <= self.promised
-
-    @property
-    def failures(self) -> tuple[SensitivityCase, ...]:
-        """The cases whose distance exceeds the promised one."""
-        return tuple(case for case in self.cases if not case.distance <= self.promised)
-
-    def __str__(self) -> str:
-        rows = [("example among other examples", "distance", "of the promise")]
-        rows += [(case.name, case.problem or f"{case.distance:.7g}", self._share(case)) for case in self.cases]
-        first, second, _ = (max(map(len, column)) for column in zip(*rows, strict=True))
-        lines = [f"{name:{first}}  {distance:{second}}  {share}" for name, distance, share in rows]
-        return "\n".join([f"promised: {self.sensitivity}", *lines, self._verdict()])
-
-    def _share(self, case: SensitivityCase) -> str:
-        if case.problem:
-            return "BROKEN"
-        share = case.distance / self.promised if self.promised else case.distance
-        return f"{share:.1%}" if case.distance <= self.promised else f"{share:.8g} times: BROKEN"
-
-    def _verdict(self) -> str:
-        worst = self.worst
-        if not self.holds:
-            return f"BROKEN in {len(self.failures)} of {len(self.cases)} cases, worst for {worst.name}"
-        verdict = f"holds in all {len(self.cases)} cases; the largest distance is {worst.distance:.7g}"
-        if worst.distance * _LOOSE < self.promised:
-            return f"{verdict}, far below the promise. Is the promise for a sum, and the function a mean?"
-        return verdict
 
 
 def check_sensitivity(
@@ -109,10 +49,12 @@ def check_sensitivity(
 
     Args:
         function: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
-            is "add_or_remove_one", it must also accept a batch with one example fewer. Or pass what `clipped_grad`
-            returned. Its settings are then tested with two losses: one whose gradients are the examples, and one with
-            a kink at its predictions. There the last bits of a prediction decide the gradient, and these bits depend
-            on the example alone only if all programs have one shape.
+            is "add_or_remove_one", it must also accept a batch with one example fewer, in any order. Or pass what
+            `clipped_grad` returned. Its settings are then tested with losses whose gradients are the examples, and
+            with losses that have a kink at their predictions. There the last bits of a prediction decide the gradient.
+            They can depend on the shape of the batch and on the example's place. So examples are masked out, and
+            removed, with the others moved up or shuffled. If the sensitivity has `keeps_places`, the report shows
+            what happens to examples that move, but `holds` does not count it.
         examples: a tree of arrays of any framework. It sets the shapes (batch, ...) and dtypes to try. Pass as many
             examples as a batch will have: sums in low precision fail only for many.
         sensitivity: the promised `Sensitivity`, or a number: the largest distance when one example is added or removed.
@@ -159,27 +101,30 @@ def check_sensitivity(
             found = max(bench.tried(kind, trials, rng), key=lambda case: case.distance)
             cases.append(found)
     if clipped is not None:
-        cases += _kinked_cases(clipped, flat.leaves[0], sensitivity.relation, np.random.default_rng(seed))
+        cases += _kinked_cases(clipped, flat.leaves[0], sensitivity, np.random.default_rng(seed))
     return SensitivityReport(sensitivity, tuple(cases))
 
 
 def _kinked_cases(
-    clipped: ClippedFunction, like: Any, relation: Relation, rng: np.random.Generator
+    clipped: ClippedFunction, like: Any, sensitivity: Sensitivity, rng: np.random.Generator
 ) -> Iterator[SensitivityCase]:
-    """Yield the worst case of a loss with a kink, for several batch sizes."""
+    """Yield the worst cases of losses with a kink, for several batch sizes and changes of the batch."""
     dtype = bare_name(like.dtype) if bare_name(like.dtype) == "float64" else "float32"
     framework = framework_of(like)
     summed = framework.compiled(kinked(clipped))
 
-    def call(*arrays: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
-        result, outputs = summed(*(framework.like(like, dtype, x) for x in arrays))
-        return numbers_of(result), numbers_of(outputs.aux)[0]
+    def call(w: np.ndarray, x: np.ndarray, y: np.ndarray, mask: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+        result, outputs = summed(*(framework.like(like, dtype, array) for array in (w, x, y)), mask=mask)
+        return numbers_of(result), numbers_of(outputs.aux)[0].reshape(y.shape)
 
-    kinks = Kinks(call, np.dtype(dtype), threshold_of(clipped), relation == "add_or_remove_one")
-    for size in sizes(clipped, len(like)):
-        squares = [squared_distance(*sums) for sums in kinks.tried(size, rng)]
-        name = f"one of {size} examples, the others at a kink of the loss"
-        yield SensitivityCase(name, root_up(max(squares) * step_of(clipped) ** 2))
+    for size, what, outputs in combinations(clipped, len(like), sensitivity.relation):
+        kinks = Kinks(call, np.dtype(dtype), threshold_of(clipped), outputs)
+        squares = [squared_distance(*sums) for sums in kinks.tried(size, what, rng)]
+        several = f" in {outputs[0]} predictions" if outputs else ""
+        name = f"one of {size} examples {what}, the others at a kink of the loss{several}"
+        distance = root_up(max(squares) * step_of(clipped) ** 2)
+        covered = what not in MOVING or not sensitivity.keeps_places
+        yield SensitivityCase(name, distance, promised=covered)
 
 
 def _zeros_like_one(leaf: Any) -> Any:
@@ -236,9 +181,13 @@ class _Bench:
         return self.room.within(CROWDS[crowd](rng, self.room, len(self.given), example))
 
     def _neighbour(self, rows: np.ndarray, index: int, rng: np.random.Generator) -> np.ndarray:
-        """Return the rows with the one at `index` removed, replaced (by its opposite or a random one), or zeroed."""
+        """Return the rows with the one at `index` replaced (by its opposite or a random one), zeroed, or removed.
+
+        If it is removed, the others move up or are shuffled.
+        """
         if self.relation == "add_or_remove_one":
-            return np.delete(rows, index, axis=0)
+            others = np.delete(rows, index, axis=0)
+            return rng.permutation(others) if rng.integers(2) else others
         other = rows.copy()
         opposite = -rows[index] if rng.integers(2) else KINDS["ordinary numbers"](rng, self.room)
         other[index] = self.room.within(opposite) if self.relation == "replace_one" else 0.0

@@ -61,6 +61,11 @@ class PerExampleSettings:
                 check_threshold_of_grid(threshold)
             if self.sum_dtype is not None:
                 raise ValueError("sums on a grid are int64. Leave out sum_dtype.")
+            if self.policy.spoils:
+                raise ValueError(
+                    f"nonfinite={self.nonfinite!r} shows an example with NaN by a sum of NaN, but sums on a grid are "
+                    "integers. Pass nonfinite='skip', 'zero' or 'raise', or leave out grid."
+                )
 
     @property
     def policy(self) -> Nonfinite:

@@ -61,11 +61,12 @@ def clipped_grad(
         return_values: also return the loss of each example.
         return_norms: also return the norm of each example before clipping.
         microbatch_size: the number of examples in memory at a time; None for the whole batch. Any size works: the last
-            microbatch is padded, so one program computes all of them. For a finite "add_or_remove_one" sensitivity
-            pass 1 or a multiple of 8. On several devices, sharding the whole batch works better than microbatches.
-        pad_to: the largest batch you will pass. Smaller batches are padded to it with zeros that contribute nothing,
-            so one program computes every batch. The number of rows is rounded up to a multiple of 8. With
-            `microbatch_size`, only the last microbatch is padded, and `pad_to` just limits the batch.
+            microbatch is padded, so one program computes all of them. On several devices, sharding the whole batch
+            works better than microbatches.
+        pad_to: the largest batch you will pass. Smaller batches are padded to it with copies of the last example that
+            contribute nothing, so one program computes every batch. The number of rows is rounded up to a multiple of
+            8. With `microbatch_size`, only the last microbatch is padded, and `pad_to` just limits the batch. For
+            what that promises about private sums, see `ClippedFunction.sensitivity`.
         normalize_by: the constant, > 0, that the sum and its sensitivity are divided by. It and its inverse must be
             normal numbers of float32, or of float64 with `sum_dtype="float64"`.
         sum_dtype: the dtype of the sum, as in `gradclip.per_example_clip`.
@@ -75,8 +76,9 @@ def clipped_grad(
         gamma: the constant of the rule "automatic", as in `gradclip.per_example_clip`.
         grid: the number of integer steps in `max_norm`, as in `gradclip.per_example_clip`. Sums are then int64, in
             steps. Multiply them by max_norm / grid before you add noise: the sensitivity is for that product.
-        prng_argnum: the position of a JAX key, or of a seed for TensorFlow's stateless functions. It is split into one
-            for each example. PyTorch needs none: each example draws its own random numbers.
+        prng_argnum: the position of a JAX key, or of a seed for TensorFlow's stateless functions. The example at place
+            i gets `fold_in(key, i)`. To give each example a key of its own wherever it is, pass an array of keys as an
+            argument in `batch_argnums`. PyTorch needs none: each example draws its own random numbers.
         unit: what one entry of the batch is, "example" or "group". The sensitivity is for one such unit.
         method: "vmap" or "loop". "loop" computes one example after the other: in PyTorch with ordinary autograd, in
             JAX with `jax.lax.map`, in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers,
@@ -104,8 +106,8 @@ def clipped_grad(
     >>> summed = clipped_grad(loss, max_norm=1.0, batch_argnums=(1, 2), pad_to=4)
     >>> print(summed(jnp.zeros(2), jnp.array([[3.0, 4.0], [0.25, 0.5]]), jnp.ones(2)).round(6))
     [0.85 1.3 ]
-    >>> print(summed.sensitivity())
-    sum over examples, add or remove one example: at most 1.0 (+ 4.8e-07 rounding); batches padded to 4 examples
+    >>> print(summed.sensitivity().bound, "for", summed.sensitivity().note)
+    1.0 for batches padded to 4 examples that keep their places, where mask= removes one
 
     """
     numbers = positions("argnums", argnums)

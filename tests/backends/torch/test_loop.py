@@ -1,6 +1,7 @@
 """What `torch.func.vmap` cannot do and `method="loop"` can, beside a training step's own `backward`."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -135,3 +136,70 @@ def test_the_loop_is_not_named_where_it_has_no_gradient_either():
     clipped = gradclip.clipped_grad(fun, 1.0, method="loop")
     with pytest.warns(UserWarning, match=r"does not use argument 0\['bias'\]"):
         clipped(dict(layer.named_parameters()), torch.ones(3, 4))
+
+
+@pytest.mark.parametrize("keep", [True, False])
+def test_a_row_is_laid_out_alike_at_every_place(keep):
+    """The last bits of a matrix product depend on how its operands are aligned, and on their strides."""
+    seen = []
+
+    def fun(w, x):
+        seen.append((x.data_ptr() % 64, x.stride()))
+        return (x @ w).sum()
+
+    clipped = gradclip.clipped_grad(fun, 1.0, method="loop", keep_batch_dim=keep)
+    for batch in (torch.randn(9, 7), torch.randn(7, 5).T, torch.randn(4, 14)[:, ::2]):
+        clipped(torch.randn(7), batch)
+    assert len({*seen}) == 1
+
+
+@pytest.mark.parametrize("made_here", [False, True])
+@pytest.mark.parametrize("method", ["vmap", "loop"])
+def test_inference_mode_changes_nothing(method, made_here):
+    params, x, scale = {"w": torch.randn(5, 2)}, torch.randn(6, 5), torch.rand(2)
+    clipped = gradclip.clipped_grad(
+        lambda p, x, scale: (x @ p["w"] * scale).square().sum(), 1.0, batch_argnums=1, method=method
+    )
+    expected = clipped(params, x, scale)
+    with torch.inference_mode():
+        if made_here:
+            params, x, scale = {"w": params["w"].clone()}, x.clone(), scale.clone()
+        found = clipped(params, x, scale)
+    assert found["w"].any()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class InAnotherThread(torch.autograd.Function):
+    """Runs a function in another thread, in the forward pass and in the backward pass."""
+
+    @staticmethod
+    def forward(ctx, x, run):
+        ctx.run = run
+        run(1.0)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.run(2.0)
+        return gradient * 2, None
+
+
+def test_modules_of_other_threads_are_left_alone():
+    theirs, raised = torch.nn.Linear(2, 2), []
+
+    def run(scale):
+        params = {name: scale * p.detach() for name, p in theirs.named_parameters()}
+
+        def call():
+            try:
+                functional_call(theirs, params, (torch.ones(1, 2),))
+            except RuntimeError as error:
+                raised.append(error)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+
+    clipped = gradclip.clipped_grad(lambda w, x: InAnotherThread.apply(w * x, run).sum(), 9.0, method="loop")
+    assert clipped(torch.ones(3), torch.tensor([[1.0, 2.0, 0.5]])).tolist() == [2.0, 4.0, 1.0]
+    assert not raised

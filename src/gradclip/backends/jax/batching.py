@@ -44,8 +44,9 @@ class JaxBatching:
     ) -> list[str]:
         return []
 
-    def split_key(self, key: object, count: int) -> Any:
-        return jax.tree.map(lambda one: jax.random.split(one, count), key)
+    def keys(self, key: object, count: int) -> Any:
+        # `jax.random.split` may return other keys for another count.
+        return jax.tree.map(lambda one: jax.vmap(partial(jax.random.fold_in, one))(jnp.arange(count)), key)
 
     def flags(self, mask: object) -> jax.Array:
         return jnp.asarray(mask, bool)
@@ -62,13 +63,18 @@ class JaxBatching:
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], jax.Array]:
+        missing = size - count
+
         def longer(x: jax.Array) -> jax.Array:
             x = jnp.asarray(x)
-            # Unlike `jnp.pad`, `lax.full` also makes rows of random keys.
-            return jnp.concatenate([x, lax.full((size - count, *x.shape[1:]), 0, x.dtype)]) if size > count else x
+            shape = (missing, *x.shape[1:])
+            # Unlike `jnp.pad`, these also make rows of random keys.
+            rest = jnp.broadcast_to(x[-1:], shape) if count else lax.full(shape, 0, x.dtype)
+            return jnp.concatenate([x, rest]) if missing else x
 
         many = [arg if axis is None else jax.tree.map(longer, arg) for arg, axis in zip(args, axes, strict=True)]
-        return tuple(_apart(many, axes)), longer(jnp.ones(count, bool) if mask is None else mask)
+        real = jnp.ones(count, bool) if mask is None else mask
+        return tuple(_apart(many, axes)), jnp.concatenate([real, jnp.zeros(missing, bool)]) if missing else real
 
     def at_once(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int
@@ -131,7 +137,9 @@ class JaxLoop(JaxBatching):
 
             def of_one(rows: Sequence[Any]) -> Any:
                 rest = iter(rows)
-                return fun(*[arg if axis is None else next(rest) for axis, arg in zip(axes, args, strict=True)])
+                given = [arg if axis is None else next(rest) for axis, arg in zip(axes, args, strict=True)]
+                # Without barriers, XLA might compile a loop of one example in another way.
+                return lax.optimization_barrier(fun(*_apart(given, axes)))
 
             return lax.map(of_one, [arg for axis, arg in zip(axes, args, strict=True) if axis is not None])
 

@@ -47,8 +47,8 @@ class TensorFlowBatching:
     ) -> list[str]:
         return sorted(fun.unused or ()) if isinstance(fun, Gradient) else []
 
-    def split_key(self, key: object, count: int) -> Any:
-        return mapped(lambda seed: tf.random.split(seed, count), key)
+    def keys(self, key: object, count: int) -> Any:
+        return mapped(lambda seed: _seeds(_tensor(seed), count), key)
 
     def flags(self, mask: object) -> tf.Tensor:
         return tf.cast(tf.convert_to_tensor(mask), tf.bool)
@@ -67,10 +67,13 @@ class TensorFlowBatching:
     ) -> tuple[tuple[Any, ...], tf.Tensor]:
         def longer(x: Any) -> tf.Tensor:
             x = _tensor(x)
-            return tf.concat([x, tf.zeros((size - count, *x.shape[1:]), x.dtype)], 0) if size > count else x
+            if count:
+                return tf.gather(x, tf.minimum(tf.range(size), count - 1))
+            return tf.zeros(tf.concat([[size], tf.shape(x)[1:]], 0), x.dtype)
 
-        many = mapped_args(longer, args, axes)
-        return tuple(many), longer(tf.ones([count], tf.bool) if mask is None else mask)
+        many = mapped_args(longer, args, axes) if size > count else args
+        real = tf.ones([count], tf.bool) if mask is None else mask
+        return tuple(many), tf.concat([real, tf.zeros([size - count], tf.bool)], 0)
 
     def at_once(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int
@@ -159,8 +162,15 @@ class TensorFlowLoop(TensorFlowBatching):
     keeps_whole_batches = False
 
     def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
-        found = [of_rows([leaf[i] for leaf in leaves]) for i in range(leaves[0].shape[0])]
+        # `leaf[i]` may share the batch's memory, aligned by its place. `tf.gather` always copies.
+        found = [of_rows([tf.gather(leaf, i) for leaf in leaves]) for i in range(leaves[0].shape[0])]
         return [tf.stack(parts) for parts in zip(*found, strict=True)]
+
+
+def _seeds(seed: tf.Tensor, count: int) -> tf.Tensor:
+    """Return `tf.random.fold_in(seed, i)` for each i below `count`, in one tensor."""
+    of_all = tf.random.fold_in(seed, tf.zeros([], seed.dtype))[0]
+    return tf.stack([tf.fill([count], of_all), tf.range(count, dtype=seed.dtype)], axis=1)
 
 
 def _tensor(x: object) -> Any:

@@ -80,7 +80,7 @@ class TorchBatching:
         except Exception:  # if autograd fails, nothing is known about usage
             return []
 
-    def split_key(self, key: object, count: int) -> Any:
+    def keys(self, key: object, count: int) -> Any:
         raise ValueError(
             "prng_argnum is for JAX, where random numbers come from keys. Leave it out in PyTorch: each example draws "
             "its own random numbers from the global generator. To seed it, call torch.manual_seed."
@@ -102,8 +102,9 @@ class TorchBatching:
     def padded(
         self, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], torch.Tensor]:
-        mask = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
-        return tuple(mapped_args(lambda x: _filled_up(x, size), args, axes)), _filled_up(mask, size)
+        real = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
+        flags = torch.cat([real, real.new_zeros(size - count)])
+        return tuple(mapped_args(lambda x: _filled_up(x, size), args, axes)), flags
 
     def at_once(
         self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int
@@ -153,11 +154,13 @@ def _rows(x: object, rows: slice) -> torch.Tensor:
 
 
 def _filled_up(x: object, size: int) -> torch.Tensor:
-    """Return a copy padded with zeros to `size` rows. Its alignment and memory order do not depend on `x`."""
+    """Return a copy, padded to `size` rows with the last row, or with zeros if there is none."""
     # BLAS picks its order of additions by shape, strides and alignment, so these must not depend on `x`.
     given = tensor_of(x)
-    full = given.new_zeros((size, *given.shape[1:]))
-    full[: given.shape[0]] = given
+    count = given.shape[0]
+    full = given.new_empty((size, *given.shape[1:]))
+    full[:count] = given
+    full[count:] = given[-1:] if count else 0
     return full
 
 

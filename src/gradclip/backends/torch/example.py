@@ -57,16 +57,23 @@ class Gradient:
         return sum(len(flatten(args[i]).leaves) for i in self.positions)
 
     def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
-        given, flats = list(args), [flatten(args[i]) for i in self.positions]
-        # New leaves that share the parameters' memory, so that the graph of one example ends here.
-        leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
-        for i, flat, own in zip(self.positions, flats, leaves, strict=True):
-            given[i] = flat.rebuild(own)
-        with torch.enable_grad(), _same_parameters() as backward_begins:
+        # Autograd records nothing in inference mode, not even if gradients are enabled.
+        with torch.inference_mode(False), torch.enable_grad(), _same_parameters() as backward_begins:
+            given = [mapped(_recordable, arg) for arg in args]
+            flats = [flatten(given[i]) for i in self.positions]
+            # New leaves that share the parameters' memory, so that the graph of one example ends here.
+            leaves = [[x.detach().requires_grad_() for x in flat.leaves] for flat in flats]
+            for i, flat, own in zip(self.positions, flats, leaves, strict=True):
+                given[i] = flat.rebuild(own)
             value, aux = self.fun(*given)
-            backward_begins()
+            backward_begins(value)
             grads = _gradients(value, [x for own in leaves for x in own])
         return flats, grads, mapped(_detached, (value, aux))
+
+
+def _recordable(x: Any) -> Any:
+    """Return a leaf of an argument; a tensor made in inference mode is copied, because autograd refuses it."""
+    return x.clone() if isinstance(x, torch.Tensor) and x.is_inference() else x
 
 
 def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
@@ -81,28 +88,38 @@ def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[
 
 
 @contextmanager
-def _same_parameters() -> Iterator[Callable[[], None]]:
+def _same_parameters() -> Iterator[Callable[[Any], None]]:
     """Raise a RuntimeError if a module is recomputed during the backward pass with other parameters than before.
 
     Checkpointing does this after `functional_call` has restored the module's own parameters. The gradients would then
-    belong to neither set of parameters. Yields a function to call when the backward pass begins.
+    belong to neither set of parameters. Yields a function to call with the loss before its backward pass.
     """
     used: dict[torch.nn.Module, list[int]] = {}
-    backward = False
+    thread = threading.get_ident()
+    backward: int | None = None
 
     def look(module: torch.nn.Module, inputs: tuple[object, ...]) -> None:
+        # Hooks are global: another thread may be running another model. A device's backward pass has its own thread,
+        # so modules that are recomputed are told apart by the backward pass.
+        ours = threading.get_ident() == thread if backward is None else _backward_pass() == backward
+        if not ours:
+            return
         # Compare addresses: `detach` makes new tensors that share memory, and those count as the same parameters.
         memory = [x.data_ptr() for x in module._parameters.values() if type(x) in (torch.Tensor, torch.nn.Parameter)]
-        if backward and used.get(module, memory) != memory:
+        if backward is not None and used.get(module, memory) != memory:
             raise RuntimeError(
                 f"checkpointing computes {type(module).__name__} again with the module's own parameters, which are not "
                 "the parameters passed. Pass dict(model.named_parameters()), or load yours into the model first."
             )
         used[module] = memory
 
-    def begin() -> None:
+    def begin(value: Any) -> None:
+        if isinstance(value, torch.Tensor) and value.requires_grad:
+            value.register_hook(note)
+
+    def note(gradient: torch.Tensor) -> None:
         nonlocal backward
-        backward = True
+        backward = _backward_pass()
 
     handle = register_module_forward_pre_hook(look)
     try:
@@ -111,17 +128,27 @@ def _same_parameters() -> Iterator[Callable[[], None]]:
         handle.remove()
 
 
+def _backward_pass() -> int:
+    """Return the number of the backward pass that this thread works on, -1 for none."""
+    return torch._C._current_graph_task_id()
+
+
 def alone(fun: Callable[..., Any], *args: object) -> Any:
     """Return a function's result for one example, outside of `vmap`."""
     return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
 
 
 def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
-    """Return the arguments with one row of each argument that carries the batch."""
+    """Return the arguments with a copy of one row of each argument that carries the batch."""
     return [
-        arg if axis is None else mapped(lambda x: tensor_of(x)[index], arg)
+        arg if axis is None else mapped(lambda x: _copied(tensor_of(x)[index]), arg)
         for arg, axis in zip(args, axes, strict=True)
     ]
+
+
+def _copied(row: torch.Tensor) -> torch.Tensor:
+    # BLAS picks its order of additions by strides and alignment. Those of a view depend on its place in the batch.
+    return row.clone(memory_format=torch.contiguous_format) if row.layout is torch.strided else row.clone()
 
 
 def _detached(x: object) -> torch.Tensor:
