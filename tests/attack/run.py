@@ -28,10 +28,11 @@ def prepare():
 
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
-    from attack import derivatives, layouts, private, settings, sharing, trees
+    from attack import counters, derivatives, layouts, private, settings, sharing, trees
 
     return {
         "trees": trees.attack,
+        "counters": counters.attack,
         "derivatives": derivatives.attack,
         "private": private.attack,
         "layouts": layouts.attack,

@@ -8,9 +8,10 @@ import torch
 
 import gradclip
 from attack import derivatives, layouts, run, settings
+from gradclip.leaves import as_floats
 
 SEED = 12
-CASES = {"trees": 200, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32, "sharing": 120}
+CASES = {"trees": 200, "counters": 60, "derivatives": 32, "private": 80, "layouts": 150, "settings": 32, "sharing": 120}
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""
 
@@ -52,6 +53,11 @@ def twice(grads, max_norm, **options):
     return [x * 3 for x in total], info
 
 
+def with_integers(tree, ord=2):
+    """Return the norm of all numbers, integers too."""
+    return REAL["global_norm"](as_floats(tree), ord)
+
+
 def part_alone(tree, ord=2):
     """Return the norm of a part, measured as if the part held another element of its size."""
     known = REAL["partial_norm"](tree, ord)
@@ -76,6 +82,7 @@ NAMES = ("clip_by_global_norm", "per_example_clip", "partial_norm", "global_norm
 REAL = {name: getattr(gradclip, name) for name in NAMES}
 BROKEN = [
     ("trees", "clip_by_global_norm", usual_clip),
+    ("counters", "global_norm", with_integers),
     ("derivatives", "clip_by_global_norm", without_derivative),
     ("private", "per_example_clip", twice),
     ("layouts", "partial_norm", part_alone),

@@ -10,7 +10,7 @@ from array_api_compat import torch as namespace
 from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
-from gradclip.backends.torch.tensors import PLAIN, numbers, on_host
+from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
 
 
 class Torch(Framework):
@@ -39,6 +39,9 @@ class Torch(Framework):
 
     def zeros(self, shape: tuple[int, ...], leaf: torch.Tensor) -> torch.Tensor:
         return leaf.new_zeros(shape)
+
+    def as_float(self, array: torch.Tensor) -> torch.Tensor:
+        return array.to(default_float())
 
     def kept(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().clone()

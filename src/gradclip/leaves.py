@@ -1,0 +1,103 @@
+"""Which leaves of a tree count as gradients. The others come back as they are. All calls on trees ask here.
+
+| leaf                                          | norms and clipping       | sums over examples                      |
+|-----------------------------------------------|--------------------------|-----------------------------------------|
+| floating-point or complex array, Python float | counts                   | counts                                  |
+| integer or boolean array, Python int or bool  | left as it is, no norm   | an error: unclipped, it would be public |
+| JAX's `float0`, which holds no numbers        | left as it is, no norm   | its sum is `float0` too                 |
+
+A tree whose only numbers are integers is an error: nothing would be clipped. Libraries whose own functions count
+integers convert them first, with `as_floats`; those that refuse them call `without_integers`.
+"""
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.formats import dtype_name, is_empty_name, is_integer_name
+from gradclip.backends.registry import framework_of, known
+from gradclip.tree import FlatTree, flatten
+from gradclip.wording import listed
+
+
+def counted(tree: object) -> FlatTree:
+    """Flatten a tree of gradients, leaving integers as they are. Raises TypeError if all its numbers are integers."""
+    flat = flatten(tree)
+    chosen = flat.leaving(_where(flat, _is_left))
+    if not chosen.leaves and _where(flat, is_integer):
+        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {_integers(flat)}")
+    return chosen
+
+
+def counted_part(tree: object) -> FlatTree:
+    """Flatten a part of a gradient likewise. Warns if all its numbers are integers: other parts may hold the rest."""
+    flat = flatten(tree)
+    chosen = flat.leaving(_where(flat, _is_left))
+    if not chosen.leaves and _where(flat, is_integer):
+        warnings.warn(
+            f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {_integers(flat)}",
+            UserWarning,
+            stacklevel=4,
+        )
+    return chosen
+
+
+def summed(tree: object) -> FlatTree:
+    """Flatten a tree of per-example gradients. Raises a TypeError that names its integers.
+
+    In place of arrays without numbers are their sums over the first axis.
+    """
+    flat = flatten(tree)
+    if _where(flat, is_integer):
+        raise TypeError(
+            "integers cannot be in a sum over examples: they are not clipped, so each example would add all of its own "
+            f"to the sum: {_integers(flat)} If they are counters, leave them out of the tree."
+        )
+    chosen = flat.leaving(_where(flat, _is_left))
+    sums = {place: np.zeros(x.shape[1:], x.dtype) for place, x in chosen.others.items()}
+    return replace(chosen, others=sums) if sums else chosen
+
+
+def without_integers(tree: Any) -> Any:
+    """Return the tree. Raises a TypeError that names its integers."""
+    flat = flatten(tree)
+    if _where(flat, is_integer):
+        raise TypeError(f"integers cannot be clipped here: {_integers(flat)}")
+    return tree
+
+
+def as_floats(tree: Any) -> Any:
+    """Return the tree with integers and booleans as the framework's default float, at least float32."""
+    flat = flatten(tree)
+    integers = _where(flat, is_integer)
+    return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
+
+
+def _where(flat: FlatTree, holds: Callable[[Any], bool]) -> set[int]:
+    return {place for place, leaf in enumerate(flat.leaves) if holds(leaf)}
+
+
+def is_integer(leaf: Any) -> bool:
+    """Say whether a leaf is an integer or boolean, or an array of these."""
+    dtype = getattr(leaf, "dtype", None)
+    return isinstance(leaf, int) if dtype is None else is_integer_name(dtype_name(leaf)) and known(leaf)
+
+
+def _is_left(leaf: Any) -> bool:
+    return is_integer(leaf) or (hasattr(leaf, "dtype") and is_empty_name(dtype_name(leaf)))
+
+
+def _as_float(leaf: Any) -> Any:
+    framework = framework_of(leaf)
+    return float(leaf) if framework is None else framework.as_float(leaf)
+
+
+def _integers(flat: FlatTree) -> str:
+    """Return the names of the integers among the leaves of a tree, and what to do with them."""
+    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in flat.leaves)
+    named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
+    found = listed([named[place] for place in sorted(_where(flat, is_integer))])
+    return f"{found}. If these are gradients, convert them to floating point, for example to float32."
