@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.formats import dtype_name, is_empty_name, is_integer_name
+from gradclip.backends.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.backends.registry import framework_of, known
 from gradclip.tree import FlatTree, flatten
 from gradclip.wording import listed
@@ -27,7 +27,7 @@ def counted(tree: object) -> FlatTree:
     """Flatten a tree of gradients, leaving integers as they are. Raises TypeError if all its numbers are integers."""
     flat = flatten(tree)
     chosen = flat.leaving(_where(flat, _is_left))
-    if not chosen.leaves and _where(flat, is_integer):
+    if not chosen.leaves and _where(flat, _holds_integers):
         raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {_integers(flat)}")
     return chosen
 
@@ -36,7 +36,7 @@ def counted_part(tree: object) -> FlatTree:
     """Flatten a part of a gradient likewise. Warns if all its numbers are integers: other parts may hold the rest."""
     flat = flatten(tree)
     chosen = flat.leaving(_where(flat, _is_left))
-    if not chosen.leaves and _where(flat, is_integer):
+    if not chosen.leaves and _where(flat, _holds_integers):
         warnings.warn(
             f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {_integers(flat)}",
             UserWarning,
@@ -51,7 +51,7 @@ def summed(tree: object) -> FlatTree:
     In place of arrays without numbers are their sums over the first axis.
     """
     flat = flatten(tree)
-    if _where(flat, is_integer):
+    if _where(flat, _holds_integers):
         raise TypeError(
             "integers cannot be in a sum over examples: they are not clipped, so each example would add all of its own "
             f"to the sum: {_integers(flat)} If they are counters, leave them out of the tree."
@@ -64,7 +64,7 @@ def summed(tree: object) -> FlatTree:
 def without_integers(tree: Any) -> Any:
     """Return the tree. Raises a TypeError that names its integers."""
     flat = flatten(tree)
-    if _where(flat, is_integer):
+    if _where(flat, _holds_integers):
         raise TypeError(f"integers cannot be clipped here: {_integers(flat)}")
     return tree
 
@@ -72,22 +72,34 @@ def without_integers(tree: Any) -> Any:
 def as_floats(tree: Any) -> Any:
     """Return the tree with integers and booleans as the framework's default float, at least float32."""
     flat = flatten(tree)
-    integers = _where(flat, is_integer)
+    integers = _where(flat, _holds_integers)
     return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
 
 
-def _where(flat: FlatTree, holds: Callable[[Any], bool]) -> set[int]:
-    return {place for place, leaf in enumerate(flat.leaves) if holds(leaf)}
-
-
-def is_integer(leaf: Any) -> bool:
+def is_integer(leaf: object) -> bool:
     """Say whether a leaf is an integer or boolean, or an array of these."""
-    dtype = getattr(leaf, "dtype", None)
-    return isinstance(leaf, int) if dtype is None else is_integer_name(dtype_name(leaf)) and known(leaf)
+    return _holds_integers(_kind(leaf)) and known(leaf)
 
 
-def _is_left(leaf: Any) -> bool:
-    return is_integer(leaf) or (hasattr(leaf, "dtype") and is_empty_name(dtype_name(leaf)))
+def _where(flat: FlatTree, chosen: Callable[[Any], bool]) -> set[int]:
+    """Return the places of the leaves whose kind is chosen. Each kind is asked about once: there are few."""
+    kinds = {kind for kind in set(map(_kind, flat.leaves)) if chosen(kind)}
+    if not kinds:
+        return set()
+    return {place for place, x in enumerate(flat.leaves) if _kind(x) in kinds and (isinstance(x, bool) or known(x))}
+
+
+def _kind(leaf: object) -> Any:
+    """Return the dtype of an array, or the type of anything else."""
+    return getattr(leaf, "dtype", type(leaf))
+
+
+def _holds_integers(kind: Any) -> bool:
+    return issubclass(kind, int) if isinstance(kind, type) else is_integer_name(bare_name(kind))
+
+
+def _is_left(kind: Any) -> bool:
+    return _holds_integers(kind) or (not isinstance(kind, type) and is_empty_name(bare_name(kind)))
 
 
 def _as_float(leaf: Any) -> Any:
@@ -99,5 +111,5 @@ def _integers(flat: FlatTree) -> str:
     """Return the names of the integers among the leaves of a tree, and what to do with them."""
     kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in flat.leaves)
     named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
-    found = listed([named[place] for place in sorted(_where(flat, is_integer))])
+    found = listed([named[place] for place in sorted(_where(flat, _holds_integers))])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."
