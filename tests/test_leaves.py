@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import jax
+import jax.experimental.sparse
 import jax.numpy as jnp
 import numpy as np
 import optree
@@ -287,3 +288,12 @@ def test_libraries_that_count_integers_get_floats():
     assert as_floats([np.array([3], np.int8), torch.tensor([True]), 2, 1.5]) == [3.0, 1.0, 2.0, 1.5]
     dtypes = [as_floats(make([3])).dtype for make in (np.array, torch.tensor, jnp.array)]
     assert dtypes == [np.float64, torch.float32, jnp.float32]
+
+
+def test_sparse_arrays_of_integers_are_integers():
+    mine = jax.experimental.sparse.BCOO((jnp.array([3, 4]), jnp.array([[0], [0]])), shape=(3,))
+    tree = {"a": mine, "w": jnp.array([3.0, 4.0]), "z": torch.eye(2, dtype=torch.int64).to_sparse()}
+    clipped, norm = gradclip.clip_by_global_norm(tree, 1.0)
+    assert (clipped["a"] is mine, clipped["z"] is tree["z"], float(norm)) == (True, True, 5.0)
+    with pytest.raises(TypeError, match=r"\['a'\] has dtype int32"):
+        without_integers({"a": mine})

@@ -72,7 +72,7 @@ def without_integers(tree: Any) -> Any:
 def as_floats(tree: Any) -> Any:
     """Return the tree with integers and booleans as the framework's default float, at least float32."""
     flat = flatten(tree)
-    integers = _where(flat, _holds_integers)
+    integers = _where(flat, _holds_integers) - flat.sparse.keys()  # sparse arrays keep their dtype
     return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
 
 
@@ -83,10 +83,17 @@ def is_integer(leaf: object) -> bool:
 
 def _where(flat: FlatTree, chosen: Callable[[Any], bool]) -> set[int]:
     """Return the places of the leaves whose kind is chosen. Each kind is asked about once: there are few."""
-    kinds = {kind for kind in set(map(_kind, flat.leaves)) if chosen(kind)}
+    given = _given(flat)
+    kinds = {kind for kind in set(map(_kind, given)) if chosen(kind)}
     if not kinds:
         return set()
-    return {place for place, x in enumerate(flat.leaves) if _kind(x) in kinds and (isinstance(x, bool) or known(x))}
+    own = (isinstance(x, bool) or known(x) for x in flat.leaves)
+    return {place for place, (x, ours) in enumerate(zip(given, own, strict=True)) if _kind(x) in kinds and ours}
+
+
+def _given(flat: FlatTree) -> list[Any]:
+    """Return the leaves as they were passed in: the elements of a sparse array may have another dtype."""
+    return [flat.sparse.get(place, x) for place, x in enumerate(flat.leaves)] if flat.sparse else flat.leaves
 
 
 def _kind(leaf: object) -> Any:
@@ -109,7 +116,7 @@ def _as_float(leaf: Any) -> Any:
 
 def _integers(flat: FlatTree) -> str:
     """Return the names of the integers among the leaves of a tree, and what to do with them."""
-    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in flat.leaves)
+    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in _given(flat))
     named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
     found = listed([named[place] for place in sorted(_where(flat, _holds_integers))])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."
