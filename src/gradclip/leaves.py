@@ -11,7 +11,7 @@ integers convert them first, with `as_floats`; those that refuse them call `with
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from gradclip.backends.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.backends.registry import framework_of, known
 from gradclip.tree import FlatTree, flatten
+from gradclip.typing import Tree
 from gradclip.wording import listed
 
 
@@ -61,7 +62,7 @@ def summed(tree: object) -> FlatTree:
     return replace(chosen, others=sums) if sums else chosen
 
 
-def without_integers(tree: Any) -> Any:
+def without_integers(tree: Tree) -> Tree:
     """Return the tree. Raises a TypeError that names its integers."""
     flat = flatten(tree)
     if _where(flat, _holds_integers):
@@ -69,7 +70,7 @@ def without_integers(tree: Any) -> Any:
     return tree
 
 
-def as_floats(tree: Any) -> Any:
+def as_floats(tree: Tree) -> Tree:
     """Return the tree with integers and booleans as the framework's default float, at least float32."""
     flat = flatten(tree)
     integers = _where(flat, _holds_integers) - flat.sparse.keys()  # sparse arrays keep their dtype
@@ -81,7 +82,7 @@ def is_integer(leaf: object) -> bool:
     return _holds_integers(_kind(leaf)) and known(leaf)
 
 
-def _where(flat: FlatTree, chosen: Callable[[Any], bool]) -> set[int]:
+def _where(flat: FlatTree, chosen: Callable[[Hashable], bool]) -> set[int]:
     """Return the places of the leaves whose kind is chosen. Each kind is asked about once: there are few."""
     given = _given(flat)
     kinds = {kind for kind in set(map(_kind, given)) if chosen(kind)}
@@ -101,17 +102,17 @@ def _kind(leaf: object) -> Any:
     return getattr(leaf, "dtype", type(leaf))
 
 
-def _holds_integers(kind: Any) -> bool:
+def _holds_integers(kind: Hashable) -> bool:
     return issubclass(kind, int) if isinstance(kind, type) else is_integer_name(bare_name(kind))
 
 
-def _is_left(kind: Any) -> bool:
+def _is_left(kind: Hashable) -> bool:
     return _holds_integers(kind) or (not isinstance(kind, type) and is_empty_name(bare_name(kind)))
 
 
-def _as_float(leaf: Any) -> Any:
+def _as_float(leaf: object) -> Any:
     framework = framework_of(leaf)
-    return float(leaf) if framework is None else framework.as_float(leaf)
+    return float(leaf) if isinstance(leaf, int) else framework and framework.as_float(leaf)
 
 
 def _integers(flat: FlatTree) -> str:

@@ -124,7 +124,7 @@ class Framework(ABC):
         """Return zeros with the dtype and device of `leaf`."""
 
     @abstractmethod
-    def as_float(self, array: Any) -> Any:
+    def as_float(self, array: object) -> Any:
         """Return an array in the framework's default float, at least float32."""
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -78,7 +78,7 @@ class TensorFlow(Framework):
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> tf.Tensor:
         return self.like(leaf, bare_name(leaf.dtype), np.zeros(shape))
 
-    def as_float(self, array: Any) -> tf.Tensor:
+    def as_float(self, array: object) -> tf.Tensor:
         return tf.cast(array, tf.float32)
 
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
