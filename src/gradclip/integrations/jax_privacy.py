@@ -112,7 +112,7 @@ class _ClippedFunction(ClippedFunction):
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
         return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
 
-    def _to_clip(self, tree: Any) -> Any:
+    def _to_clip(self, tree: object) -> Any:
         return as_floats(tree)
 
     def _added_in(self) -> Any:

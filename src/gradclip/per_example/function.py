@@ -258,7 +258,7 @@ class ClippedFunction:
 
         return step
 
-    def _to_clip(self, tree: Any) -> Any:
+    def _to_clip(self, tree: object) -> Any:
         return tree
 
     def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
