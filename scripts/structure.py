@@ -12,7 +12,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 # Modules that every room may import. They import only the kernels. Some are in the `backends` folder.
 FLOOR = {
-    *("tree", "arithmetic", "typing", "wording", "guesses"),
+    *("tree", "leaves", "arithmetic", "typing", "wording", "guesses"),
     *("backends", "backends.formats", "backends.arrays", "backends.protocols", "backends.values"),
     *("backends.registry", "backends.entries", "backends.framework", "backends.when_imported", "backends.releases"),
 }

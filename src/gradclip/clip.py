@@ -17,7 +17,7 @@ from gradclip.core.rules import CLIP
 from gradclip.layers import fast_path as fast_layers
 from gradclip.layers import traced
 from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
-from gradclip.tree import flatten
+from gradclip.leaves import counted
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
 
@@ -27,9 +27,9 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
     Args:
         tree: arrays of one framework in nested containers, or a single array; any shapes. A leaf that occurs twice
-            counts twice (`gradclip.grad_norm` counts shared memory once). `None` leaves are skipped. Integers are
-            promoted to the framework's default float, or to float32 if that is wider. Sparse arrays of JAX (BCOO, BCSR)
-            count by their elements; entries with the same index are summed first, in float64.
+            counts twice (`gradclip.grad_norm` counts a parameter once). `None` leaves are skipped. Integers and booleans
+            do not count, nor do Python's; JAX's `float0` neither. Sparse arrays of JAX (BCOO, BCSR) count by their
+            elements; entries with the same index are summed first, in float64.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside `jax.shard_map`, the mesh axis (or tuple of axes) over which the leaves are sharded. The norm
             is then that of all shards together, computed with one reduction, and `ord` must be at most 8 or infinite.
@@ -41,7 +41,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
         or inf if an element is, and inf if the norm exceeds the scalar's range.
 
     Raises:
-        TypeError: a leaf is not an array, or the leaves belong to different frameworks.
+        TypeError: a leaf is not an array, the leaves belong to different frameworks, or all numbers are integers.
         ValueError: `ord` is not one of the values above.
 
     >>> import numpy as np
@@ -53,7 +53,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     found = fast_path.global_norm(tree, order) if axis_name is None else None
     if found is not None:
         return found
-    flat = flatten(tree)
+    flat = counted(tree)
     warn_of_parameters(flat.leaves)
     return norm_of(*backend_and_holders(flat, axis_name), flat.leaves, order)
 
@@ -71,7 +71,7 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
 
     Returns:
         A tree of norms with the structure of `prefix`, or of `tree` without one. Dtypes and errors are those of
-        `global_norm`.
+        `global_norm`. The norm of integers alone is 0, in float32.
 
     >>> import numpy as np
     >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
@@ -83,12 +83,10 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     quick = fast_layers.layer_norms(tree, order) if prefix is None and axis_name is None else None
     if quick is not None:
         return quick
-    flat = flatten(tree)
+    flat = counted(tree)
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name)
-    shape, groups = (
-        (flat, [[i] for i in range(len(flat.leaves))]) if prefix is None else flat.split_by(prefix, "prefix")
-    )
+    shape, groups = flat.each_alone() if prefix is None else flat.split_by(prefix, "prefix")
     with backend.precision():
         known = measured_at_once(backend, flat, groups, order)
         norms = known.norms(flat.leaves) if known else {}
@@ -107,7 +105,8 @@ def clip_by_global_norm(
 
     Args:
         tree: arrays of one framework in nested containers, or a single array; any shapes, dtypes may be mixed. A leaf
-            that occurs twice counts twice and is returned clipped in both places.
+            that occurs twice counts twice and is returned clipped in both places. Integers and booleans come back as
+            they are and do not count.
         max_norm: the threshold, >= 0, in the units of the gradients: a number or a scalar array. `inf` clips nothing. A
             negative value raises ValueError, but counts as 0 in an array that is traced or on an accelerator.
         ord: which norm, as in `global_norm`.
@@ -136,7 +135,7 @@ def clip_by_global_norm(
     found = fast_path.clip_by_global_norm(tree, max_norm, clipping.order) if axis_name is None else None
     if found is not None:
         return found
-    flat = flatten(tree)
+    flat = counted(tree)
     leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 
@@ -150,7 +149,8 @@ def clip_by_layer_norm(
     Args:
         tree: as in `clip_by_global_norm`.
         max_norm: a number, the threshold of each leaf. Or a prefix of `tree` (its containers, cut off at any depth)
-            that holds numbers: the leaves below one number form a layer, which is clipped to that threshold.
+            that holds numbers: the leaves below one number form a layer, which is clipped to that threshold. It may
+            leave out integers.
         ord: which norm, as in `global_norm`.
         nonfinite: what to do if a layer contains NaN or infinity, as in `clip_by_global_norm`.
         axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
@@ -173,9 +173,9 @@ def clip_by_layer_norm(
     found = fast_layers.clip_by_layer_norm(tree, max_norm, clipping.order) if axis_name is None else None
     if found is not None:
         return found
-    flat = flatten(tree)
+    flat = counted(tree)
     if is_single_threshold(max_norm):
-        prefix, groups = flat, [[i] for i in range(len(flat.leaves))]
+        prefix, groups = flat.each_alone()
         thresholds = [max_norm] * len(groups)
     else:
         prefix, groups = flat.split_by(max_norm)
@@ -189,7 +189,7 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
 
     Args:
-        tree: arrays of real numbers, as in `clip_by_global_norm`.
+        tree: arrays of real numbers, as in `clip_by_global_norm`. Integers come back as they are.
         max_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
 
     Returns:
@@ -204,7 +204,7 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     [-1.0, 0.5, 1.0]
 
     """
-    flat = flatten(tree)
+    flat = counted(tree)
     backend = find(flat.leaves, flat.paths, max_value)
     bound = check_threshold(max_value, "max_value", backend=backend)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]

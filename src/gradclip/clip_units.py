@@ -13,7 +13,8 @@ from gradclip.core.norms import EUCLIDEAN, Order
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import Scope
 from gradclip.layers.units import clip_units, clip_units_adaptively, parameters_beside, scopes_beside, scopes_of
-from gradclip.tree import FlatTree, flatten
+from gradclip.leaves import counted
+from gradclip.tree import FlatTree
 from gradclip.typing import Ord, Policy, Threshold, Thresholds, Tree, UnitAxis
 
 
@@ -48,7 +49,7 @@ def clip_by_unit_norm(
 
     Returns:
         `(clipped, norms)`: the new tree, and the norms of the units before clipping. Each array of norms has the shape
-        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in).
+        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in). An integer leaf has one norm, 0.
 
     Raises:
         ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`.
@@ -63,7 +64,7 @@ def clip_by_unit_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = flatten(tree)
+    flat = counted(tree)
     thresholds = [max_norm] * len(flat.leaves)
     if not is_single_threshold(max_norm):
         prefix, groups = flat.split_by(max_norm)
@@ -71,7 +72,7 @@ def clip_by_unit_norm(
             for index in group:
                 thresholds[index] = threshold
     leaves, norms = clip_units(flat, thresholds, clipping, scopes_of(flat, unit_axis))
-    return flat.rebuild(leaves), flat.arrange(norms)
+    return flat.rebuild(leaves), norms
 
 
 @ordinary_arithmetic
@@ -89,7 +90,8 @@ def adaptive_grad_clip(
 
     Args:
         tree: the gradients. Units are those of `clip_by_unit_norm`.
-        params: the parameters, a tree with the same structure and shapes; dtypes may differ. If a unit of the
+        params: the parameters, a tree with the same structure and shapes; dtypes may differ. Beside integers among the
+            gradients they may hold anything, or nothing. If a unit of the
             parameters contains NaN, its gradient becomes NaN. The result is differentiable with respect to `params`. In
             PyTorch, pass `.detach()`-ed parameters or use `torch.no_grad()` if you do not need this.
         clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
@@ -119,7 +121,7 @@ def adaptive_grad_clip(
 
     """
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = flatten(tree)
+    flat = counted(tree)
     return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes_of(flat, unit_axis))
 
 
@@ -129,7 +131,7 @@ def clip_adaptively(
 ) -> tuple[Tree, Any]:
     """Do the same as `adaptive_grad_clip`, given the axes of each leaf along which elements share a norm."""
     asked = Clipping(None, EUCLIDEAN, PROPAGATE, CLIP)
-    flat = flatten(tree)
+    flat = counted(tree)
     scopes = scopes_of(flat, None) if shared_axes is None else scopes_beside(flat, shared_axes)
     return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes)
 
@@ -138,4 +140,4 @@ def _clipped_adaptively(
     flat: FlatTree, params: object, both: tuple[Threshold, Threshold], asked: Clipping, scopes: Sequence[Scope]
 ) -> tuple[Any, Any]:
     leaves, norms = clip_units_adaptively(flat, parameters_beside(flat, params), both, asked, scopes)
-    return flat.rebuild(leaves), flat.arrange(norms)
+    return flat.rebuild(leaves), norms

@@ -20,7 +20,7 @@ from gradclip.core import exact
 from gradclip.core.coefficient import exceeds, undecided
 from gradclip.core.norms import Order, measure
 from gradclip.core.scopes import TREE
-from gradclip.tree import flatten
+from gradclip.leaves import counted
 from gradclip.typing import Ord, Threshold
 
 
@@ -32,7 +32,8 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
 
     Args:
         tree: arrays of one framework in nested containers, or a single array, as in `gradclip.global_norm`. Arrays on a
-            device are copied to the host. Integers are compared exactly.
+            device are copied to the host. Integers and booleans do not count: if others send the tree, compare its
+            dtypes with those that you expect.
         max_norm: the threshold, >= 0: a number or a scalar array. Integers and fractions are not rounded.
         ord: p: an integer from 1 to 1024, `inf` for the largest magnitude, `-inf` for the smallest; None means 2. For
             complex numbers only 2, `inf` or `-inf`.
@@ -42,9 +43,10 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
         `max_norm=inf`.
 
     Raises:
-        TypeError: a leaf is not an array, leaves belong to different frameworks, or `max_norm` is not a number.
-        ValueError: `max_norm` is negative or NaN, `ord` is not one of the values above, an integer is beyond 2**53, or
-            the call is traced (`jax.jit`, `torch.compile`), which hides the values.
+        TypeError: a leaf is not an array, leaves belong to different frameworks, all numbers are integers, or
+            `max_norm` is not a number.
+        ValueError: `max_norm` is negative or NaN, `ord` is not one of the values above, or the call is traced
+            (`jax.jit`, `torch.compile`), which hides the values.
 
     The norm is computed with a proven error bound. Only if that leaves the answer open, the powers are added exactly,
     by the method of Rump, Ogita and Oishi, "Accurate floating-point summation", 2008.
@@ -54,7 +56,7 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
     (True, False)
 
     """
-    flat, order = flatten(tree), Order.parse(ord)
+    flat, order = counted(tree), Order.parse(ord)
     backend = find(flat.leaves, flat.paths, max_norm)
     if not backend.visible:
         raise ValueError(

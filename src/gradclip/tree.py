@@ -5,15 +5,17 @@ array, or a node that only JAX knows, goes through `jax.tree_util`, so classes r
 handles TensorFlow's containers. `None` is an empty container: it has no leaves and stays None.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import optree
 
 from gradclip.backends.framework import Sparse, Trees
 from gradclip.backends.registry import entries_of, load, trees_of
 from gradclip.wording import listed
+
+T = TypeVar("T")
 
 
 class _Optree:
@@ -56,27 +58,65 @@ _OPTREE = _Optree()
 
 @dataclass(frozen=True)
 class FlatTree:
-    """The leaves of a tree in order, and the structure to rebuild a tree around other leaves."""
+    """The leaves of a tree in order, and the structure to rebuild a tree around other leaves.
+
+    `others` are leaves that come back as they are, by their place among all leaves of the tree; `leaves` are the rest.
+    """
 
     leaves: list[Any]
     structure: Any
     trees: Trees
     sparse: Mapping[int, Any] = field(default_factory=dict)  # sparse arrays, by the index of their leaf
+    others: Mapping[int, Any] = field(default_factory=dict)
+
+    def leaving(self, places: Set[int]) -> "FlatTree":
+        """Return the tree with the leaves at these places left as they are."""
+        if not places:
+            return self
+        kept = [place for place in range(len(self.leaves)) if place not in places]
+        sparse = {index: self.sparse[place] for index, place in enumerate(kept) if place in self.sparse}
+        others = {place: self.sparse.get(place, self.leaves[place]) for place in sorted(places)}
+        return replace(self, leaves=[self.leaves[place] for place in kept], sparse=sparse, others=others)
+
+    def outline(self, stand_ins: Iterable[Any]) -> "FlatTree":
+        """Return the tree with stand-ins for its leaves, and without its other arrays, so that it can be kept."""
+        return replace(self, leaves=list(stand_ins), sparse={}, others=dict.fromkeys(self.others))
 
     def paths(self) -> list[str]:
         """Return the path of each leaf, written as the Python that reaches it: `['layer'][0]`."""
-        return self.trees.paths(self.structure)
+        return self.of_leaves(self.trees.paths(self.structure))
+
+    def of_leaves(self, of_all: list[T]) -> list[T]:
+        """Return what belongs to `leaves`, given one value for each leaf of the tree, `others` included."""
+        return [one for place, one in enumerate(of_all) if place not in self.others] if self.others else of_all
+
+    def each_alone(self) -> "tuple[FlatTree, list[list[int]]]":
+        """Return all leaves of the tree, and for each its index in `leaves` in a list, which is empty for `others`."""
+        alone = [[index] for index in range(len(self.leaves))]
+        if not self.others:
+            return self, alone
+        nothing: dict[int, list[int]] = {place: [] for place in self.others}
+        whole = replace(self, leaves=self._with(self.others, self.leaves), sparse={}, others={})
+        return whole, self._with(nothing, alone)
 
     def rebuild(self, leaves: Iterable[Any]) -> Any:
         """Return a tree of this structure from new leaves, arrays like its own. Sparse leaves become sparse again."""
         if self.sparse:
             remade, given = self.trees.with_elements, enumerate(leaves)
             leaves = [remade(self.sparse[i], self.leaves[i], x) if i in self.sparse else x for i, x in given]
-        return self.trees.unflatten(self.structure, leaves)
+        return self.trees.unflatten(self.structure, self._with(self.others, leaves) if self.others else leaves)
 
-    def arrange(self, values: Iterable[Any]) -> Any:
-        """Return a tree of this structure with any values in place of its leaves."""
-        return self.trees.unflatten(self.structure, values)
+    def arrange(self, values: Iterable[Any], other: object = None) -> Any:
+        """Return a tree of this structure with any values in place of its leaves, and `other` in place of others."""
+        every = self._with(dict.fromkeys(self.others, other), values) if self.others else values
+        return self.trees.unflatten(self.structure, every)
+
+    def _with(self, others: Mapping[int, T], values: Iterable[T]) -> list[T]:
+        """Return values for all leaves of the tree, from those for `others` and those for `leaves`."""
+        every = list(values)
+        for place, other in others.items():
+            every.insert(place, other)
+        return every
 
     def split_by(self, prefix: object, what: str = "the thresholds") -> "tuple[FlatTree, list[list[int]]]":
         """Return the flattened `prefix` and, for each of its leaves, the indices of this tree's leaves below it.
@@ -84,16 +124,18 @@ class FlatTree:
         Raises ValueError if `prefix` is not a prefix of this tree; the error calls it `what`.
         """
         leaves, structure = self.trees.flatten(prefix)
-        numbered = self.arrange(range(len(self.leaves)))
+        places = range(len(self.leaves) + len(self.others))
+        index_of = {place: index for index, place in enumerate(self.of_leaves(list(places)))}
         try:
-            subtrees = self.trees.subtrees(structure, numbered)
+            subtrees = self.trees.subtrees(structure, self.trees.unflatten(self.structure, places))
         except ValueError as mismatch:
             given = FlatTree(leaves, structure, self.trees)
             groups, alone = _matched_by_keys(self.trees.keys(structure), self.trees.keys(self.structure))
             idle = [path for path, group in zip(given.paths(), groups, strict=True) if not group]
+            alone = [place for place in alone if place in index_of]
             if not idle and not alone:
-                return given, groups
-            paths = self.paths()
+                return given, _renumbered(groups, index_of)
+            paths = self.trees.paths(self.structure)
             lacking = f"nothing is given for {listed([paths[i] or 'the array' for i in alone])}" if alone else ""
             beyond = f"there is no gradient at {listed([path or 'the root' for path in idle])}" if idle else ""
             raise ValueError(
@@ -101,7 +143,11 @@ class FlatTree:
                 f"depth): {', and '.join(filter(None, (lacking, beyond)))}."
             ) from mismatch
         groups = [self.trees.flatten(subtree)[0] for subtree in subtrees]
-        return FlatTree(leaves, structure, self.trees), groups
+        return FlatTree(leaves, structure, self.trees), _renumbered(groups, index_of)
+
+
+def _renumbered(groups: Sequence[Sequence[int]], index_of: Mapping[int, int]) -> list[list[int]]:
+    return [[index_of[place] for place in group if place in index_of] for group in groups]
 
 
 def _matched_by_keys(

@@ -30,6 +30,7 @@ def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
     from attack import (
         compiled,
+        counters,
         derivatives,
         eager,
         folded,
@@ -44,6 +45,7 @@ def attacks():
 
     return {
         "trees": trees.attack,
+        "counters": counters.attack,
         "derivatives": derivatives.attack,
         "private": private.attack,
         "places": places.attack,

@@ -13,6 +13,7 @@ from attack import derivatives, layouts, places, run, settings
 SEED = 12
 CASES = {
     "trees": 200,
+    "counters": 60,
     "derivatives": 32,
     "private": 80,
     "places": 12,
@@ -65,6 +66,11 @@ def twice(grads, max_norm, **options):
     return [x * 3 for x in total], info
 
 
+def with_integers(tree, ord=2):
+    """Return the norm of all numbers, integers too."""
+    return REAL["global_norm"](as_floats(tree), ord)
+
+
 def part_alone(tree, ord=2):
     """Return the norm of a part, measured as if the part held another element of its size."""
     known = REAL["partial_norm"](tree, ord)
@@ -99,6 +105,7 @@ NAMES = ("clipped_grad", "clip_by_global_norm", "per_example_clip", "partial_nor
 REAL = {name: getattr(gradclip, name) for name in NAMES}
 BROKEN = [
     ("trees", "clip_by_global_norm", usual_clip),
+    ("counters", "global_norm", with_integers),
     ("derivatives", "clip_by_global_norm", without_derivative),
     ("private", "per_example_clip", twice),
     ("places", "clipped_grad", anywhere),

@@ -39,8 +39,8 @@ def test_arrays_that_cannot_be_clipped_in_place_leave_the_others_alone():
     locked.flags.writeable = False
     with pytest.raises(ValueError, match=r"\['b'\] is read-only, so it cannot be clipped in place. Pass a copy"):
         gradclip.clip_grad_norm_({"a": good, "b": locked}, 1.0)
-    with pytest.raises(TypeError, match=r"\['b'\] has dtype int64"):
-        gradclip.clip_grad_norm_({"a": good, "b": np.array([1])}, 1.0)
+    with pytest.raises(TypeError, match=r"\['b'\] has dtype object"):
+        gradclip.clip_grad_norm_({"a": good, "b": np.array([1.0], object)}, 1.0)
     with pytest.raises(TypeError, match=r"must hold only NumPy arrays, got float at \['b'\]"):
         gradclip.clip_grad_norm_({"a": good, "b": 1.0}, 1.0)
     with pytest.raises(FloatingPointError, match=r"\['b'\]: 1 NaN"):

@@ -18,6 +18,7 @@ from declearn.optimizer import modules as originals
 from declearn.optimizer.modules import OptiModule
 from declearn.utils import set_device_policy
 
+from gradclip.integrations import declearn as ours
 from gradclip.integrations.declearn import L2Clipping, L2GlobalClipping
 from parity_support import arguments, assert_just_below
 
@@ -194,3 +195,12 @@ def test_optimizer_trains_a_model():
     Optimizer(lrate=1.0, modules=["l2-global-clipping"]).apply_gradients(model, gradients)
     moved = before - model.get_weights().coefs[name]
     assert moved.flatten().tolist() == pytest.approx([0.6, 0.8], abs=2.0**-23)
+
+
+@pytest.mark.parametrize("name", ["L2Clipping", "L2GlobalClipping"])
+def test_integers_count_as_they_do_in_declearn(name):
+    given = NumpyVector({"w": np.array([0.5, -0.5]), "n": np.array([3, 4])})
+    found, expected = (getattr(module, name)(max_norm=1.0).run(given).coefs for module in (ours, originals))
+    for key, x in found.items():
+        np.testing.assert_allclose(x, expected[key], rtol=1e-6)
+        assert x.dtype == np.float64

@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import jax_privacy.clipping
 import numpy as np
 import pytest
 
@@ -254,3 +255,15 @@ def test_empty_trees(clip):
     assert clipped == {}
     assert (float(norm), norm.dtype) == (0.0, jnp.float32)
     assert clip({}, {}) == ({}, {})
+
+
+@pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+@pytest.mark.parametrize("clip", [untraced, traced])
+def test_integers_count_and_keep_their_dtype(clip):
+    """As in jax-privacy, where the coefficient too becomes an integer, zero. Rounding toward zero keeps the bound."""
+    tree = {"w": jnp.array([3.0]), "n": jnp.array([40, -30])}
+    clipped, norm = clip(tree, 10.0)
+    expected, known = jax_privacy.clipping.clip_pytree(tree, 10.0)
+    assert clipped["n"].dtype == expected["n"].dtype == jnp.int32
+    assert clipped["n"].tolist() == [7, -5]
+    np.testing.assert_allclose([norm, *clipped["w"]], [known, *expected["w"]], rtol=1e-6)

@@ -247,3 +247,25 @@ def test_the_state_with_the_norm_feeds_a_monitor():
     np.testing.assert_allclose(params["w"], [-1.8, -2.4], rtol=1e-6)
     shapes = [jax.tree.map(lambda x: (x.shape, x.dtype), one) for one in (state, transform.init(params))]
     assert shapes[0] == shapes[1]  # as lax.scan needs it
+
+
+@both_ways
+def test_integers_are_what_they_are_to_optax(call):
+    """`clip` and `clip_by_block_rms` make floats of them; the global norm refuses them."""
+    updates = {"w": jnp.array([3.0, 4.0]), "n": jnp.array([30, -40])}
+    for ours, theirs in ((clip, optax.clip), (clip_by_block_rms, optax.clip_by_block_rms)):
+        found, expected = call(ours, updates, 2.0), apply(theirs(2.0), updates)
+        assert found["n"].dtype == expected["n"].dtype == jnp.float32
+        np.testing.assert_allclose(found["n"], expected["n"], rtol=1e-6)
+    for transformation in (clip_by_global_norm, optax.clip_by_global_norm):
+        with pytest.raises(TypeError, match=r"\['n'\] has dtype int32|the same dtypes"):
+            call(transformation, updates, 2.0)
+
+
+@both_ways
+def test_derivatives_of_integers_stay(call):
+    updates = {"w": jnp.array([3.0, 4.0]), "n": np.zeros(3, jax.dtypes.float0)}
+    for transformation in (clip_by_global_norm, clip, clip_by_block_rms):
+        found = call(transformation, updates, 1.0)
+        assert (found["n"].dtype, found["n"].shape) == (jax.dtypes.float0, (3,))
+        assert found["w"].tolist() == call(transformation, {"w": updates["w"]}, 1.0)["w"].tolist()

@@ -179,3 +179,19 @@ def test_what_is_not_finite_makes_all_nan_as_in_tensorflow(value):
     ):
         assert np.isnan(found).all()
         assert np.isnan(known).all()
+
+
+def test_integers_are_refused_as_by_tensorflow():
+    whole = tf.constant([3, 4])
+    for names in (ours, tf):
+        calls = [
+            lambda names=names: names.clip_by_global_norm([tf.ones(2), whole], 1.0),
+            lambda names=names: names.clip_by_norm(whole, 1.0),
+        ]
+        for call in calls:
+            with pytest.raises((TypeError, tf.errors.InvalidArgumentError), match=r"has dtype int32|'T' of int32"):
+                call()
+    for call in (lambda: ours.global_norm([whole]), lambda: ours.clip_by_average_norm(whole, 1.0)):
+        with pytest.raises(TypeError, match="has dtype int32"):
+            call()
+    assert ours.clip_by_value(whole, -1, 1).dtype == tf.int32

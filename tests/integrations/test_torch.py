@@ -255,3 +255,9 @@ def test_clip_grads_with_a_norm_that_is_nan_makes_that_seen(max_norm):
     one = parameter([3.0, 4.0])
     clip_grads_with_norm_(one, max_norm, torch.tensor(math.nan))
     assert one.grad.isnan().all()
+
+
+def test_total_norms_of_integers_are_refused_as_by_torch():
+    for call in (get_total_norm, torch.nn.utils.get_total_norm):
+        with pytest.raises((TypeError, RuntimeError), match=r"\[1\] has dtype int64|Got Long"):
+            call([torch.ones(2), torch.tensor([3, 4])])

@@ -45,6 +45,21 @@ def test_as_on_one_device(seed, checked):
     assert sent == ({"all-reduce": 1} if any(map(any, layout.specs)) else {})
 
 
+@pytest.mark.parametrize("checked", [True, False])
+def test_integers_stay_and_count_nothing(checked):
+    tree = {"n": jnp.arange(8) + 100, "w": jnp.linspace(-1.0, 2.0, 16)}
+
+    def clip(tree):
+        return gradclip.clip_by_global_norm(tree, 0.5, axis_name="x"), gradclip.layer_norms(tree, axis_name="x")
+
+    specs = ((P("x"), WHOLE), WHOLE)
+    (clipped, norm), norms = jax.jit(over_x(clip, checked=checked, out_specs=specs))(tree)
+    expected, known = gradclip.clip_by_global_norm({"w": tree["w"]}, 0.5)
+    np.testing.assert_allclose(clipped["w"], expected["w"], rtol=1e-12)
+    np.testing.assert_allclose([norm, norms["w"], norms["n"]], [known, known, 0.0], rtol=1e-12)
+    assert clipped["n"].tolist() == tree["n"].tolist()
+
+
 @pytest.mark.parametrize("ord", [2, math.inf])
 def test_layers_by_one_reduction(ord):
     layout = draw(4, AxisType.Auto)

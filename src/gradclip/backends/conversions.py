@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 
 from gradclip.backends.arrays import check_dtypes
-from gradclip.backends.formats import BFLOAT16, FLOAT64, dtype_name
+from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray, widened
 from gradclip.backends.registry import entry_of, load, named
-
-_WHOLE = ("int", "uint", "qint", "quint")
 
 
 def framework_of(leaf: object) -> Framework:
@@ -20,23 +18,11 @@ def framework_of(leaf: object) -> Framework:
 
 
 def host_arrays(leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> list[HostArray]:
-    """Return leaves as arrays in host memory, copied only from devices. Integers become float64, exactly.
-
-    Raises TypeError for dtypes that gradients cannot have, and ValueError for integers that float64 cannot hold.
-    """
-    # Report a wrong dtype before copying anything from a device. Integers pass here, because they become float64 below.
-    # Quantized tensors pass too: `on_host` has its own error for them.
-    known = [i for i, leaf in enumerate(leaves) if hasattr(leaf, "dtype") and not dtype_name(leaf).startswith(_WHOLE)]
+    """Return leaves as arrays in host memory, copied only from devices. Raises TypeError for unsupported dtypes."""
+    # Report a wrong dtype before copying anything from a device. For quantized tensors, `on_host` has its own error.
+    known = [i for i, x in enumerate(leaves) if hasattr(x, "dtype") and not dtype_name(x).startswith(("qint", "quint"))]
     check_dtypes([leaves[i] for i in known], lambda: [names()[i] or "the tree" for i in known])
     arrays = [framework_of(leaf).on_host(leaf) for leaf in leaves]
-    for index, x in enumerate(arrays):
-        if x.data.dtype.kind in "iu" and x.dtype != BFLOAT16.name:
-            # Compared as Python integers: in NumPy the absolute value of the smallest int64 is negative.
-            if x.size and max(int(x.data.max()), -int(x.data.min())) > 2**FLOAT64.precision:
-                raise ValueError(
-                    f"{names()[index] or 'the tree'} holds integers beyond 2**53. Convert them to float64."
-                )
-            arrays[index] = HostArray.of(x.data.astype(np.float64))
     # Check again: lists and the like had no dtype before the conversion.
     check_dtypes(arrays, lambda: [name or "the tree" for name in names()])
     return arrays

@@ -5,6 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 _PARTS = {"complex64": "float32", "complex128": "float64"}
+_WITHOUT_VALUES = ("float0",)  # JAX's dtype of derivatives with respect to integers, which holds no numbers
 
 
 @dataclass(frozen=True)
@@ -62,8 +63,9 @@ def bare_name(dtype: Hashable) -> str:
     """Return the name of a dtype, such as `float32` for `torch.float32` and for NumPy's float32 in any byte order."""
     name = _BARE_NAMES.get(dtype)
     if name is None:
-        # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`.
-        name = getattr(dtype, "name", str(dtype).rpartition(".")[2])
+        # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
+        held = getattr(dtype, "names", None)
+        name = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
         # Not cached for TensorFlow: `torch.compile` cannot read a dict with its dtypes as keys, and they know their
         # names.
         if not hasattr(dtype, "as_numpy_dtype"):
@@ -84,6 +86,16 @@ def format_named(dtype: str) -> Format:
 def format_of(array: object) -> Format:
     """Return the format of a real array, or of a complex array's parts."""
     return format_named(dtype_name(array))
+
+
+def is_integer_name(dtype: str) -> bool:
+    """Say whether a dtype holds integers or booleans."""
+    return dtype.startswith(("int", "uint", "bool"))
+
+
+def is_empty_name(dtype: str) -> bool:
+    """Say whether a dtype holds no numbers at all."""
+    return dtype in _WITHOUT_VALUES
 
 
 def is_complex_name(dtype: str) -> bool:

@@ -123,6 +123,10 @@ class Framework(ABC):
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> Any:
         """Return zeros with the dtype and device of `leaf`."""
 
+    @abstractmethod
+    def as_float(self, array: object) -> Any:
+        """Return an array in the framework's default float, at least float32."""
+
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function as training calls it: compiled, if the framework compiles."""
         return function

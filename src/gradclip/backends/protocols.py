@@ -75,7 +75,7 @@ class Enter(Protocol):
         """Say whether the kernels can read these leaves: plain numbers in host memory that need no derivative."""
 
     def prepare(self, leaf: object) -> Any:
-        """Return a leaf as an array that can be clipped. Integers are promoted to the default float."""
+        """Return a leaf as an array that can be clipped. Raises TypeError for other dtypes."""
 
     def enter(self, prepared: Sequence[Any]) -> Arrays:
         """Return prepared leaves as the `Arrays` that the operations take."""

@@ -6,6 +6,7 @@ already imported.
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from os import PathLike
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -283,11 +284,13 @@ def _instead_of(leaf: object) -> str:
     if models is not None:
         return f" For a module, pass {models.gradients}"
     if isinstance(leaf, Mapping):
-        return " Convert it with dict(...)."
+        return " Convert it with dict(...), which loads the arrays if it is an open file."
     if hasattr(leaf, "to_numpy"):
         return " Pass the result of its to_numpy()."
     if known(getattr(leaf, "value", None)):  # as a Keras variable does
         return " Pass its .value."
+    if isinstance(leaf, str | bytes | PathLike) or hasattr(leaf, "read"):
+        return " Load the arrays of a file first: dict(numpy.load(path, allow_pickle=False)) for .npz."
     if isinstance(leaf, Iterator):
         return (
             " Convert it with list(...). If it yields parameters, call gradclip.grad_norm or gradclip.clip_grad_norm_ "

@@ -75,7 +75,7 @@ class ClipRule:
         """Return the changes of the results, in these dtypes, and of the norm; `change` is the threshold's."""
         counted, norm = self._counted(xp, at)
         xs, dxs = self._wide(xp, at.leaves, norm, counted), self._wide(xp, changes, norm, counted)
-        dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs))
+        dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs)) if xs else xp.zeros_like(norm)
         if not dtypes:
             return [], dnorm
         by = self._multiplier(xp, norm, at.max_norm)
@@ -154,7 +154,7 @@ class ClipRule:
             xp.where(m > 0, x, xp.zeros_like(x)) / _real_beside(xp, xp.where(m > 0, m, xp.ones_like(m)), x)
             for x, m in zip(xs, magnitudes, strict=True)
         ]
-        if self.order.extreme:
+        if self.order.extreme and xs:
             hits = [xp.astype(hit, norm.dtype) for hit in self._extremes(xp, magnitudes, norm)]
             ties = self.total([xp.sum(hit, axis=self.scope.shared_axes(hit.ndim)) for hit in hits])
             share = 1.0 / xp.where(ties > 0, ties, xp.ones_like(norm))

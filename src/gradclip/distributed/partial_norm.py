@@ -28,7 +28,7 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import TREE
-from gradclip.tree import flatten
+from gradclip.leaves import counted_part
 from gradclip.typing import Ord, Policy, Threshold, Tree
 
 _MOST_PARTS = 2**40
@@ -164,7 +164,7 @@ class PartialNorm:
                 "nonfinite='zero' does not work here, because the norm has already been measured. Replace NaN and "
                 "infinities with zeros before you call partial_norm."
             )
-        flat = flatten(tree)
+        flat = counted_part(tree)
         backend = find(flat.leaves, flat.paths, max_norm)
         threshold = check_threshold(max_norm, backend=backend)
         holders = PartsInTurn(self, self._norm())
@@ -233,7 +233,7 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
     """Measure one part of a gradient. Add the results of all parts to get the norm of the whole.
 
     Args:
-        tree: nested containers of arrays of one framework, as in `gradclip.global_norm`.
+        tree: nested containers of arrays of one framework, as in `gradclip.global_norm`. Integers alone warn.
         ord: p from 1 to 8, `inf` or `-inf`. None means 2.
 
     Returns:
@@ -250,7 +250,7 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
 
     """
     order = accumulators.check_order(Order.parse(ord))
-    flat = flatten(tree)
+    flat = counted_part(tree)
     backend = find(flat.leaves, flat.paths)
     accumulators.check_wide(backend)
     if any(map(is_traced, flat.leaves)):

@@ -90,9 +90,9 @@ def clip_grad_norm_(
 
     Args:
         parameters: as in `grad_norm`. Gradients are written in place. A gradient that cannot be written (a JAX array, a
-            read-only or expanded array) is replaced in its `.grad`. In a tree of NumPy arrays, all arrays must be
-            writable. Memory that several gradients share is scaled once. Compiled code finds out which do when it is
-            compiled.
+            read-only or expanded array) is replaced in its `.grad`. In a tree of NumPy arrays, all must be writable,
+            but integers stay as they are and do not count. Memory that several gradients share is scaled once. Compiled
+            code finds out which do when it is compiled.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. Pass a
             `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls.
         ord: which norm, as in `gradclip.global_norm`.
@@ -108,8 +108,8 @@ def clip_grad_norm_(
         The norm before clipping, as `grad_norm` returns it.
 
     Raises:
-        TypeError: a parameter has no `.grad`, a gradient has an integer dtype, or `process_group` is not a process
-            group.
+        TypeError: a parameter has no `.grad`, the gradient of a parameter has an integer dtype, or `process_group` is
+            not a process group.
         UserWarning: no parameter has a gradient. Among several processes, this is no warning.
         ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
             look like settings of clipping; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients

@@ -18,8 +18,8 @@ from gradclip.core.decide import Clipping
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.units import Units
+from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
-from gradclip.tree import flatten
 from gradclip.wording import listed
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Gradients:
 
     @classmethod
     def _of_tree(cls, tree: object) -> "Gradients":
-        flat = flatten(tree)
+        flat = counted(tree)
         paths = [path or "the gradient" for path in flat.paths()]
         for leaf, path in zip(flat.leaves, paths, strict=True):
             if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from gradclip.arguments import check_threshold, is_single_threshold
 from gradclip.backends import Backend
+from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
-from gradclip.tree import flatten
 from gradclip.typing import Thresholds
 
 if TYPE_CHECKING:
@@ -45,12 +45,14 @@ class Layerwise:
 
     @classmethod
     def _of_tree(cls, tree: object, max_norm: Thresholds, backend: Backend) -> "Layerwise":
-        flat = flatten(tree)
-        if is_single_threshold(max_norm):
-            return cls._once([[leaf] for leaf in flat.leaves], [max_norm] * len(flat.leaves), backend, flat.rebuild)
-        prefix, groups = flat.split_by(max_norm)
-        layers = [[flat.leaves[i] for i in group] for group in groups]
-        return cls._once(layers, prefix.leaves, backend, prefix.rebuild)
+        flat, single = counted(tree), is_single_threshold(max_norm)
+        prefix, groups = flat.each_alone() if single else flat.split_by(max_norm)
+        thresholds = [max_norm] * len(groups) if single else prefix.leaves
+        with backend.precision():
+            zero = backend.leave_scalar(backend.zeros((), ()), "float32", flat.leaves)
+        return cls._once(
+            [[flat.leaves[i] for i in group] for group in groups], thresholds, backend, prefix.arrange, zero
+        )
 
     @classmethod
     def _once(
@@ -59,8 +61,9 @@ class Layerwise:
         max_norms: Sequence[Any],
         backend: Backend,
         rebuild: Callable[[list[Any]], Any],
+        of_nothing: Any = None,
     ) -> "Layerwise":
-        """Return layers without duplicates, which must have equal thresholds."""
+        """Return layers without duplicates, which have equal thresholds. `of_nothing` is the norm of an empty one."""
         keys = [frozenset(map(id, layer)) for layer in layers]
         unique = {key: layer for key, layer in zip(keys, layers, strict=True) if key}
         checked = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
@@ -74,7 +77,7 @@ class Layerwise:
         places = {key: place for place, key in enumerate(unique)}
 
         def arranged(norms: Sequence[Any]) -> Any:
-            return rebuild([norms[places[key]] if key else None for key in keys])
+            return rebuild([norms[places[key]] if key else of_nothing for key in keys])
 
         return cls(list(unique.values()), [asked[key] for key in unique], arranged)
 

@@ -31,6 +31,7 @@ from gradclip.layers.units import (
     with_parameters,
 )
 from gradclip.layers.units_at_once import Decided, Following, decided
+from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, UnitAxis
@@ -245,16 +246,16 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
     """Expand thresholds given as a prefix to one per array; return other thresholds unchanged."""
     if params.tree is None or is_single_threshold(max_norm):
         return max_norm
-    flat = flatten(params.tree)
+    flat = counted(params.tree)
     prefix, groups = flat.split_by(max_norm)
     of_leaf = {i: threshold for threshold, group in zip(prefix.leaves, groups, strict=True) for i in group}
-    return flat.arrange([of_leaf[i] for i in range(len(of_leaf))])
+    return flat.arrange([of_leaf[i] for i in range(len(of_leaf))], 0.0)
 
 
 def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
     """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
     if params.tree is not None:
-        flat = flatten(params.tree)
+        flat = counted(params.tree)
         if weights is None:
             raise TypeError(
                 "a tree of NumPy arrays holds only gradients. Pass the parameters as weights=, a tree of the same "

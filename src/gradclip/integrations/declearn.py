@@ -11,6 +11,7 @@ from typing import Any
 from gradclip.arguments import check_threshold
 from gradclip.clip import clip_by_global_norm, clip_by_layer_norm
 from gradclip.integrations import needed_for
+from gradclip.leaves import as_floats
 
 with needed_for("declearn"):
     from declearn.model.api import Vector
@@ -42,7 +43,7 @@ class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignor
         """Return the clipped Vector. An empty Vector is returned unchanged."""
         if not gradients.coefs:
             return gradients
-        return _rebuilt(gradients, clip_by_global_norm(gradients.coefs, self.max_norm)[0])
+        return _rebuilt(gradients, clip_by_global_norm(as_floats(gradients.coefs), self.max_norm)[0])
 
 
 class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
@@ -60,7 +61,7 @@ class L2Clipping(modules.L2Clipping, register=False):  # type: ignore[call-arg]
 
     def run(self, gradients: Vector) -> Vector:
         """Return the clipped Vector."""
-        return _rebuilt(gradients, clip_by_layer_norm(gradients.coefs, self.max_norm)[0])
+        return _rebuilt(gradients, clip_by_layer_norm(as_floats(gradients.coefs), self.max_norm)[0])
 
 
 def _rebuilt(gradients: Vector, coefs: dict[str, Any]) -> Vector:

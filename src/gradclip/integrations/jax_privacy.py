@@ -25,6 +25,7 @@ from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP, Target
 from gradclip.integrations import needed_for
 from gradclip.layers.groups import clip_groups
+from gradclip.leaves import as_floats, counted
 from gradclip.per_example import transforms
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
@@ -112,6 +113,9 @@ class _ClippedFunction(ClippedFunction):
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
         return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
 
+    def _to_clip(self, tree: object) -> Any:
+        return as_floats(tree)
+
     def _added_in(self) -> Any:
         return self.seen.narrowest() if self.dtype is None else self.dtype
 
@@ -156,7 +160,8 @@ def clip_pytree(
     nan_safe = check_flag("nan_safe", nan_safe)
     if not (is_array(return_zero) and return_zero.shape == ()):
         return_zero = check_flag("return_zero", return_zero)
-    flat = flatten(jax.tree.map(jnp.asarray, pytree))
+    arrays = jax.tree.map(jnp.asarray, pytree)
+    flat = counted(as_floats(arrays))
     single = is_single_threshold(clip_norm)
     prefix, groups = (None, [range(len(flat.leaves))]) if single else flat.split_by(clip_norm)
     thresholds = [check_threshold(c, "clip_norm") for c in ([clip_norm] if prefix is None else prefix.leaves)]
@@ -166,7 +171,13 @@ def clip_pytree(
     norms = [jnp.asarray(norm, jnp.float32) for norm in norms]
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
     clipped = kept if return_zero is not False else leaves
-    return flat.rebuild(clipped), norms[0] if prefix is None else prefix.arrange(norms)
+    rebuilt = jax.tree.map(_with_dtype_of, flat.rebuild(clipped), arrays)
+    return rebuilt, norms[0] if prefix is None else prefix.arrange(norms)
+
+
+def _with_dtype_of(clipped: jax.Array, x: jax.Array) -> jax.Array:
+    """Return a result in the dtype of what was clipped; integers are rounded toward zero, which keeps the bound."""
+    return clipped.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else clipped
 
 
 def clipped_fun(

@@ -23,6 +23,7 @@ from gradclip.clip_units import clip_adaptively
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.integrations import needed_for
+from gradclip.leaves import as_floats, without_integers
 from gradclip.per_example.clip import per_example_clip
 from gradclip.typing import AxisName, Ord, Policy, Tree
 
@@ -64,7 +65,7 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
     [0.6, 0.8]
     """
     check_threshold(max_norm)
-    return _stateless(lambda updates: clip_tree(updates, max_norm)[0])
+    return _stateless(lambda updates: clip_tree(without_integers(updates), max_norm)[0])
 
 
 class NormState(NamedTuple):
@@ -97,7 +98,7 @@ def clip_by_global_norm_with_state(max_norm: jax.typing.ArrayLike) -> optax.Grad
     def update(
         updates: optax.Updates, state: NormState, params: optax.Params | None = None
     ) -> tuple[optax.Updates, NormState]:
-        clipped, norm = clip_tree(jax.tree.map(jnp.asarray, updates), max_norm)
+        clipped, norm = clip_tree(without_integers(jax.tree.map(jnp.asarray, updates)), max_norm)
         return clipped, NormState(norm.astype(state.norm.dtype), jnp.asarray(max_norm, state.max_norm.dtype))
 
     return optax.GradientTransformation(init, update)
@@ -109,7 +110,7 @@ def clip(max_delta: jax.typing.ArrayLike) -> optax.GradientTransformation:
     Errors are those of `gradclip.clip_by_value`. The signature is that of optax 0.2.
     """
     check_threshold(max_delta, "max_delta")
-    return _stateless(lambda updates: clip_by_value(updates, max_delta))
+    return _stateless(lambda updates: clip_by_value(as_floats(updates), max_delta))
 
 
 def adaptive_grad_clip(
@@ -139,7 +140,7 @@ def adaptive_grad_clip(
                 "params is missing: adaptive_grad_clip compares updates with parameters. Call update(updates, state, "
                 "params)."
             )
-        arrays = jax.tree.map(jnp.asarray, updates)
+        arrays, params = (as_floats(jax.tree.map(jnp.asarray, tree)) for tree in (updates, params))
         return clip_adaptively(arrays, params, clipping, eps, shared_axes=axis)[0], state
 
     return optax.GradientTransformation(lambda _: optax.EmptyState(), update)
@@ -156,7 +157,7 @@ def clip_by_block_rms(threshold: jax.typing.ArrayLike) -> optax.GradientTransfor
     def update(updates: optax.Updates) -> optax.Updates:
         sizes = jax.tree.map(lambda u: math.prod(jnp.shape(u)), updates, is_leaf=recognizer())
         thresholds = jax.tree.map(lambda size: _times_root(threshold, max(1, size)), sizes)
-        return clip_by_layer_norm(updates, thresholds)[0]
+        return clip_by_layer_norm(as_floats(updates), thresholds)[0]
 
     return _stateless(update)
 
@@ -203,7 +204,7 @@ def per_example_global_norm_clip(grads: Tree, l2_norm_clip: jax.typing.ArrayLike
     ([Array([1.75, 1.75, 1.75], dtype=float32)], Array(3, dtype=int32))
     """
     check_threshold(l2_norm_clip, "l2_norm_clip")
-    summed, info = per_example_clip(jax.tree.map(jnp.asarray, grads), l2_norm_clip)
+    summed, info = per_example_clip(as_floats(jax.tree.map(jnp.asarray, grads)), l2_norm_clip)
     return summed, info.num_clipped
 
 
@@ -221,7 +222,7 @@ def per_example_layer_norm_clip(
     ([Array([0., 0., 0.], dtype=float32)], [Array(3, dtype=int32)])
     """
     check_threshold(global_l2_norm_clip, "global_l2_norm_clip")
-    arrays = jax.tree.map(jnp.asarray, grads)
+    arrays = as_floats(jax.tree.map(jnp.asarray, grads))
     summed, info = per_example_clip(arrays, global_l2_norm_clip, per_layer=True, uniform=uniform)
     return summed, info.num_clipped
 

@@ -26,6 +26,7 @@ from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
 from gradclip.integrations import needed_for
 from gradclip.layers.units import clip_units, scopes_beside
+from gradclip.leaves import without_integers
 from gradclip.tree import flatten
 
 with needed_for("tensorflow", "tensorflow"):
@@ -97,7 +98,7 @@ def clip_by_value(
     If the bounds are the numbers -c and c, they are rounded toward zero in the dtype of the tensor. Integer tensors,
     and all other bounds, including tensors that broadcast, go to `tf.clip_by_value`.
     """
-    given, lower, upper = _gradient(t), clip_value_min, clip_value_max
+    given, lower, upper = _given(t), clip_value_min, clip_value_max
     numbers = isinstance(lower, int | float) and isinstance(upper, int | float)
     if numbers and -lower == upper >= 0 and not given.dtype.is_integer:
         return clip.clip_by_value(given, upper)
@@ -106,7 +107,7 @@ def clip_by_value(
 
 def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = None) -> Dense:
     """Scale a tensor by min(1, clip_norm / (norm / number of elements)), as in `tf.compat.v1`."""
-    tensor = tf.convert_to_tensor(t)
+    tensor = without_integers(tf.convert_to_tensor(t))
     if None in tensor.shape:
         raise ValueError(
             f"the number of elements of t must be known, got the shape {tensor.shape}. Give tf.TensorSpec a full shape."
@@ -119,7 +120,7 @@ def clip_by_average_norm(t: Dense, clip_norm: float | Dense, name: str | None = 
 
 def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
     if isinstance(t_list, list | tuple):
-        return [None if t is None else _gradient(t) for t in t_list]
+        return without_integers([None if t is None else _given(t) for t in t_list])
     raise TypeError(
         f"t_list must be a list or a tuple of tensors, got {t_list!r:.80} of type {type(t_list).__name__}. "
         "For other containers, call gradclip.clip_by_global_norm."
@@ -127,6 +128,11 @@ def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
 
 
 def _gradient(t: object) -> Gradient:
+    """Return a gradient. Raises TypeError for integers, as TensorFlow does."""
+    return without_integers(_given(t))
+
+
+def _given(t: object) -> Gradient:
     return t if isinstance(t, _GIVEN) else tf.convert_to_tensor(t)
 
 

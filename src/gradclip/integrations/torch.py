@@ -29,6 +29,7 @@ from gradclip.core.nonfinite import TO_GO_ON
 from gradclip.core.norms import Order
 from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
+from gradclip.leaves import without_integers
 from gradclip.typing import Parameters, Policy
 from gradclip.wording import with_advice
 
@@ -133,7 +134,7 @@ def get_total_norm(
         if any_distributed(listed):
             norm = inplace.grad_norm([types.SimpleNamespace(grad=tensor) for tensor in listed], order)
         else:
-            norm = tensor_of(global_norm(listed, order))
+            norm = tensor_of(global_norm(without_integers(listed), order))
     if error_if_nonfinite and not torch.isfinite(norm):
         raise RuntimeError(
             f"The total norm of order {float(norm_type)} for gradients is {norm.item()}. Look for NaN and infinities "

@@ -52,7 +52,7 @@ def clip_groups(
     backend, holders = backend_and_holders(flat, axis_name, *max_norms)
     thresholds, given = _checked(max_norms, backend)
     clipped = list(flat.leaves)
-    outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
+    outline = flat.outline(backend.patterns(flat.leaves))
     only_numbers = all(array is None for array in given)
     norms = _clip_at_once(backend, flat, groups, thresholds, clipping, clipped) if only_numbers else {}
     made, found = traced.clipped(backend, holders, flat.leaves, groups, thresholds, clipping)

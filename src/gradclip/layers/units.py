@@ -2,7 +2,7 @@
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ from gradclip.core.norms import norm_dtype
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.units import Adaptive, AdaptiveRule, decide_units
 from gradclip.layers.units_at_once import Following, decided, entered_copies
+from gradclip.leaves import is_integer
 from gradclip.tree import FlatTree, first_sparse
 from gradclip.typing import UnitAxis
 from gradclip.wording import listed
@@ -98,8 +99,13 @@ def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
 
 
 def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
-    """Raise a ValueError that names the first gradient whose parameter has a different shape."""
+    """Raise an error that names the first gradient whose parameter holds integers or has a different shape."""
     for index, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
+        if is_integer(param):
+            raise TypeError(
+                f"the parameter of {names()[index]} holds integers, but its gradient does not. Convert the parameter "
+                "to floating point."
+            )
         shape, own = shape_of(leaf), shape_of(param)
         if shape != own:
             raise ValueError(
@@ -112,14 +118,15 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     """Return the leaves of `params` in the order of the tree's. Raises ValueError if the trees differ."""
     leaves, structure = flat.trees.flatten(params)
     if structure == flat.structure:
-        return leaves
+        return flat.of_leaves(leaves)
     found = dict(zip(flat.trees.keys(structure), leaves, strict=True))
-    keys = flat.trees.keys(flat.structure)
-    if found.keys() == set(keys):  # other containers with the same keys, such as plain dicts
+    every = flat.trees.keys(flat.structure)
+    keys = flat.of_leaves(every)
+    if set(keys) <= found.keys() <= set(every):  # other containers with the same keys, such as plain dicts
         return [found[key] for key in keys]
     lacking = [path or "the gradient" for path, key in zip(flat.paths(), keys, strict=True) if key not in found]
     paths = flat.trees.paths(structure)
-    beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(keys)]
+    beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(every)]
     parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
     parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
     raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
@@ -169,8 +176,8 @@ class UnitClip:
 
 def clip_units(
     flat: FlatTree, max_norms: Sequence[Any], clipping: Clipping, scopes: Sequence[Scope]
-) -> tuple[list[Any], list[Any]]:
-    """Clip the units of each leaf to its threshold; return the leaves and the norms of their units."""
+) -> tuple[list[Any], Any]:
+    """Clip the units of each leaf to its threshold; return the leaves and a tree of the norms of their units."""
     warn_of_parameters(flat.leaves)
     backend = find(flat.leaves, flat.paths, *max_norms)
     known = [check_threshold(max_norm, backend=backend) for max_norm in max_norms]
@@ -183,13 +190,13 @@ def clip_units(
         if i not in made:
             asked = replace(clipping, max_norm=known[i] if isinstance(known[i], float) else None)
             made[i] = UnitClip(backend, asked).leaf([leaf], given[i], scopes[i], names[i])
-    return [made[i][0] for i in range(len(made))], [made[i][1] for i in range(len(made))]
+    return [made[i][0] for i in range(len(made))], _norms(backend, flat, made)
 
 
 def clip_units_adaptively(
     flat: FlatTree, params: Sequence[Any], both: tuple[Any, Any], clipping: Clipping, scopes: Sequence[Scope]
-) -> tuple[list[Any], list[Any]]:
-    """Clip the units of each leaf to thresholds from its parameter; `both` are `clipping` and `eps`."""
+) -> tuple[list[Any], Any]:
+    """Clip the units of each leaf likewise, to thresholds from its parameter; `both` are `clipping` and `eps`."""
     warn_of_parameters(flat.leaves)
     check_shapes(flat.leaves, params, partial(names_of, flat))
     backend = find([*flat.leaves, *params], lambda: with_parameters(names_of(flat)), *both)
@@ -200,7 +207,14 @@ def clip_units_adaptively(
     for i, (leaf, param) in enumerate(zip(flat.leaves, params, strict=True)):
         if i not in made:
             made[i] = clip.leaf([leaf, param, *given], None, scopes[i], names[i])
-    return [made[i][0] for i in range(len(made))], [made[i][1] for i in range(len(made))]
+    return [made[i][0] for i in range(len(made))], _norms(backend, flat, made)
+
+
+def _norms(backend: Backend, flat: FlatTree, made: Mapping[int, tuple[Any, Any]]) -> Any:
+    """Return the tree of norms; that of a leaf that does not count is a scalar 0."""
+    with backend.precision():
+        zero = backend.leave_scalar(backend.zeros((), ()), "float32", flat.leaves) if flat.others else None
+    return flat.arrange([made[i][1] for i in range(len(made))], zero)
 
 
 def _clip_at_once(

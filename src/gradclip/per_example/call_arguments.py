@@ -12,9 +12,11 @@ from typing import Any
 
 import optree
 
-from gradclip.arguments import shape_of_mask
+from gradclip.arguments import is_array, shape_of_mask
 from gradclip.backends.entries import Entry
+from gradclip.backends.formats import dtype_name
 from gradclip.backends.registry import entries_of, instead_of_parameters, known, models_of
+from gradclip.leaves import is_integer
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
 from gradclip.typing import Mask
@@ -128,12 +130,18 @@ def check_assumption(
 
 
 def check_parameters(position: int, tree: object) -> None:
-    """Raise a TypeError if an argument to differentiate is a generator or holds a module or an unknown mapping."""
+    """Raise a TypeError if an argument to differentiate is a generator or holds a module, a mapping or integers."""
     if isinstance(tree, Iterator):
         kind = type(tree).__name__
         raise TypeError(f"argument {position} is a {kind}, as model.parameters() returns: {instead_of_parameters()}")
-    for leaf in flatten(tree).leaves:
+    flat = flatten(tree)
+    for index, leaf in enumerate(flat.leaves):
         if known(leaf):
+            if is_array(leaf) and is_integer(leaf):
+                raise TypeError(
+                    f"argument {position}{flat.paths()[index]} has dtype {dtype_name(leaf)}, which has no gradient. "
+                    "Pass floating-point parameters, and integers in another argument."
+                )
             continue
         kind = type(leaf).__name__
         models = models_of(leaf)

@@ -19,12 +19,13 @@ from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.rules import Target
 from gradclip.core.scopes import EXAMPLE
+from gradclip.leaves import summed
 from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.outputs import PerExampleInfo
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Batch
-from gradclip.tree import FlatTree, first_sparse, flatten
+from gradclip.tree import FlatTree, first_sparse
 from gradclip.typing import Mask, Policy, RuleName, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 
@@ -88,7 +89,8 @@ def per_example_clip(
         ValueError: leaves without a common batch axis, a mask of the wrong shape, a negative or NaN `max_norm`, an
         unknown rule, a tree of thresholds that is not a prefix, a `sum_dtype` narrower than float32, a grid too coarse
         for the number of elements (the error names the smallest that works), float64 or int64 when JAX's 64-bit mode
-        is off. TypeError: leaves that are not arrays, complex leaves with a grid. FloatingPointError: under "raise".
+        is off. TypeError: leaves that are not arrays, integers (left as they are, they would be public), complex leaves
+        with a grid. FloatingPointError: under "raise".
 
     Clipping is from Abadi et al. 2016, "Deep Learning with Differential Privacy"; per-layer clipping from McMahan et
     al. 2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and
@@ -123,7 +125,7 @@ def per_example_clip(
 
 def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tree, PerExampleInfo]:
     """Clip and add up examples as `per_example_clip` does. The mask is already checked."""
-    flat = flatten(grads)
+    flat = summed(grads)
     plan = _Plan.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     backend.check_sum_dtype(settings.dtype_of_sums)
@@ -152,7 +154,9 @@ class _Plan:
             return cls(None, [leaves], [threshold], [1.0])
         sizes = [math.prod(getattr(leaf, "shape", ())[1:]) for leaf in flat.leaves]
         shares = layer_shares(sizes, uniform=settings.uniform) if sizes else []
-        return cls(flat, [[i] for i in leaves], [threshold] * len(leaves), shares)
+        shape, groups = flat.each_alone()
+        of_leaf = iter(shares)
+        return cls(shape, groups, [threshold] * len(groups), [next(of_leaf) if group else 1.0 for group in groups])
 
 
 class _Batch:
@@ -163,7 +167,7 @@ class _Batch:
     ) -> None:
         self.backend = backend
         self.flat = flat
-        self.outline = replace(flat, leaves=list(backend.patterns(flat.leaves)), sparse={})
+        self.outline = flat.outline(backend.patterns(flat.leaves))
         self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
         self.settings = settings
@@ -173,14 +177,21 @@ class _Batch:
         sums: dict[int, Any] = {}
         counts, norms = [], []
         for group, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
-            summed, norm, count = self.clip(group, threshold, share)
-            sums.update(zip(group, summed, strict=True))
+            made, norm, count = self.clip(group, threshold, share) if group else self._of_nothing()
+            sums.update(zip(group, made, strict=True))
             counts.append(count)
             norms.append(norm)
         total = self.flat.rebuild([sums[i] for i in range(len(sums))])
         if plan.shape is None:
             return total, PerExampleInfo(counts[0], norms[0])
         return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
+
+    def _of_nothing(self) -> tuple[list[Any], Any, Any]:
+        """Return what `clip` returns for no leaves."""
+        backend, leaves = self.backend, self.outline.leaves
+        with backend.precision():
+            zeros = backend.zeros(shape_of(self.flat.leaves[0])[:1], ())
+            return [], backend.leave_scalar(zeros, "float32", leaves), backend.leave_count(zeros > 0, leaves)
 
     def clip(self, indices: Sequence[int], threshold: object, share: float) -> tuple[list[Any], Any, Any]:
         """Clip the leaves at `indices` together; return their sums, the norms and the number of clipped examples."""

@@ -12,6 +12,7 @@ from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
 from gradclip.backends.values import Array
+from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (
     batch_size,
@@ -48,7 +49,7 @@ class ClippedFunction:
     `fun` instead of gradients.
     """
 
-    # Integrations override _framework, _is_mapped, _over_batch, _finished and _added_in.
+    # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
     fun: Callable[..., Any]
     settings: PerExampleSettings
@@ -253,7 +254,7 @@ class ClippedFunction:
             tree, (values, aux) = of_batch(*args)
             leaves = flatten(tree).leaves
             dtypes[:] = [leaf.dtype for leaf in leaves]
-            summed, info = _clip_examples(tree, self.settings, mask)
+            summed, info = _clip_examples(self._to_clip(tree), self.settings, mask)
             self.seen.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else verbs.blanked(kept, mask)
@@ -261,9 +262,13 @@ class ClippedFunction:
 
         return step
 
+    def _to_clip(self, tree: object) -> Any:
+        return tree
+
     def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
         """Turn the sum into the result of a call. `dtypes` are the dtypes of the clipped leaves."""
-        return summed if self.normalize_by == 1.0 else mapped(lambda x: x / self.normalize_by, summed)
+        flat = counted(summed) if self.normalize_by != 1.0 else None
+        return summed if flat is None else flat.rebuild([x / self.normalize_by for x in flat.leaves])
 
     def _added_in(self) -> Any:
         """Return the dtype to which results are rounded and in which they are added up; None for the sum's own."""

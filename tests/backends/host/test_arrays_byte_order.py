@@ -121,6 +121,8 @@ def test_examples_in_the_other_byte_order(options):
         np.testing.assert_allclose(info.norms, known.norms, rtol=1e-6)
 
 
-def test_integers_in_the_other_byte_order_are_promoted():
-    clipped, norm = clip_by_global_norm(np.array([3, 4], ">i4"), 1.0)
-    assert (clipped.dtype, float(norm)) == ("float64", 5.0)
+def test_integers_in_the_other_byte_order_stay_as_they_are():
+    given = [np.array([3.0, 4.0]), np.array([3, 4], ">i4"), np.array([3, 4], ">u2")]
+    clipped, norm = clip_by_global_norm(given, 1.0)
+    assert clipped[1:] == given[1:]
+    assert float(norm) == 5.0

@@ -11,6 +11,7 @@ import gradclip
 import gradclip.backends.jax.host as jax_backend
 from gradclip.inplace.clip import clip_grads_with_norm_
 
+MIXED = {"a": jnp.array([3.0, 4.0]), "n": jnp.array([100]), "z": jnp.ones((2, 2))}
 TREE = {"a": jnp.array([3.0, 4.0]), "b": jnp.ones((2, 2), jnp.float16)}
 BATCH = {"a": jnp.array([[3.0, 4.0], [0.3, 0.4]]), "b": jnp.ones((2, 3))}
 FUNCTIONS = {
@@ -21,6 +22,11 @@ FUNCTIONS = {
     "known threshold": (lambda t, c: gradclip.clip_by_global_norm(t, 1.0, nonfinite="zero"), TREE),
     "clip_by_layer_norm": (lambda t, c: gradclip.clip_by_layer_norm(t, c), TREE),
     "prefix": (lambda t, c: gradclip.clip_by_layer_norm(t, {"a": c, "b": 2.0}), TREE),
+    "integers": (
+        lambda t, c: [clip(t, c) for clip in (gradclip.clip_by_global_norm, gradclip.clip_by_layer_norm)],
+        MIXED,
+    ),
+    "integers, units": (lambda t, c: gradclip.clip_by_unit_norm(t, c), MIXED),
     "clip_by_value": (lambda t, c: gradclip.clip_by_value(t, c), TREE),
     "per_example_clip": (lambda t, c: gradclip.per_example_clip(t, c), BATCH),
     "per_layer": (lambda t, c: gradclip.per_example_clip(t, c, per_layer=True, rule="normalize"), BATCH),

@@ -84,11 +84,11 @@ def test_zeros_without_memory_stay_where_nothing_is_clipped():
 
 
 @every_call
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64, torch.int32], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_freed_storage_is_refused(call, dtype):
     for tensor in freed(6, dtype):
         others = torch.full((tensor.shape[0],), 3.0)
-        with pytest.raises((ValueError, TypeError), match=r"has no memory behind it|int32"):
+        with pytest.raises((ValueError, TypeError), match="has no memory behind it"):
             call(others, tensor)
         assert others.eq(3.0).all()
 

@@ -12,6 +12,7 @@ import torch
 import gradclip
 from gradclip.inplace.clip import clip_grads_with_norm_
 from gradclip.integrations import torch as names_of_torch
+from gradclip.leaves import as_floats
 
 FLOATS = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
 MORE = torch.tensor([12.0, -5.0])
@@ -129,12 +130,13 @@ OF_NUMBERS = {
     ),
     "integers by value": lambda: gradclip.clip_by_value([FLOATS, INTEGERS], 1e5),
     "integers, portable": lambda: gradclip.clip_by_global_norm([OF_DEVICE, INTEGERS], 1.0),
-    "integers, examples": lambda: gradclip.per_example_clip([FLOATS, INTEGERS], 1.0),
-    "integers, vmap": lambda: torch.func.vmap(lambda x: gradclip.clip_by_global_norm(x, 1.0)[0])(INTEGERS[None]),
+    "integers, vmap": lambda: torch.func.vmap(lambda *x: gradclip.clip_by_global_norm(x, 1.0)[0])(
+        FLOATS[None], INTEGERS[None]
+    ),
     "integers, parts": lambda: gradclip.partial_norm([FLOATS, INTEGERS]).clip([FLOATS, INTEGERS], 1.0),
-    "integers, get_total_norm": lambda: names_of_torch.get_total_norm([INTEGERS]),
-    "numbers": lambda: gradclip.clip_by_global_norm([FLOATS, 1e6, 70_000], 1.0),
-    "numbers by value": lambda: gradclip.clip_by_value([FLOATS, 1e6, 70_000], 1e5),
+    "integers for a library that counts them": lambda: as_floats([INTEGERS]),
+    "numbers": lambda: gradclip.clip_by_global_norm([FLOATS, 1e6, 70_000.0], 1.0),
+    "numbers by value": lambda: gradclip.clip_by_value([FLOATS, 1e6, 70_000.0], 1e5),
     "complex numbers": lambda: gradclip.clip_by_global_norm([FLOATS, 7e4j], 1.0),
 }
 
@@ -196,10 +198,11 @@ def test_numbers_are_promoted_to_float32_at_least(setting, name):
     assert all(isinstance(x, type(None)) or torch.isfinite(x.to_dense()).all() for x in optree.tree_leaves(found))
 
 
-def test_integers_are_promoted_to_a_default_that_is_wider():
+def test_numbers_are_promoted_to_a_default_that_is_wider():
     with default_dtype(torch.float64):
-        clipped, norm = gradclip.clip_by_global_norm([FLOATS, INTEGERS, 3], 1e9)
-    assert [x.dtype for x in (*clipped, norm)] == [torch.float32, torch.float64, torch.float64, torch.float64]
+        clipped, norm = gradclip.clip_by_global_norm([FLOATS, INTEGERS, 3.0], 1e9)
+        assert as_floats(INTEGERS).dtype is torch.float64
+    assert [x.dtype for x in (*clipped, norm)] == [torch.float32, torch.int64, torch.float64, torch.float64]
 
 
 @pytest.mark.parametrize("setting", ["with torch.device", "float16"])

@@ -54,8 +54,7 @@ class Host(InHostMemory, Portable):
     def prepare(self, leaf: object) -> np.ndarray:
         if type(leaf) is np.ndarray and bare_name(leaf.dtype) in SUPPORTED:
             return leaf
-        array = np.asarray(leaf)
-        return checked_dtype(array.astype(np.float64) if array.dtype.kind in "iu" else array)
+        return checked_dtype(np.asarray(leaf))
 
     def prepare_in_place(self, leaf: object) -> Any:
         return np.asarray(leaf)

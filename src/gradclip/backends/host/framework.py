@@ -26,6 +26,9 @@ class NumPy(Framework):
     def on_host(self, leaf: object) -> HostArray:
         return HostArray.of(np.asarray(leaf))
 
+    def as_float(self, array: object) -> np.ndarray:
+        return np.asarray(array, np.float64)
+
     def kept(self, array: Any) -> np.ndarray:
         return np.array(array)
 

@@ -102,7 +102,7 @@ class JaxBatching:
         def body(i: jax.Array | int, carry: tuple[Any, Any]) -> Any:
             summed, outputs = microbatch(i)
             put = partial(lax.dynamic_update_slice_in_dim, start_index=i * size, axis=0)
-            return jax.tree.map(jnp.add, carry[0], summed), jax.tree.map(put, carry[1], outputs)
+            return jax.tree.map(_sum, carry[0], summed), jax.tree.map(put, carry[1], outputs)
 
         sums, outputs = jax.eval_shape(microbatch, 0)
         empty = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
@@ -153,6 +153,10 @@ def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:
         return jax.tree.map(lambda x: lax.dynamic_slice_in_dim(jnp.asarray(x), i * size, size), tree)
     places = jnp.minimum(i * size + jnp.arange(size), rows - 1)
     return jax.tree.map(lambda x: jnp.asarray(x)[places], tree)
+
+
+def _sum(x: jax.Array, y: jax.Array) -> jax.Array:
+    return x if x.dtype == jax.dtypes.float0 else x + y  # `float0` holds no numbers
 
 
 def _apart(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:

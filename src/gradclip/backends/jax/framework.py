@@ -62,6 +62,9 @@ class Jax(Framework):
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> jax.Array:
         return jnp.zeros(shape, leaf.dtype)
 
+    def as_float(self, array: jax.Array) -> jax.Array:
+        return array.astype(jnp.result_type(float))
+
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         return jax.jit(function)
 

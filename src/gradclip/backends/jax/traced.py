@@ -25,8 +25,6 @@ from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import (
     FLOAT32,
     FLOAT64,
-    SUPPORTED,
-    dtype_name,
     format_of,
     low_bits_mask,
     sum_dtype,
@@ -250,11 +248,8 @@ def sharded_over(axes: NamedAxes) -> Jax:
 
 
 def prepared(leaf: object) -> jax.Array:
-    """Return a leaf as an array. Integers are promoted to the default float."""
-    array = leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf)
-    if dtype_name(array) not in SUPPORTED and jnp.issubdtype(array.dtype, jnp.integer):
-        array = array.astype(jnp.result_type(float))
-    return checked_dtype(array)
+    """Return a leaf as an array."""
+    return checked_dtype(leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf))
 
 
 def check_64_bit_mode(dtype: str | None) -> None:

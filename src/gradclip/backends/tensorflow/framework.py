@@ -78,6 +78,9 @@ class TensorFlow(Framework):
     def zeros(self, shape: tuple[int, ...], leaf: Any) -> tf.Tensor:
         return self.like(leaf, bare_name(leaf.dtype), np.zeros(shape))
 
+    def as_float(self, array: object) -> tf.Tensor:
+        return tf.cast(array, tf.float32)
+
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
         return next((described(i, leaf) for i, leaf in TENSORFLOW_TREES.sparse(leaves).items()), None)
 

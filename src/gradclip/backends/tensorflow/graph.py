@@ -177,11 +177,8 @@ _checked: type[Backend] = Graph
 
 
 def prepared(leaf: object) -> tf.Tensor:
-    """Return a leaf as a tensor. Integers become float32, and a tensor of unknown rank becomes a vector."""
-    tensor = _ranked(tf.convert_to_tensor(leaf))
-    if tensor.dtype.is_integer:
-        tensor = tf.cast(tensor, tf.float32)
-    return checked_dtype(tensor)
+    """Return a leaf as a tensor. A tensor of unknown rank becomes a vector."""
+    return checked_dtype(_ranked(tf.convert_to_tensor(leaf)))
 
 
 def _adds_some_at_a_time(x: tf.Tensor) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip import native
-from gradclip.backends.arrays import Arrays
+from gradclip.backends.arrays import Arrays, checked_dtype
 from gradclip.backends.formats import dtype_name
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
 from gradclip.backends.host.backend import Host
@@ -29,7 +29,6 @@ from gradclip.backends.tensorflow.memory import (
     new_like,
     over,
     placed,
-    promoted,
     taken_over,
     tensor_of,
     viewed,
@@ -54,7 +53,7 @@ class TensorFlowHost(Host):
         return super().plain(leaves) and not asked(leaves)
 
     def prepare(self, leaf: Any) -> tf.Tensor:
-        return leaf if type(leaf) is EagerTensor and leaf.dtype in FLOATING else promoted(tensor_of(leaf))
+        return leaf if type(leaf) is EagerTensor and leaf.dtype in FLOATING else checked_dtype(tensor_of(leaf))
 
     def prepare_in_place(self, leaf: object) -> tf.Tensor:
         return tensor_of(leaf)

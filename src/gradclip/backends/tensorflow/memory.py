@@ -8,7 +8,6 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor  # the type of eager tensors has no public name
 
 from gradclip import native
-from gradclip.backends.arrays import checked_dtype
 from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host.aligned import aligned_empty, is_aligned
 from gradclip.backends.host.arrays import HostArray
@@ -30,11 +29,6 @@ def tensor_of(leaf: Any) -> Any:
     if isinstance(leaf, int | float | complex):
         return tf.constant(leaf, tf.complex64 if isinstance(leaf, complex) else tf.float32)
     return tf.convert_to_tensor(leaf)
-
-
-def promoted(tensor: tf.Tensor) -> tf.Tensor:
-    """Promote an integer tensor to float32."""
-    return checked_dtype(tf.cast(tensor, tf.float32) if tensor.dtype.is_integer else tensor)
 
 
 def in_host_memory(array: Any) -> bool:

@@ -24,9 +24,9 @@ from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
 from gradclip.backends.torch.tensors import (
     KNOWN,
     dense,
+    floating,
     meeting_when_compiled,
     moved,
-    promoted,
     put,
     put_all,
     region,
@@ -62,7 +62,7 @@ class Torch(Examples):
 
     def prepare(self, leaf: object) -> torch.Tensor:
         # A distributed tensor of partial sums has no norm until the sum is computed.
-        return _summed(promoted(dense(leaf)))
+        return _summed(floating(dense(leaf)))
 
     def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
         return stored(leaf)

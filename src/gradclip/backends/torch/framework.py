@@ -11,7 +11,7 @@ from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
 from gradclip.backends.torch.engines import engine_of
-from gradclip.backends.torch.tensors import PLAIN, numbers, on_host
+from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
 
 
 class Torch(Framework):
@@ -44,6 +44,9 @@ class Torch(Framework):
 
     def zeros(self, shape: tuple[int, ...], leaf: torch.Tensor) -> torch.Tensor:
         return leaf.new_zeros(shape)
+
+    def as_float(self, array: torch.Tensor) -> torch.Tensor:
+        return array.to(default_float())
 
     def kept(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().clone()

@@ -18,7 +18,7 @@ from gradclip.backends.torch.autograd import call_differentiably
 from gradclip.backends.torch.tensors import (
     dense,
     described,
-    promoted,
+    floating,
     region,
     restored,
     stored,
@@ -50,7 +50,7 @@ class TorchHost(Host):
     def prepare(self, leaf: Any) -> torch.Tensor:
         if type(leaf) is torch.Tensor and leaf.dtype in _FLOATING and leaf.layout is torch.strided:
             return with_memory(stored(leaf))
-        return promoted(with_memory(dense(leaf)))
+        return floating(with_memory(dense(leaf)))
 
     def prepare_in_place(self, leaf: torch.Tensor) -> torch.Tensor:
         return stored(leaf)

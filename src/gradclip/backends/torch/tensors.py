@@ -148,17 +148,15 @@ def dense(leaf: object) -> torch.Tensor:
     return stored(leaf)
 
 
-def promoted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor, with integers promoted to the default dtype, but at least to float32."""
-    if not tensor.is_floating_point() and not tensor.is_complex() and tensor.dtype is not torch.bool:
-        if tensor.is_quantized:
-            raise _quantized()
-        tensor = tensor.to(default_float())
+def floating(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the tensor. Raises TypeError if its dtype is not supported for gradients."""
+    if not tensor.is_floating_point() and tensor.is_quantized:
+        raise _quantized()
     return checked_dtype(tensor)
 
 
 def default_float() -> torch.dtype:
-    """Return the default dtype, but at least float32: integers would overflow in a narrower dtype."""
+    """Return the default dtype, but at least float32: numbers would overflow in a narrower dtype."""
     return torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
 
 

@@ -1,0 +1,123 @@
+"""Which leaves of a tree count as gradients. The others come back as they are. All calls on trees ask here.
+
+| leaf                                          | norms and clipping       | sums over examples                      |
+|-----------------------------------------------|--------------------------|-----------------------------------------|
+| floating-point or complex array, Python float | counts                   | counts                                  |
+| integer or boolean array, Python int or bool  | left as it is, no norm   | an error: unclipped, it would be public |
+| JAX's `float0`, which holds no numbers        | left as it is, no norm   | its sum is `float0` too                 |
+
+A tree whose only numbers are integers is an error: nothing would be clipped. Libraries whose own functions count
+integers convert them first, with `as_floats`; those that refuse them call `without_integers`.
+"""
+
+import warnings
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.formats import bare_name, dtype_name, is_empty_name, is_integer_name
+from gradclip.backends.registry import framework_of, known
+from gradclip.tree import FlatTree, flatten
+from gradclip.typing import Tree
+from gradclip.wording import listed
+
+
+def counted(tree: object) -> FlatTree:
+    """Flatten a tree of gradients, leaving integers as they are. Raises TypeError if all its numbers are integers."""
+    flat = flatten(tree)
+    chosen = flat.leaving(_where(flat, _is_left))
+    if not chosen.leaves and _where(flat, _holds_integers):
+        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {_integers(flat)}")
+    return chosen
+
+
+def counted_part(tree: object) -> FlatTree:
+    """Flatten a part of a gradient likewise. Warns if all its numbers are integers: other parts may hold the rest."""
+    flat = flatten(tree)
+    chosen = flat.leaving(_where(flat, _is_left))
+    if not chosen.leaves and _where(flat, _holds_integers):
+        warnings.warn(
+            f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {_integers(flat)}",
+            UserWarning,
+            stacklevel=4,
+        )
+    return chosen
+
+
+def summed(tree: object) -> FlatTree:
+    """Flatten a tree of per-example gradients. Raises a TypeError that names its integers.
+
+    In place of arrays without numbers are their sums over the first axis.
+    """
+    flat = flatten(tree)
+    if _where(flat, _holds_integers):
+        raise TypeError(
+            "integers cannot be in a sum over examples: they are not clipped, so each example would add all of its own "
+            f"to the sum: {_integers(flat)} If they are counters, leave them out of the tree."
+        )
+    chosen = flat.leaving(_where(flat, _is_left))
+    sums = {place: np.zeros(x.shape[1:], x.dtype) for place, x in chosen.others.items()}
+    return replace(chosen, others=sums) if sums else chosen
+
+
+def without_integers(tree: Tree) -> Tree:
+    """Return the tree. Raises a TypeError that names its integers."""
+    flat = flatten(tree)
+    if _where(flat, _holds_integers):
+        raise TypeError(f"integers cannot be clipped here: {_integers(flat)}")
+    return tree
+
+
+def as_floats(tree: Tree) -> Tree:
+    """Return the tree with integers and booleans as the framework's default float, at least float32."""
+    flat = flatten(tree)
+    integers = _where(flat, _holds_integers) - flat.sparse.keys()  # sparse arrays keep their dtype
+    return flat.rebuild(_as_float(x) if i in integers else x for i, x in enumerate(flat.leaves)) if integers else tree
+
+
+def is_integer(leaf: object) -> bool:
+    """Say whether a leaf is an integer or boolean, or an array of these."""
+    return _holds_integers(_kind(leaf)) and known(leaf)
+
+
+def _where(flat: FlatTree, chosen: Callable[[Hashable], bool]) -> set[int]:
+    """Return the places of the leaves whose kind is chosen. Each kind is asked about once: there are few."""
+    given = _given(flat)
+    kinds = {kind for kind in set(map(_kind, given)) if chosen(kind)}
+    if not kinds:
+        return set()
+    own = (isinstance(x, bool) or known(x) for x in flat.leaves)
+    return {place for place, (x, ours) in enumerate(zip(given, own, strict=True)) if _kind(x) in kinds and ours}
+
+
+def _given(flat: FlatTree) -> list[Any]:
+    """Return the leaves as they were passed in: the elements of a sparse array may have another dtype."""
+    return [flat.sparse.get(place, x) for place, x in enumerate(flat.leaves)] if flat.sparse else flat.leaves
+
+
+def _kind(leaf: object) -> Any:
+    """Return the dtype of an array, or the type of anything else."""
+    return getattr(leaf, "dtype", type(leaf))
+
+
+def _holds_integers(kind: Hashable) -> bool:
+    return issubclass(kind, int) if isinstance(kind, type) else is_integer_name(bare_name(kind))
+
+
+def _is_left(kind: Hashable) -> bool:
+    return _holds_integers(kind) or (not isinstance(kind, type) and is_empty_name(bare_name(kind)))
+
+
+def _as_float(leaf: object) -> Any:
+    framework = framework_of(leaf)
+    return float(leaf) if isinstance(leaf, int) else framework and framework.as_float(leaf)
+
+
+def _integers(flat: FlatTree) -> str:
+    """Return the names of the integers among the leaves of a tree, and what to do with them."""
+    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in _given(flat))
+    named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
+    found = listed([named[place] for place in sorted(_where(flat, _holds_integers))])
+    return f"{found}. If these are gradients, convert them to floating point, for example to float32."
