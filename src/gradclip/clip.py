@@ -27,9 +27,9 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
     Args:
         tree: arrays of one framework in nested containers, or a single array; any shapes. A leaf that occurs twice
-            counts twice (`gradclip.grad_norm` counts a parameter once). `None` leaves are skipped. Integers and booleans
-            do not count, nor do Python's; JAX's `float0` neither. Sparse arrays of JAX (BCOO, BCSR) count by their
-            elements; entries with the same index are summed first, in float64.
+            counts twice (`gradclip.grad_norm` counts a parameter once). `None` leaves are skipped. Integers, booleans
+            and JAX's `float0` do not count. Sparse arrays of JAX (BCOO, BCSR) count by their elements; entries with the
+            same index are summed first, in float64.
         ord: p: a number >= 1, `inf` for the largest magnitude, `-inf` for the smallest; None means 2.
         axis_name: inside `jax.shard_map`, the mesh axis (or tuple of axes) over which the leaves are sharded. The norm
             is then that of all shards together, computed with one reduction, and `ord` must be at most 8 or infinite.

@@ -9,6 +9,7 @@ import torch
 
 import gradclip
 from attack import derivatives, layouts, places, run, settings
+from gradclip.leaves import as_floats
 
 SEED = 12
 CASES = {
