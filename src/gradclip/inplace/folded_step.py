@@ -75,7 +75,8 @@ class Request:
             limit, skip_above = self.ask(processes, max_norm, grad_scale)
             scalars = () if grad_scale is None else (grad_scale,)
             # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
-            gradients, backend, arrays = entered(params, processes, *scalars, to_write=True, apart=True)
+            kept = {"to_write": True, "apart": True, "may_lack": True}
+            gradients, backend, arrays = entered(params, processes, *scalars, **kept)
         holders = processes.holders(backend)
         with backend.precision():
             given = backend.scalar(1.0 if grad_scale is None else grad_scale, arrays)

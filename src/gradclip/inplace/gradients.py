@@ -245,15 +245,20 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 
 def entered(
-    params: ParameterList, processes: "Processes", *scalars: object, to_write: bool = False, apart: bool = False
+    params: ParameterList,
+    processes: "Processes",
+    *scalars: object,
+    to_write: bool = False,
+    apart: bool = False,
+    may_lack: bool = False,
 ) -> tuple[Gradients, Backend, Arrays]:
     """Return the gradients, their backend, and the arrays to measure, after all checks.
 
     The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
-    parameter's gradient then gets memory of its own.
+    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one.
     """
     gradients = Gradients.of(params)
-    if to_write and not apart and not gradients.held:
+    if to_write and not (may_lack or gradients.held):
         params.warn_of_no_gradient()
     if to_write and gradients.paths:
         gradients.check_writable()

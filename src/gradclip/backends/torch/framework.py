@@ -1,6 +1,7 @@
 """The registry's entry point for PyTorch."""
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,8 @@ from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
 from gradclip.backends.torch.engines import engine_of
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
+
+_REQUIRES_GRAD = attrgetter("requires_grad")
 
 
 class Torch(Framework):
@@ -30,8 +33,10 @@ class Torch(Framework):
         found = [grad for grad in gradients if grad is not None]
         if len(found) == len(gradients):
             return found
-        lacking = [p for p, grad in zip(parameters, gradients, strict=True) if grad is None and p.requires_grad]
-        return None if any(map(engine_of, lacking)) else found
+        lacking = [parameters[index] for index, grad in enumerate(gradients) if grad is None]
+        # Frozen parameters, often most of all, lack gradients too.
+        trained = any(map(_REQUIRES_GRAD, lacking))
+        return None if trained and any(map(engine_of, lacking)) else found
 
     def batching(self, method: str) -> Batching:
         from gradclip.backends.torch.batching import TorchBatching
