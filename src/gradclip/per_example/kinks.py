@@ -174,7 +174,7 @@ class _Draw:
             if draw == _PATIENCE and np.array_equal(here[self.others], there[self.others]):
                 break  # this function does not depend on the change
             # A prediction depends on the row and its place. Redraw the rows that move in the wrong direction.
-            moved = (here < there).reshape(self.size, -1).any(axis=1)
+            moved = np.any((here < there).reshape(self.size, -1), axis=1)
             if moved[self.others].all():
                 break
             self.lengths = np.where(moved, self.lengths, self._lengths())
