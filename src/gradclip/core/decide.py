@@ -143,7 +143,7 @@ def _bounds(
         return nearest.bounds_of_processes(backend, elements, max_norm, error)
     if isinstance(max_norm, np.ndarray):
         return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
-    if isinstance(max_norm, float):
+    if isinstance(max_norm, float) and not backend.varies(max_norm):
         return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
     return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
 
@@ -163,7 +163,7 @@ def from_norm(
         asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
         found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
         if found is not None:
-            known = isinstance(max_norm, float)
+            known = isinstance(max_norm, float) and not backend.varies(max_norm)
             kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             return nearest.multiplier(backend, at_once, norm, replace(found, limit=kept_up_to), spoils=False)
     threshold = backend.scalar(max_norm, arrays)
