@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.values import Array
 from gradclip.core import nearest
-from gradclip.core.coefficient import Coefficient, coefficient, needs_split, undecided
+from gradclip.core.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
@@ -39,6 +39,23 @@ class Decision:
     norm: Norm
     coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
     arrays: Arrays
+
+
+class Seen(NamedTuple):
+    """What a norm shows: whether it is finite, above the threshold, and above so many times the threshold."""
+
+    finite: Any
+    above: Any
+    spike: Any
+
+
+def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:
+    """Return what a measured norm shows. Unlike the scalar that users get, it holds any finite norm."""
+    in_range, threshold = settled(backend, norm), backend.scalar(max_norm, ())
+    finite = backend.xp.isfinite(in_range.value)
+    return Seen(
+        finite, exceeds(in_range, threshold) & finite, exceeds(in_range, threshold, times=spikes_above) & finite
+    )
 
 
 def decide(
