@@ -188,6 +188,19 @@ def _listed_of(group: dict[str, Any]) -> Sequence[Any]:
         return ()
 
 
+def repeatable(parameters: Parameters) -> Parameters:
+    """Return parameters that can be listed again: iterators, also those of parameter groups, as lists."""
+    if isinstance(parameters, Iterator):
+        parameters = list(parameters) or parameters
+    if not (isinstance(parameters, list | tuple) and any(map(_yields_once, parameters))):
+        return parameters
+    return [{**one, "params": list(one["params"])} if _yields_once(one) else one for one in parameters]
+
+
+def _yields_once(entry: object) -> bool:
+    return isinstance(entry, dict) and isinstance(entry.get("params"), Iterator)
+
+
 def as_tuple(named: object) -> tuple[Any, ...]:
     """Return one or several process groups or meshes, or None, as a tuple."""
     if named is None:

@@ -1,6 +1,7 @@
 """The threshold that follows: what it is, the theorem on what it cannot be led to, and the same bits everywhere."""
 
 import math
+from fractions import Fraction
 
 import jax
 import jax.numpy as jnp
@@ -148,6 +149,54 @@ def test_what_was_there_is_not_written():
     before = history.norms.copy()
     rule.observe(history, 2.0)
     np.testing.assert_array_equal(history.norms, before)
+
+
+@pytest.mark.parametrize(("dtype", "off"), [(np.float32, 1.2e-7), (np.float64, 2.3e-16)])
+def test_the_threshold_is_as_near_to_the_product_as_is_said(dtype, off):
+    rng = np.random.default_rng(4)
+    for factor in (2.1, 1.1, 1 / 3, *np.exp(rng.uniform(-4, 4, 20)).tolist()):
+        rule, least = QuantileThreshold(factor=factor, window=1), 0
+        for norm in np.exp(rng.uniform(-9, 9, 50)).astype(dtype).tolist():
+            threshold = rule.max_norm(rule.observe(rule.init(np.zeros((), dtype)), norm))
+            exact = Fraction(factor) * Fraction(norm)
+            assert abs(Fraction(float(threshold)) - exact) <= Fraction(off) * exact
+            least = min(least, Fraction(float(threshold)) / exact - 1)
+    assert least < 0  # it may be below factor * norm
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+@pytest.mark.parametrize("like", [torch.zeros(()), np.zeros((), np.float32)], ids=["torch", "numpy"])
+def test_a_history_keeps_no_graph(like, shape):
+    rule, weight = QuantileThreshold(window=4), torch.nn.Parameter(torch.tensor([3.0, 4.0]))
+    history = rule.init(like, shape)
+    for _ in range(3):
+        norm = weight.norm()
+        history = rule.observe(history, [norm, 2 * norm] if shape else norm)
+        loss = (norm - torch.as_tensor(rule.max_norm(history))).sum()
+        loss.backward()  # an error where the graph of an earlier step is part of this one
+    assert not getattr(history.norms, "requires_grad", False)
+    assert np.asarray(rule.max_norm(history)).ravel()[0] == 10.0
+
+
+def test_no_derivative_goes_through_a_history():
+    rule = QuantileThreshold(window=4)
+
+    def threshold(weight):
+        return rule.max_norm(rule.observe(rule.init(jnp.zeros(())), jnp.linalg.norm(weight)))
+
+    assert jax.grad(threshold)(jnp.array([3.0, 4.0])).tolist() == [0.0, 0.0]
+    weight = tf.Variable([3.0, 4.0])
+    with tf.GradientTape() as tape:
+        found = rule.max_norm(rule.observe(rule.init(tf.zeros(())), tf.norm(weight)))
+    assert tape.gradient(found, weight) is None
+    assert float(found) == 10.0
+
+
+@pytest.mark.parametrize("norm", [torch.tensor(3.0, dtype=torch.bfloat16), jnp.bfloat16(3.0), tf.constant(3.0)])
+def test_a_history_takes_norms_of_other_frameworks(norm):
+    rule = QuantileThreshold(window=2)
+    assert rule.max_norm(rule.observe(rule.init(), norm)) == 6.0
+    assert rule.max_norm(rule.observe(rule.init(shape=(2,)), [norm, norm])).tolist() == [6.0, 6.0]
 
 
 # The same in every framework

@@ -29,6 +29,7 @@ def prepare():
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
     from attack import (
+        backward,
         compiled,
         counters,
         derivatives,
@@ -56,6 +57,7 @@ def attacks():
         "eager": eager.attack,
         "compiled": compiled.attack,
         "monitors": monitors.attack,
+        "backward": backward.attack,
         "processes": layouts.over_processes,
     }
 

@@ -25,6 +25,7 @@ CASES = {
     "eager": 12,
     "compiled": 24,
     "monitors": 40,
+    "backward": 60,
 }
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""

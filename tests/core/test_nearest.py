@@ -5,7 +5,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
+import gradclip
+from frameworks import ALL
 from gradclip.backends.formats import FLOAT16, FLOAT32, format_named
 from gradclip.backends.host.backend import HOST
 from gradclip.core.nearest import bounds, bounds_of_processes, bounds_on_device, multiplier
@@ -104,7 +107,8 @@ def test_a_threshold_on_a_device_gives_what_the_same_number_gives():
 def test_extreme_thresholds_on_a_device():
     leaves = of(("float64", 4))
     found = bounds_on_device(HOST, leaves, TWO, thresholds_on_device(-1.0, 2.0**-1000, np.inf, np.nan), ERROR, 0.0)
-    assert found.limit[:3].tolist() == [0.0, 0.0, np.finfo(np.float64).max]
+    assert found.limit[[0, 2]].tolist() == [0.0, np.finfo(np.float64).max]
+    assert (1 - 2 * ERROR) * 2.0**-1000 < found.limit[1] < (1 - ERROR) * 2.0**-1000
     assert found.numerator[:2].tolist() == [0.0, 0.0]
     assert np.isnan([found.limit[3], found.numerator[3]]).all()
 
@@ -160,3 +164,18 @@ def test_processes_come_to_the_same_numbers_whatever_they_hold():
     assert bounds_of_processes(HOST, of(("float16", 8)), 1.0, ERROR).stepped
     assert bounds_of_processes(HOST, one, 1e-20, ERROR) is None
     assert bounds_of_processes(HOST, one, thresholds_on_device(1e-20), ERROR).numerator == 0
+
+
+@pytest.mark.parametrize("exponent", [-850, -901, -1000, -1021, -1045])
+def test_small_thresholds_on_a_device_keep_what_is_not_above_them(exponent):
+    rng, threshold = np.random.default_rng(exponent + 2000), 2.0**exponent
+    device = next(f for f in ALL if f.name == "torch-device")
+    for share in (0.0, 1e-6, 0.5, 0.99, 1.5, 1e20):
+        direction = rng.standard_normal(5)
+        x = np.ldexp(direction / np.linalg.norm(direction) * share, exponent)
+        with device.mode():
+            clipped, _ = gradclip.clip_by_global_norm(
+                [torch.from_numpy(x)], torch.tensor(threshold, dtype=torch.float64)
+            )
+        assert at_most([clipped[0].numpy()], 2, threshold)
+        assert (clipped[0].numpy() == x).all() == (share < 1)

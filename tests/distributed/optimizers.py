@@ -3,10 +3,12 @@
 import math
 import os
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
 import gradclip
@@ -79,6 +81,36 @@ def shards_of_fsdp2_in_the_backward_pass():
         same_everywhere(clipping.norms[name])
         assert gradclip.grad_norm(dict(model.named_parameters())[name]) <= share
     torch.testing.assert_close(gradclip.grad_norm(model.parameters()), torch.tensor(0.1), rtol=1e-5, atol=0)
+
+
+def shards_made_after_it_are_refused():
+    model = network()
+    clip_in_backward(model, 0.1)
+    sharded(model)
+    with pytest.raises(RuntimeError, match=r"0\.weight.*2\.bias: replaced since clip_in_backward was called"):
+        backward(model)
+
+
+def shards_that_a_forward_pass_has_gathered():
+    model = sharded(network())
+    with torch.no_grad():
+        model(numbers(2, 6, seed=7))
+    clip_in_backward(model, 0.1)
+    for _ in range(2):
+        backward(model)
+    torch.testing.assert_close(gradclip.grad_norm(model.parameters()), torch.tensor(0.1), rtol=1e-5, atol=0)
+
+
+def what_a_distributed_gradient_shares_is_not_written():
+    mesh = init_device_mesh("cpu", (WORLD,))
+    for placement in (Shard(0), Replicate()):
+        parts = torch.nn.Parameter(distribute_tensor(torch.zeros(2 * WORLD, 3), mesh, [placement]))
+        beside = torch.nn.Parameter(torch.zeros(parts.to_local().shape))
+        clip_in_backward({"parts": parts, "beside": beside}, {"parts": 1.0, "beside": math.inf})
+        last = beside * 2.0  # what is computed first has its gradient last
+        (5.0 * (parts.to_local() + last)).sum().backward()
+        assert (beside.grad == 10.0).all()
+        torch.testing.assert_close(gradclip.grad_norm([parts]), torch.tensor(1.0), rtol=1e-5, atol=0)
 
 
 def averages_of_ddp_after_the_backward_pass():

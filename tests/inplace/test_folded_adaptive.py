@@ -129,3 +129,15 @@ def test_a_number_may_take_its_place():
     give(weight, 5.0)
     optimizer.step()
     assert torch.linalg.vector_norm(weight) <= 0.1
+
+
+@pytest.mark.parametrize(("dtype", "value"), [(torch.float32, 3e37), (torch.float64, 1e307)])
+def test_finite_spikes_beyond_the_range_are_skipped(dtype, value):
+    weight = torch.nn.Parameter(torch.zeros(500, dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    clipping = fold_into(optimizer, AdaptiveNorm(skip_above=3.0), 1)
+    for scale in (1e3, value, 1e3):
+        weight.grad = torch.full_like(weight, scale)
+        optimizer.step()
+    assert weight.detach().tolist() == [-2e3] * 500
+    assert (clipping.max_norm.steps, clipping.max_norm.clipped, clipping.max_norm.skipped) == (3, 0, 1)

@@ -88,6 +88,12 @@ def test_gradients_are_read_once_where_the_kernels_know_them(monkeypatch):
     monitor = gradclip.Monitor(layers_every=1)
     gradclip.clip_grad_norm_({"w": np.array([3.0, 4.0]), "b": np.array([12.0])}, 1.0, monitor=monitor)
     assert monitor.top_layers == {"b": 12.0, "w": 5.0}
+    model = torch.nn.Linear(2, 1)
+    groups = [{"params": [model.weight], "lr": 0.1}, {"params": iter([("bias", model.bias)])}]
+    for given, name in ((model.named_parameters(), "weight"), (groups, "parameters.0.params.0")):
+        model.weight.grad, model.bias.grad = torch.tensor([[3.0, 4.0]]), torch.tensor([12.0])
+        gradclip.clip_grad_norm_(given, 1.0, monitor=monitor)
+        assert dict(zip(*monitor.last.layers, strict=True)) == {name: 5.0, "bias": 12.0}
 
 
 def test_a_call_that_raises_records_nothing():

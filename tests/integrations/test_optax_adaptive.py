@@ -183,3 +183,17 @@ def test_outside_of_jit_nothing_is_compiled_for_a_step():
 def test_what_is_no_optimizer_is_told_before_the_first_step():
     with pytest.raises(TypeError, match=r"tx must be an optimizer of optax, got 4.0 of type float\."):
         skip_spikes(4.0)
+
+
+@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("compiled", [jax.jit, lambda update: update], ids=["jit", "eager"])
+def test_finite_spikes_with_a_norm_beyond_float32_are_skipped(policy, compiled):
+    transform = adaptive_clip_by_global_norm(skip_above=3.0, nonfinite=policy)
+    state = transform.init(jnp.zeros(200))
+    for value, left, counts in ((1.0, 200**0.5, (0, 0)), (3e37, 0.0, (0, 1)), (2.5, 2 * 200**0.5, (1, 1))):
+        updates, state = compiled(transform.update)({"empty": jnp.zeros(0), "w": jnp.full(200, value)}, state)
+        assert float(jnp.linalg.norm(updates["w"])) == pytest.approx(left, rel=1e-5)
+        assert (int(state.clipped), int(state.skipped)) == counts
+    updates, state = transform.update({"empty": jnp.zeros(0), "w": jnp.full(200, jnp.inf)}, state)
+    assert bool(jnp.isnan(updates["w"]).all()) == (policy == "propagate")
+    assert int(state.skipped) == 1 + (policy == "skip")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
 from gradclip.adaptive.settings import check_between
 from gradclip.backends.formats import dtype_name
 from gradclip.backends.registry import entry_of, find, framework_of
+from gradclip.core.decide import Seen
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.typing import Scalar, Threshold
@@ -24,8 +26,8 @@ class AdaptiveNorm:
     """A threshold that follows the norms. Pass it as `max_norm` of `gradclip.clip_grad_norm_` at every step.
 
     Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
-    that raises observes nothing. `gradclip.QuantileThreshold` has the formula, and the proof that the threshold
-    recovers after any history.
+    that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
+    `gradclip.QuantileThreshold` has the formula, and the proof that the threshold recovers after any history.
 
     Args:
         rule: a `gradclip.QuantileThreshold`; None for the defaults.
@@ -110,18 +112,23 @@ class AdaptiveNorm:
 
     # Called by the clipping functions
 
-    def clip(self, clip_to: Callable[[Threshold], Scalar], order: Order, nonfinite: Nonfinite) -> Scalar:
-        """Clip with a function from a threshold to the norm before clipping; observe that norm and return it."""
+    def clip(
+        self, clip_to: Callable[[Threshold], tuple[Scalar, Seen | None]], order: Order, nonfinite: Nonfinite
+    ) -> Scalar:
+        """Clip with a function from a threshold to the norm before clipping; observe that norm and return it.
+
+        The function also says what the norm shows, unless the dtype of the norm is sure to hold it.
+        """
         threshold = self.for_order(order)
-        norm = clip_to(threshold)
+        norm, beyond = clip_to(threshold)
+        shown = self.shown(norm, threshold, beyond)
         if self.skip_above < math.inf:
-            spike = self.is_spike(norm, threshold)
-            if not isinstance(spike, bool):
+            if _on_device(norm):
                 xp = framework_of(norm).namespace  # type: ignore[union-attr]
-                clip_to(xp.where(spike, 0.0, xp.full_like(norm, math.inf)))
-            elif spike:
+                clip_to(xp.where(shown.spike, 0.0, xp.full_like(norm, math.inf)))
+            elif shown.spike:
                 clip_to(0.0)
-        self.observe(norm, threshold, order, nonfinite)
+        self.observe(norm, threshold, order, nonfinite, shown)
         return norm
 
     def for_order(self, order: Order) -> Scalar:
@@ -137,32 +144,33 @@ class AdaptiveNorm:
                 "order."
             )
 
-    def is_spike(self, norm: Scalar, threshold: Scalar) -> Any:
-        """Say whether `skip_above` skips a step: a bool, or on an accelerator a scalar array."""
-        if _on_device(norm):
-            return (norm > threshold * self.skip_above) & _finite(norm)
-        return float(threshold) * self.skip_above < float(norm) < math.inf
-
-    def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite) -> None:
-        """Record a step that has succeeded: its norm before clipping and its threshold.
+    def observe(self, norm: Scalar, threshold: Scalar, order: Order, nonfinite: Nonfinite, shown: Seen) -> None:
+        """Record a step that has succeeded: its norm before clipping and its threshold, and what the norm shows.
 
         Raises TypeError if the norm is traced by JAX: it has no value yet.
         """
-        seen: Any = norm
         if _on_device(norm):
             _check_untraced(norm)
-            finite = _finite(norm)
-            skipped = self.is_spike(norm, threshold) | (~finite & nonfinite.blanks)
-            clipped = (norm > threshold) & finite & ~skipped
-        else:
-            seen, limit = float(norm), float(threshold)
-            finite = math.isfinite(seen)
-            skipped = limit * self.skip_above < seen < math.inf or (nonfinite.blanks and not finite)
-            clipped = limit < seen and finite and not skipped
-        history = self.rule.observe(self._beside(norm, seen), seen)
-        more = {"steps": 1, "clipped": clipped, "skipped": skipped}
+        value = norm if _on_device(norm) else float(norm)
+        finite, above, spike = shown
+        skipped = spike | ((finite == 0) & nonfinite.blanks)
+        history = self.rule.observe(self._beside(norm, value), value)
+        more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
+
+    def shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
+        """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""
+        if _on_device(norm):
+            framework: Any = framework_of(norm)
+            xp, finite = framework.namespace, framework.namespace.isfinite(norm)
+            threshold = framework.beside(threshold, norm) if entry_of(threshold) is entry_of(norm) else threshold
+            found = Seen(finite, (norm > threshold) & finite, (norm > threshold * self.skip_above) & finite)
+            return found if beyond is None else Seen(*map(partial(xp.where, finite), found, beyond))
+        value, limit = float(norm), float(threshold)
+        if math.isfinite(value):
+            return Seen(True, limit < value, limit * self.skip_above < value)
+        return beyond or Seen(False, False, False)
 
     def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
         """Move the history to the device of the norm (the host if its value is `seen`), in a dtype at least as wide."""
@@ -225,17 +233,14 @@ def _check_untraced(norm: Scalar) -> None:
         )
 
 
-def _finite(norm: Scalar) -> Any:
-    return framework_of(norm).namespace.isfinite(norm)  # type: ignore[union-attr]
-
-
 def _as_of(history: NormHistory, like: Scalar, wide: bool) -> NormHistory:
     """Move a history to the framework and device of an array, in float64 if `wide`, else float32."""
     norms, count = history
     name = "float64" if wide else "float32"
-    if entry_of(norms) is entry_of(like):
-        return history if dtype_name(norms) == name else NormHistory(_astype(norms, name), count)
     framework: Any = framework_of(like)
+    if entry_of(norms) is entry_of(like):
+        norms = norms if dtype_name(norms) == name else _astype(norms, name)
+        return NormHistory(framework.beside(norms, like), framework.beside(count, like))
     counts = framework.like(like, "float32", np.float32(_host(count)))
     return NormHistory(framework.like(like, name, _host(norms)), framework.namespace.astype(counts, int))
 

@@ -20,6 +20,9 @@ class Defaults:
     def precision(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
+    def varies(self, value: object) -> bool:
+        return False
+
     def plain(self, leaves: Sequence[Any]) -> bool:
         return False
 

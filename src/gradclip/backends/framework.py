@@ -111,6 +111,10 @@ class Framework(ABC):
         """Return a copy that later changes to `array` do not affect, without waiting for a device."""
         return self.namespace.asarray(array, copy=True)
 
+    def beside(self, array: Any, like: Any) -> Any:
+        """Return the values of an array, without a derivative, on the device of `like`."""
+        return array
+
     def is_traced(self, array: object) -> bool:
         """Say whether an array has no values yet because the call is being traced."""
         return False

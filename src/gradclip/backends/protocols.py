@@ -58,6 +58,9 @@ class Arithmetic(Protocol):
     def total(self, terms: Sequence[Array]) -> Array:
         """Return the sum of scalars or vectors."""
 
+    def varies(self, value: object) -> bool:
+        """Say whether a number stands for many: code is being compiled for all values that it may have."""
+
     def stacked(self, scalars: Sequence[Array]) -> Array:
         """Stack scalars into a vector."""
 

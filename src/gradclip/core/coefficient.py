@@ -241,6 +241,10 @@ def open_between(norm: Norm, max_norm: float | Array) -> Array:
     return (lower <= threshold) & (threshold < _upper(norm))
 
 
-def exceeds(norm: Norm, max_norm: float | Array) -> Array:
-    """Return whether the computed norm is larger than the threshold, that is, counts as clipped."""
-    return norm.value > _in_units_of(norm, max_norm)
+def exceeds(norm: Norm, max_norm: float | Array, times: float = 1.0) -> Array:
+    """Return whether the computed norm is larger than the threshold, that is, counts as clipped; or so many times it.
+
+    The norm and the multiple may be beyond the range of any number.
+    """
+    threshold = _in_units_of(norm, max_norm)
+    return norm.value > (threshold if times == 1.0 else threshold * times)

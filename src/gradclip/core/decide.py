@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.values import Array
 from gradclip.core import nearest
-from gradclip.core.coefficient import Coefficient, coefficient, needs_split, undecided
+from gradclip.core.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
@@ -39,6 +39,23 @@ class Decision:
     norm: Norm
     coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
     arrays: Arrays
+
+
+class Seen(NamedTuple):
+    """What a norm shows: whether it is finite, above the threshold, and above so many times the threshold."""
+
+    finite: Any
+    above: Any
+    spike: Any
+
+
+def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:
+    """Return what a measured norm shows. Unlike the scalar that users get, it holds any finite norm."""
+    in_range, threshold = settled(backend, norm), backend.scalar(max_norm, ())
+    finite = backend.xp.isfinite(in_range.value)
+    return Seen(
+        finite, exceeds(in_range, threshold) & finite, exceeds(in_range, threshold, times=spikes_above) & finite
+    )
 
 
 def decide(
@@ -143,7 +160,7 @@ def _bounds(
         return nearest.bounds_of_processes(backend, elements, max_norm, error)
     if isinstance(max_norm, np.ndarray):
         return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
-    if isinstance(max_norm, float):
+    if isinstance(max_norm, float) and not backend.varies(max_norm):
         return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
     return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
 
@@ -163,7 +180,7 @@ def from_norm(
         asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
         found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
         if found is not None:
-            known = isinstance(max_norm, float)
+            known = isinstance(max_norm, float) and not backend.varies(max_norm)
             kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             return nearest.multiplier(backend, at_once, norm, replace(found, limit=kept_up_to), spoils=False)
     threshold = backend.scalar(max_norm, arrays)

@@ -151,9 +151,11 @@ def bounds_on_device(
     """Return the same for a wide threshold, or a vector of them, that the host does not know."""
     if backend.wide is not FLOAT64:
         return None
-    if FLOAT64 in elements:
-        threshold = backend.xp.where(threshold < 2.0**-900, 0.0, threshold)
     limit, numerator = _on_device(backend, threshold, _below_normal(elements, order, floor, stepped=True), error, floor)
+    if FLOAT64 in elements:
+        # What exceeds so small a threshold becomes zeros. What does not is kept. The step covers subnormal rounding.
+        numerator = backend.xp.where(threshold < 2.0**-900, 0.0, numerator)
+        limit = backend.xp.clip(limit + -FLOAT64.step, 0.0, FLOAT64.largest)
     if floor:
         small = threshold < floor / _SHARE
         limit, numerator = (backend.xp.where(small, other, x) for other, x in ((-1.0, limit), (0.0, numerator)))

@@ -16,13 +16,13 @@ from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.core import fast_path
-from gradclip.core.decide import Clipping, decide, from_norm
+from gradclip.core.decide import Clipping, Seen, decide, from_norm, seen
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.inplace.gradients import entered
-from gradclip.parameters import ParameterList
+from gradclip.parameters import ParameterList, repeatable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -149,8 +149,8 @@ def clip_grad_norm_(
         if found is not None:
             return found
     if isinstance(max_norm, AdaptiveNorm):
-        return _clip_by_holder(fast_path.reusable(parameters), max_norm, ord, nonfinite, process_group, mesh)
-    return _clip_to(max_norm, parameters, ord, nonfinite, process_group, mesh)
+        return _clip_by_holder(repeatable(parameters), max_norm, ord, nonfinite, process_group, mesh)
+    return _clip_to(max_norm, parameters, ord, nonfinite, process_group, mesh)[0]
 
 
 def _clip_to(
@@ -160,14 +160,14 @@ def _clip_to(
     nonfinite: Policy,
     process_group: ProcessGroups,
     mesh: Meshes,
-    skip_above: float = math.inf,
-) -> Scalar:
-    """Clip by the general path. `skip_above` is what may follow, and must be the same on all processes."""
+    skip_above: float | None = None,
+) -> tuple[Scalar, Seen | None]:
+    """Clip by the general path. With `skip_above`, which all processes must share, say also what the norm shows."""
     params = _parameters(parameters, process_group, mesh)
     processes = processes_of(params, process_group, mesh)
     with processes.preparing():
         order, policy, threshold = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
-        processes.ask(order, policy, threshold, skip_above=skip_above)
+        processes.ask(order, policy, threshold, skip_above=math.inf if skip_above is None else skip_above)
         gradients, backend, arrays = entered(params, processes, threshold, to_write=True)
         clipping = Clipping(check_threshold(threshold, backend=backend), order, policy, CLIP)
     holders = processes.holders(backend)
@@ -176,8 +176,9 @@ def _clip_to(
             clipping = gradients.cleared(backend, arrays, clipping)
         made = decide(backend, arrays, clipping, gradients.names, holders=holders)
         norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
+        shown = None if skip_above is None else seen(backend, made.norm, clipping.max_norm, skip_above)
         gradients.scale(backend, arrays, made.arrays, made.coefficient)
-    return norm
+    return norm, shown
 
 
 @ordinary_arithmetic
@@ -250,10 +251,10 @@ def _clip_by_holder(
         order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
         max_norm.check_order(order)
 
-    def clip_to(threshold: Threshold) -> Scalar:
+    def clip_to(threshold: Threshold) -> tuple[Scalar, Seen | None]:
         found = fast_path.clip_grad_norm_(parameters, threshold, order, nonfinite) if alone else None
         more = (ord, nonfinite, process_group, mesh, max_norm.skip_above)
-        return _clip_to(threshold, parameters, *more) if found is None else found
+        return _clip_to(threshold, parameters, *more) if found is None else (found, None)
 
     alone = process_group is None and mesh is None
     return max_norm.clip(clip_to, order, policy)

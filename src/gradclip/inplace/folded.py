@@ -108,8 +108,8 @@ class Folded:
             clear_momentum(optimizer, self._without_momentum, vars(optimizer)["found_inf"] == 1.0)
         last = self._measured_last
         self._restore(optimizer)
-        if last is not None and isinstance(self._max_norm, AdaptiveNorm):
-            self._max_norm.observe(last.norm, last.max_norm, self._request.order, self._request.nonfinite)
+        if last is not None and last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
+            self._max_norm.observe(last.norm, last.max_norm, self._request.order, self._request.nonfinite, last.shown)
 
     def _failed(self, optimizer: Optimizer) -> None:
         """Restore the attributes after an error, and remove those of a GradScaler.

@@ -14,7 +14,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
 from gradclip.backends.torch.optimizers import check_fused
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.core.decide import Clipping, decide
+from gradclip.core.decide import Clipping, Seen, decide, seen
 from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
@@ -29,13 +29,15 @@ from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 class Measured:
     """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
-    A divisor of None is known to be 1: given a divisor, the kernels would write every gradient.
+    A divisor of None is known to be 1: given a divisor, the kernels would write every gradient. `shown` is what an
+    `AdaptiveNorm` observes with the norm.
     """
 
     norm: torch.Tensor
     max_norm: Scalar
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
+    shown: Seen | None
 
 
 @dataclass(frozen=True)
@@ -87,20 +89,28 @@ class Request:
             asked = Clipping(threshold_of_scaled(backend, limit, given), self.order, policy, CLIP)
             made = decide(backend, arrays, asked, gradients.names, holders=holders, at_once=False)
             finite = backend.xp.isfinite(made.norm.value)
-            seen = found_inf is not None and self.nonfinite.raises
-            if seen and not finite and not processes.anywhere(bool(found_inf)):
+            if (
+                found_inf is not None
+                and self.nonfinite.raises
+                and not finite
+                and not processes.anywhere(bool(found_inf))
+            ):
                 holders.raise_nonfinite(backend, arrays, gradients.names())
-            by, norm = divisor(backend, made.coefficient, given), made.norm.product() / given
+            by = divisor(backend, made.coefficient, given)
+            norm = _left(backend, made.norm.product() / given, gradients, holders.norm_dtype(arrays))
             flags = [finite == 0] if self.nonfinite.blanks or found_inf is not None else []
-            if isinstance(max_norm, AdaptiveNorm) and skip_above < math.inf:
-                flags.append(max_norm.is_spike(norm, limit))
+            shown = None
+            if isinstance(max_norm, AdaptiveNorm):
+                shown = max_norm.shown(norm, limit, seen(backend, made.norm, asked.max_norm, skip_above))
+                flags += [shown.spike] if skip_above < math.inf else []
             as_it_is = grad_scale is None and backend.concrete and by == 1.0
             gradients.separate(backend)
             return Measured(
-                _left(backend, norm, gradients, holders.norm_dtype(arrays)),
+                norm,
                 limit,
                 None if as_it_is else _left(backend, by, gradients),
                 _skipping(found_inf, [_left(backend, flag, gradients) for flag in flags]),
+                shown,
             )
 
 

@@ -1,12 +1,17 @@
 """Clip each PyTorch gradient as soon as the backward pass finishes it, for optimizers that step within that pass."""
 
 import math
-from collections.abc import Callable, Mapping
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import count
 from typing import Any
 
 import torch
 
 from gradclip.arguments import check_threshold
+from gradclip.backends import any_distributed
 from gradclip.backends.torch.optimizers import with_memory_of_its_own
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
@@ -26,33 +31,100 @@ class ClippedInBackward:
     """
 
     def __init__(
-        self, parameters: Mapping[str, torch.Tensor], thresholds: Mapping[str, float], order: Order, nonfinite: Policy
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        thresholds: Mapping[str, float],
+        order: Order,
+        nonfinite: Policy,
+        module: torch.nn.Module | None,
     ) -> None:
         self.thresholds = thresholds
         self.norms: dict[str, torch.Tensor] = {}
         self._order, self._nonfinite = order, nonfinite
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(self._clip(name)) for name, parameter in parameters.items()
+            parameter.register_post_accumulate_grad_hook(partial(self._clip, name))
+            for name, parameter in parameters.items()
         ]
+        if module is not None:
+            self._hooks += _watch(module)
 
     def remove(self) -> None:
         """Stop clipping: backward passes leave the gradients unchanged."""
         for hook in self._hooks:
             hook.remove()
 
-    def _clip(self, name: str) -> Callable[[torch.Tensor], None]:
-        def clip(parameter: torch.Tensor) -> None:
-            if parameter.grad is not None and parameter.grad.requires_grad:
-                raise RuntimeError(
-                    f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
-                    "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
-                )
-            with_memory_of_its_own(parameter)
-            # Only this error needs names, and they cost time.
-            given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
-            self.norms[name] = clip_grad_norm_(given, self.thresholds[name], self._order, nonfinite=self._nonfinite)
+    def _clip(self, name: str, parameter: torch.Tensor) -> None:
+        if parameter.grad is not None and parameter.grad.requires_grad:
+            raise RuntimeError(
+                f"the gradient of {name} has a graph (create_graph=True), but clipping in the backward pass is not "
+                "differentiable. Call remove(), and gradclip.clip_by_global_norm on the gradients."
+            )
+        with_memory_of_its_own(parameter)
+        # Only this error needs names, and they cost time.
+        given: Parameters = {name: parameter} if self._nonfinite == "raise" else [parameter]
+        self.norms[name] = clip_grad_norm_(given, self.thresholds[name], self._order, nonfinite=self._nonfinite)
 
-        return clip
+
+class _Watch:
+    """Called before a module's forward pass: raises if parameters have been replaced by ones that are not clipped."""
+
+    def __init__(self, module: torch.nn.Module, prefix: str, *, deep: bool) -> None:
+        owners = module.named_modules(prefix=prefix) if deep else [(prefix, module)]
+        self._seen = [
+            (f"{path}.{key}".removeprefix("."), weakref.ref(owner), key, weakref.ref(parameter))
+            for path, owner in owners
+            for key, parameter in _own(owner)
+        ]
+
+    def __call__(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        # Compiled code cannot run this check.
+        if torch.compiler.is_compiling() or not torch.is_grad_enabled():
+            return
+        replaced = [name for name, owner, key, before in self._seen if _replaced(owner(), key, before())]
+        if replaced:
+            raise RuntimeError(
+                f"{listed(replaced)}: replaced since clip_in_backward was called, so the gradients would not be "
+                "clipped. load_state_dict(assign=True), fully_shard and others make new parameters. Call "
+                "clip_in_backward after them."
+            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Copies of the module, also on disk, are not clipped.
+        return _ignore_call, ()
+
+
+def _ignore_call() -> Any:
+    return _ignored
+
+
+def _ignored(_module: torch.nn.Module, _inputs: Any) -> None:
+    """Take the place of a `_Watch` in copies of a module."""
+
+
+def _watch(root: torch.nn.Module) -> Iterator[Any]:
+    """Check all parameters when the module is called, and those of each part when only that is called."""
+    for path, module in root.named_modules():
+        if module is root or any(_own(module)):
+            yield module.register_forward_pre_hook(_Watch(module, path, deep=module is root))
+
+
+def _own(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    return ((key, p) for key, p in module._parameters.items() if p is not None and p.requires_grad)
+
+
+def _replaced(owner: torch.nn.Module | None, key: str, old: torch.Tensor | None) -> bool:
+    """Say whether a place holds another parameter that trains and that nothing clips."""
+    now = None if owner is None else owner._parameters.get(key)
+    if now is old or not isinstance(now, torch.nn.Parameter) or not now.requires_grad:
+        return False
+    # During its forward pass, FSDP2 puts gathered parameters in the place of the sharded ones, which stay clipped.
+    gathered = any_distributed([old]) and not any_distributed([now])
+    return not (gathered or _is_clipped(now))
+
+
+def _is_clipped(parameter: torch.Tensor) -> bool:
+    hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    return any(isinstance(getattr(getattr(hook, "func", None), "__self__", None), ClippedInBackward) for hook in hooks)
 
 
 def clip_in_backward(
@@ -70,7 +142,8 @@ def clip_in_backward(
 
     Args:
         parameters: a module, or its parameters as `gradclip.clip_grad_norm_` accepts them. Parameters that do not
-            require a gradient are ignored. A parameter listed twice counts once.
+            require a gradient are ignored. A parameter listed twice counts once. If names occur twice, the second "w"
+            is called "w (2)". Pass the module rather than a list: only then are replaced parameters noticed.
         max_norm: the threshold of the global norm, or a dict with one threshold per parameter, by name.
         ord: which norm, as in `gradclip.global_norm`, except `-inf`.
         nonfinite: "propagate", "raise", "zero" or "skip", applied to each parameter separately.
@@ -84,7 +157,8 @@ def clip_in_backward(
             after its gradient is accumulated; names do not match; a threshold is negative or NaN.
         TypeError: a parameter is not a tensor, or thresholds by name are given for parameters without names.
         FloatingPointError: in the backward pass with `nonfinite="raise"`, a gradient contains NaN or infinity.
-        RuntimeError: in a backward pass with `create_graph=True`.
+        RuntimeError: in a backward pass with `create_graph=True`; in a forward pass of the module, if parameters have
+            been replaced, as `load_state_dict(assign=True)` and `fully_shard` do.
 
     Call this before anything that makes optimizers step in the backward pass: hooks run in the order of registration.
     With optimizers like that, `clip_grad_norm_` after the pass is too late: no gradients are left.
@@ -106,6 +180,7 @@ def clip_in_backward(
     order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
     if order.p < 0:
         raise ValueError("ord must not be -inf: clipping parts by it does not bound the global norm. Pass 2, 1 or inf.")
+    module = parameters if isinstance(parameters, torch.nn.Module) else None
     by_name, named = _trained(parameters)
     if isinstance(max_norm, Mapping):
         if not named:
@@ -113,7 +188,7 @@ def clip_in_backward(
         thresholds = _checked_names(max_norm, by_name)
     else:
         thresholds = shares(_number(max_norm), {name: p.numel() for name, p in by_name.items()}, order.p)
-    return ClippedInBackward(by_name, thresholds, order, nonfinite)
+    return ClippedInBackward(by_name, thresholds, order, nonfinite, module)
 
 
 def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, float]:
@@ -132,6 +207,7 @@ def shares(max_norm: float, sizes: Mapping[str, int], p: float) -> dict[str, flo
 def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.Tensor], bool]:
     """Return the parameters that get gradients by name, without duplicates, and whether they came with names."""
     if isinstance(parameters, torch.nn.Module):
+        _reshard(parameters)
         parameters = dict(parameters.named_parameters())
     params = ParameterList.of(parameters)
     found: dict[str, torch.Tensor] = {}
@@ -140,7 +216,7 @@ def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.
         name = params.name(index)
         _check(parameter, name)
         if parameter.requires_grad and id(parameter) not in seen:
-            found[name] = parameter
+            found[_free(name, found)] = parameter
             seen.add(id(parameter))
     if not found:
         raise ValueError(
@@ -148,6 +224,22 @@ def _trained(parameters: torch.nn.Module | Parameters) -> tuple[dict[str, torch.
             "requires_grad=True, such as model.parameters()."
         )
     return found, bool(params.names) and None not in params.names
+
+
+def _reshard(module: torch.nn.Module) -> None:
+    """Let FSDP2 put back the sharded parameters, which get the gradients, in place of those it gathered to compute."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for part in module.modules():
+        if isinstance(part, fsdp.FSDPModule):
+            part.reshard()
+
+
+def _free(name: str, taken: Mapping[str, Any]) -> str:
+    """Return the name, with a number if another parameter already has it."""
+    numbered = (name if number == 1 else f"{name} ({number})" for number in count(1))
+    return next(one for one in numbered if one not in taken)
 
 
 def _check(parameter: Any, name: str) -> None:

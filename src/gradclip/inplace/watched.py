@@ -10,7 +10,7 @@ from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.inplace.gradients import Gradients, entered
-from gradclip.parameters import ParameterList
+from gradclip.parameters import ParameterList, repeatable
 from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -46,22 +46,23 @@ def clip_watched(
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)
         return norm
-    parameters = fast_path.reusable(parameters)
+    parameters = repeatable(parameters)
+    params = ParameterList.of(parameters)
+    listed = parameters if params.tree is not None else params.parameters
     sums: list[float] = []
-    norm = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite, sums)
+    norm = fast_path.clip_grad_norm_(listed, max_norm, ord, nonfinite, sums)
     if norm is None:
-        names, norms = _names_and_norms(parameters, ord)
+        names, norms = _names_and_norms(params, ord)
         norm = clip(parameters)
     else:
-        names = _names(Gradients.of(ParameterList.of(parameters)))
+        names = _names(Gradients.of(params))
         norms = np.array(sums) ** (1 / Order.parse(ord).p)
     monitor.record(norm, max_norm, norms, nonfinite=nonfinite, names=names)
     return norm
 
 
-def _names_and_norms(parameters: Parameters, ord: Ord | Order) -> "tuple[list[str] | None, Array | None]":
+def _names_and_norms(params: ParameterList, ord: Ord | Order) -> "tuple[list[str] | None, Array | None]":
     """Return the names and a vector of the norms of the gradients; None if there are none or only parts of them."""
-    params = ParameterList.of(parameters)
     if processes_of(params, None, None) is not ONE_PROCESS:
         return None, None
     gradients, backend, arrays = entered(params, ONE_PROCESS)

@@ -306,7 +306,7 @@ def adaptive_clip_by_global_norm(
         updates = jax.tree.map(jnp.asarray, updates)
         threshold = rule.max_norm(state.history)
         clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
-        spike = _spikes(norm, threshold, most)
+        spike = _spikes(norm, threshold, most) & (jnp.isfinite(norm) | _all_finite(clipped))
         if not isinstance(most, float) or most < math.inf:
             clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
         skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
@@ -361,7 +361,7 @@ def skip_spikes(
     ) -> tuple[optax.Updates, SkipSpikesState]:
         updates = jax.tree.map(jnp.asarray, updates)
         threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order, axis_name=axis_name)
-        skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)
+        skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)  # also NaN
 
         def step() -> tuple[optax.Updates, optax.OptState]:
             clipped = clip_tree(updates, threshold, ord=order.p, axis_name=axis_name)[0]
@@ -411,7 +411,14 @@ def _factor(skip_above: Any) -> float | jax.Array:
 
 
 def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array) -> jax.Array:
-    return (norm > threshold * jnp.asarray(skip_above, threshold.dtype)) & jnp.isfinite(norm)
+    # An infinite norm may be that of finite updates, too large for the dtype of norms.
+    return norm > threshold * jnp.asarray(skip_above, threshold.dtype)
+
+
+def _all_finite(clipped: optax.Updates) -> jax.Array | bool:
+    """Say whether updates were finite before they were clipped. If one was not, all are NaN, or else they are zeros."""
+    leaves = (x for x in jax.tree.leaves(clipped) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size)
+    return next((~jnp.isnan(x.reshape(-1)[0]) for x in leaves), True)
 
 
 def _observed(

@@ -74,8 +74,8 @@ def clip_groups(
 
 def _checked(max_norms: Sequence[Any], backend: Backend) -> tuple[list[Any], list[Any]]:
     """Return the checked thresholds, and those given as scalar arrays, with None in place of numbers."""
-    if len(set(map(id, max_norms))) == 1:  # one threshold for all layers, possibly many
-        first = max_norms[0]
+    first = max_norms[0] if max_norms else None
+    if max_norms and all(one is first for one in max_norms):  # one threshold for all layers, possibly many
         return [check_threshold(first, backend=backend)] * len(max_norms), [scalar_array(first)] * len(max_norms)
     return [check_threshold(one, backend=backend) for one in max_norms], list(map(scalar_array, max_norms))
 

@@ -82,7 +82,8 @@ def _thresholds(backend: Backend, thresholds: Sequence[Any]) -> tuple[Any, Any]:
     """Return the thresholds as `(known, None)` or `(None, traced)`, as one value if all are the same."""
     first = thresholds[0]
     if isinstance(first, float):
-        return (first if len(set(thresholds)) == 1 else np.array(thresholds)), None
+        alike = all(one is first for one in thresholds) or len(set(thresholds)) == 1
+        return (first if alike else np.array(thresholds)), None
     return None, first if all(one is first for one in thresholds) else backend.xp.stack(thresholds)
 
 

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch._dynamo.testing
 
 import gradclip
 from frameworks import ALL
@@ -60,3 +61,36 @@ def test_lengths_may_be_dynamic_in_compiled_code():
         clipped, norm = call(torch.ones(size))
         assert float(norm) == pytest.approx(math.sqrt(size))
         assert at_most([x.double().numpy() for x in clipped], 2, 1.0)
+
+
+def in_place(call):
+    def clipped(x, threshold):
+        parameter = torch.nn.Parameter(torch.zeros_like(x))
+        parameter.grad = x.clone()
+        call([parameter], threshold)
+        return parameter.grad
+
+    return clipped
+
+
+CHANGING = {
+    "clip_by_global_norm": lambda x, threshold: gradclip.clip_by_global_norm([x], threshold)[0][0],
+    "clip_by_layer_norm": lambda x, threshold: gradclip.clip_by_layer_norm([x, x], threshold)[0][1],
+    "clip_grad_norm_": in_place(gradclip.clip_grad_norm_),
+    "clip_grads_with_norm_": in_place(lambda p, threshold: clip_grads_with_norm_(p, threshold, math.sqrt(9455))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_a_threshold_that_changes_is_compiled_twice(name):
+    """Once for the first value, once for all others. The compiler makes operations on tensors from those on numbers."""
+    torch.compiler.reset()
+    counts, x = torch._dynamo.testing.CompileCounterWithBackend("aot_eager"), torch.arange(1.0, 31.0).reshape(5, 6)
+    call, made = torch.compile(CHANGING[name], backend=counts), []
+    for step in range(1, 13):
+        threshold = 0.37 * step
+        found = call(x, threshold)
+        assert at_most([found.double().numpy()], 2, threshold)
+        assert float(found.double().norm()) >= threshold * (1 - 1e-5)
+        made.append(counts.frame_count)
+    assert made[1:] == [made[1]] * 11

@@ -49,6 +49,11 @@ class Jax(Framework):
         # If an array spans processes, copy the local part: a program on the whole array must run on all processes.
         return _copied(array if array.is_fully_addressable else array.addressable_data(0))
 
+    def beside(self, array: jax.Array, like: jax.Array) -> jax.Array:
+        values = jax.lax.stop_gradient(array)
+        traced = self.is_traced(array) or self.is_traced(like)
+        return values if traced or array.devices() == like.devices() else jax.device_put(values, like.sharding)
+
     def is_traced(self, array: object) -> bool:
         return isinstance(array, jax.core.Tracer)
 

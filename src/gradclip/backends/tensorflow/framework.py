@@ -66,6 +66,9 @@ class TensorFlow(Framework):
     def kept(self, array: Any) -> tf.Tensor:
         return tf.convert_to_tensor(array)  # a variable becomes its value
 
+    def beside(self, array: Any, like: Any) -> tf.Tensor:
+        return placed(tf.stop_gradient(array), like)
+
     def is_traced(self, array: object) -> bool:
         # In a graph, the value of a variable is symbolic too.
         return tf.is_symbolic_tensor(array) or (isinstance(array, tf.Variable) and not tf.executing_eagerly())

@@ -95,10 +95,21 @@ class Torch(Examples):
             if self.device.type == "cuda" and torch.cuda.is_available():
                 made = made.pin_memory()  # lets the copy to the device run without blocking the host
             return sent(made, self.device)
+        if self.varies(value):
+            # A sum with a tensor is what compilers turn into operations on a tensor. They compile others again.
+            return torch.zeros((), dtype=self.wide_dtype, device=self.device) + value
         if self.wide is FLOAT32 and value > 0:
             value = FLOAT32.toward_zero(value)  # a threshold must never be rounded up
         # Filled on the device: copying a number from the host would wait.
         return torch.full((), value, dtype=self.wide_dtype, device=self.device)
+
+    def varies(self, value: object) -> bool:
+        if not (torch.compiler.is_compiling() and isinstance(value, float)):
+            return False
+        # Imported late: it takes a second, and compilers have imported it.
+        from torch.fx.experimental.symbolic_shapes import has_static_value
+
+        return not has_static_value(value)
 
     def clamp(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
         with self.precision():
@@ -240,7 +251,8 @@ class Torch(Examples):
     def clamped_all(
         self, prepared: Sequence[torch.Tensor], leaves: Sequence[Any], bound: float | torch.Tensor
     ) -> list[torch.Tensor]:
-        together = self.at_once(Arrays(prepared)) if isinstance(bound, float) else None
+        one_for_all = isinstance(bound, float) and not self.varies(bound)
+        together = self.at_once(Arrays(prepared)) if one_for_all else None
         if together is None:
             return super().clamped_all(prepared, leaves, bound)
         return self.leave_all(together.clamped(Arrays(prepared), bound), leaves)
@@ -248,7 +260,8 @@ class Torch(Examples):
     def update_clamped(
         self, leaves: Sequence[Any], arrays: Arrays, bound: float | torch.Tensor
     ) -> Sequence[torch.Tensor]:
-        together = self.at_once(arrays) if isinstance(bound, float) and all(map(writable, leaves)) else None
+        one_for_all = isinstance(bound, float) and not self.varies(bound)
+        together = self.at_once(arrays) if one_for_all and all(map(writable, leaves)) else None
         if together is None:
             return [put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
         together.clamp(arrays, bound)

@@ -12,6 +12,7 @@ from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.torch.choose import backend, on_fast_path
 from gradclip.backends.torch.engines import engine_of
+from gradclip.backends.torch.multi_tensor import sent
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
@@ -55,6 +56,9 @@ class Torch(Framework):
 
     def kept(self, array: torch.Tensor) -> torch.Tensor:
         return array.detach().clone()
+
+    def beside(self, array: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        return sent(array.detach(), like.device)
 
     def first_sparse(self, leaves: Sequence[Any]) -> Sparse | None:
         for index, leaf in enumerate(leaves):

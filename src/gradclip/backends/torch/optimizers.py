@@ -70,11 +70,17 @@ def with_memory_of_its_own(parameter: torch.Tensor) -> None:
     received.
     """
     grad = parameter.grad
-    if grad is None or grad.layout is not torch.strided or type(grad) is not torch.Tensor:
-        return
-    # One use is the gradient itself, the other is the storage object asked here.
-    if torch._C._storage_Use_Count(grad.untyped_storage()._cdata) > 2:
+    if grad is not None and not _owns_its_memory(grad):
         parameter.grad = grad.clone()
+
+
+def _owns_its_memory(grad: torch.Tensor) -> bool:
+    """Say whether nothing else can read the memory of a gradient."""
+    # Sparse, distributed and other tensors hold tensors, which others may hold too. Nothing counts those holders.
+    if grad.layout is not torch.strided or type(grad) is not torch.Tensor:
+        return False
+    # One use is the gradient itself, the other is the storage object asked here.
+    return torch._C._storage_Use_Count(grad.untyped_storage()._cdata) <= 2
 
 
 class Guard:
