@@ -90,7 +90,8 @@ def per_example_clip(
         unknown rule, a tree of thresholds that is not a prefix, a `sum_dtype` narrower than float32, a grid too coarse
         for the number of elements (the error names the smallest that works), a grid with nonfinite="propagate"
         (integers cannot be NaN), float64 or int64 when JAX's 64-bit mode is off. TypeError: leaves that are not
-        arrays, integers (left as they are, they would be public), complex leaves with a grid. FloatingPointError: under "raise".
+        arrays, integers (left as they are, they would be public), complex leaves with a grid. FloatingPointError:
+        under "raise".
 
     Clipping is from Abadi et al. 2016, "Deep Learning with Differential Privacy"; per-layer clipping from McMahan et
     al. 2018, "Learning Differentially Private Recurrent Language Models"; "normalize" and "automatic" are AUTO-V and
