@@ -15,7 +15,7 @@ CODE_BLOCKS = {
     "docs/adaptive.md": 6,
     "docs/monitor.md": 4,
     "docs/optimizers.md": 3,
-    "docs/per-example.md": 12,
+    "docs/per-example.md": 13,
     "docs/tensorflow.md": 3,
 }
 

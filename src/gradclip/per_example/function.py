@@ -126,17 +126,12 @@ class ClippedFunction:
         you add noise.
 
         What is proven: given each example's gradient, the clipped sum moves by no more than this. What is assumed: an
-        example's gradient does not depend on the other examples.
-
-        A different number of examples runs a different program, and other places in a batch are computed in another
-        order. Each gradient can then differ in its last bits, and by a lot if the loss has a kink. So the bound for
-        "add_or_remove_one" is infinite, and `noise_std` raises a ValueError, unless every program has the same shape:
-        pass `pad_to`, `microbatch_size` or `method="loop"`.
-
-        With `microbatch_size=1` or `method="loop"` the bound holds wherever the examples are. Otherwise, and with
-        `prng_argnum`, every example must keep its place: fill the batch to one size, and mask the places that are
-        empty. Then the result has `keeps_places`. The random numbers of PyTorch's generator go by place, too.
-        The `note` of the result says for which batches the bound holds, or why it is infinite.
+        example's gradient does not depend on the other examples. But its last bits depend on the batch's shape and on
+        its place, and a kink of the loss makes much of them. So the bound for "add_or_remove_one" is infinite, and
+        `noise_std` raises a ValueError, unless you pass `pad_to`, `microbatch_size` or `method="loop"`. With
+        `microbatch_size=1` or `method="loop"` it holds wherever the examples are. Otherwise, and with `prng_argnum` or
+        PyTorch's random numbers, every example must keep its place: mask the places that are empty. The `note` of the
+        result says for which batches the bound holds, or why it is infinite.
 
         Raises:
             ValueError: an unknown name, a count below 1, a sum that may overflow. TypeError: `elements` that is neither
