@@ -1,5 +1,7 @@
-"""Tensors without memory behind them: zeros known to be zeros, freed storage, and tensors that are only shapes."""
+"""Tensors that lie in any order, or without memory: zeros known to be zeros, freed storage, and mere shapes."""
 
+import math
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -120,3 +122,31 @@ def test_tensors_that_are_only_shapes_give_shapes(make):
     meta = torch.ones(3, device="meta")
     assert gradclip.clip_by_global_norm([meta], 0.5)[1].device == meta.device
     assert clipped_in_place(meta)[0] is meta
+
+
+LYING = {
+    "transposed": lambda: torch.ones(5, 3).t(),
+    "permuted": lambda: torch.ones(4, 3, 2).permute(2, 0, 1),
+    "every other column": lambda: torch.ones(3, 8)[:, ::2],
+    "expanded": lambda: torch.ones(4).expand(3, 4),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_compiled_code_clips_gradients_in_any_memory_order():
+    def gradients():
+        params = [torch.nn.Parameter(torch.zeros_like(make())) for make in LYING.values()]
+        for p, make in zip(params, LYING.values(), strict=True):
+            p.grad = make()
+        return params
+
+    torch.compiler.reset()
+    params, clipped = gradients(), gradients()
+    lying = [p.grad for p in clipped]
+    norm = torch.compile(partial(gradclip.clip_grad_norm_, max_norm=1.0), backend="aot_eager", fullgraph=True)(clipped)
+    assert float(norm) == pytest.approx(math.sqrt(sum(p.grad.numel() for p in params)), rel=1e-6)
+    gradclip.clip_grad_norm_(params, 1.0)
+    for p, q in zip(params, clipped, strict=True):
+        torch.testing.assert_close(q.grad, p.grad)
+    assert [q.grad is old for q, old in zip(clipped, lying, strict=True)] == [True, True, True, False]
+    assert torch.equal(lying[-1], torch.ones(3, 4))

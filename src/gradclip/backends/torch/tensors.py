@@ -104,10 +104,15 @@ def writable(tensor: torch.Tensor) -> bool:
         return tensor.is_coalesced()
     if tensor.layout is not torch.strided:
         return True
-    if not tensor.is_contiguous() and any(n > 1 and s == 0 for n, s in zip(tensor.shape, tensor.stride(), strict=True)):
+    if not tensor.is_contiguous() and any(n > 1 and s == 0 for n, s in zip(tensor.shape, _steps(tensor), strict=True)):
         return False
     # Compiled code cannot check the rest, and never gets such tensors.
     return torch.compiler.is_compiling() or not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
+
+
+def _steps(tensor: torch.Tensor) -> Sequence[int]:
+    """Return a tensor's strides. Compilers fail at `tensor.stride()` of a transposed gradient."""
+    return torch.ops.aten.sym_stride(tensor) if torch.compiler.is_compiling() else tensor.stride()
 
 
 def put(leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
