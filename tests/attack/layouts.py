@@ -104,8 +104,17 @@ def over_devices(rng):
 
 def over_processes(rng, world=4, draws=10):
     """Lay out gradients over real processes; these draw some layouts, beginning with a seed that is drawn here."""
+    _drawn_by("drawn.py", rng, world, draws)
+
+
+def mistakes(rng, world=3, draws=200):
+    """Have one of several real processes make mistakes; all must raise, and none may wait."""
+    _drawn_by("mistaken.py", rng, world, draws)
+
+
+def _drawn_by(script, rng, world, draws):
     first = int(rng.integers(2**20))
     with mock.patch.dict(os.environ, FIRST_DRAW=str(first), DRAWS=str(draws)):
-        found = processes.results(world, "drawn.py", timeout=300)
-    wanted = {"layouts_agree_with_one_process": dict.fromkeys(range(world))}
+        found = processes.results(world, script, timeout=300)
+    wanted = {case: dict.fromkeys(range(world)) for case in processes.names_of_cases(script)}
     assert found == wanted, f"from the seed {first}, {draws} draws, {world} processes: {found}"

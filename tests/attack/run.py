@@ -59,6 +59,7 @@ def attacks():
         "monitors": monitors.attack,
         "backward": backward.attack,
         "processes": layouts.over_processes,
+        "mistakes": layouts.mistakes,
     }
 
 

@@ -9,6 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
 import gradclip
+from gradclip.integrations.torch import clip_grad_norm_, get_total_norm
 from gradients import local, numbers, parameter
 from worker import run_all
 
@@ -69,8 +70,58 @@ def parameter_groups_that_cannot_be_listed():
                 lambda listed: gradclip.clip_grad_norm_(listed, 1.0),
                 lambda listed: gradclip.clip_grad_norm_(listed, gradclip.AdaptiveNorm()),
                 lambda listed: gradclip.clip_grad_norm_(listed, 1.0, monitor=gradclip.Monitor()),
+                lambda listed: gradclip.clip_grad_norm_(listed, 1.0, monitor=gradclip.Monitor(layers_every=1)),
             ):
                 refused_by_all(kind, words, lambda: call(wrong), lambda: call([group]), [p])  # noqa: B023
+
+
+def generators_that_fail():
+    def broken():
+        yield stage(mesh=False)
+        raise KeyError("broken")
+
+    options = {"process_group": dist.group.WORLD}
+    for max_norm in (1.0, gradclip.AdaptiveNorm(skip_above=2.0)):
+        for monitor in (None, gradclip.Monitor(layers_every=1)):
+            p = stage(mesh=False)
+            refused_by_all(
+                KeyError,
+                "broken",
+                lambda: gradclip.clip_grad_norm_(broken(), max_norm, monitor=monitor, **options),  # noqa: B023
+                lambda: gradclip.clip_grad_norm_([p], max_norm, monitor=monitor, **options),  # noqa: B023
+                [p],
+            )
+
+
+def arguments_of_the_names_of_pytorch():
+    p = stage(mesh=True)
+    for call in (
+        lambda *given, **flags: clip_grad_norm_([p], 1.0, *given, **flags),
+        lambda *given, **flags: get_total_norm([p.grad], *given, **flags),
+    ):
+        for wrong in (0, "two", None):
+            refused_by_all(ValueError, "norm_type must be", lambda: call(wrong), call, [p])  # noqa: B023
+        words = "error_if_nonfinite must be"
+        refused_by_all(TypeError, words, lambda: call(error_if_nonfinite="no"), call, [p])  # noqa: B023
+
+
+def two_process_groups_in_both_orders():
+    """That process cannot know which order the others have, and takes part in the one that it names first."""
+    everyone, pair = dist.group.WORLD, dist.new_group(sorted({0, WRONG}))
+    named = [everyone, pair] if dist.get_rank() in (0, WRONG) else [everyone]
+
+    def groups(*orders):
+        return [{"params": [p], "process_group": order} for p, order in zip(members, orders, strict=True)]
+
+    for first in (named, named[::-1]):
+        members = [parameter(numbers(3, seed=10 * one + dist.get_rank())) for one in range(3)]
+        refused_by_all(
+            ValueError,
+            "in one order for some parameters and in the opposite order for others",
+            lambda: gradclip.clip_grad_norm_(groups(first, first[::-1], first), 1.0),  # noqa: B023
+            lambda: gradclip.clip_grad_norm_(groups(first, first, first), 1.0),  # noqa: B023
+            members,
+        )
 
 
 def gradients_that_an_engine_holds():

@@ -7,7 +7,9 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import gradclip
 from gradclip.integrations.torch import fold_into
@@ -60,6 +62,29 @@ def an_overflow_on_one_process_is_skipped_by_all():
                 stepped(scaler, weight, optimizer, overflowing(WORLD - 1), unscale)
                 assert weight.tolist() == [0.0, 0.0], (make, nonfinite, unscale)
                 assert {"grad_scale", "found_inf"}.isdisjoint(vars(optimizer))
+
+
+def shards_in_any_layout():
+    """Fused kernels go through the memory of a shard and of its gradient side by side."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    full = torch.arange(1.0, 25.0).reshape(4, 6)
+    transposed = distribute_tensor(full.t().contiguous(), mesh, [Shard(1)]).t()
+    expanded = torch.tensor([[2.0], [3.0]])
+    repeated = DTensor.from_local(expanded.expand(2, 6), mesh, [Shard(0)])
+    replicated = DTensor.from_local(torch.tensor(7.0).expand(4, 6), mesh, [Replicate()])
+    for grad, placements in ((transposed, [Shard(0)]), (repeated, [Shard(0)]), (replicated, [Shard(1)])):
+        whole = grad.full_tensor().clone()
+        for max_norm in (1.0, math.inf):
+            weight = torch.nn.Parameter(distribute_tensor(torch.zeros(4, 6), mesh, placements))
+            weight.grad = grad
+            optimizer = torch.optim.AdamW([weight], betas=(0.5, 0.5), fused=True)
+            clipping = fold_into(optimizer, max_norm)
+            optimizer.step()
+            norm = torch.linalg.vector_norm(whole)
+            torch.testing.assert_close(clipping.norm, norm)
+            used = 2 * optimizer.state[weight]["exp_avg"].full_tensor()
+            torch.testing.assert_close(used, whole * min(1.0, max_norm / norm.item()))
+    assert expanded.tolist() == [[2.0], [3.0]]
 
 
 def scales_that_differ_are_an_error():

@@ -82,7 +82,7 @@ def names_of_cases(script):
     """Return the names of the cases in a script, without running it."""
     tree = ast.parse((HERE / script).read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
-    return [node.name for node in functions if not node.args.args and node.name not in HELPERS]
+    return [one.name for one in functions if not (one.args.args or one.args.kwonlyargs) and one.name not in HELPERS]
 
 
 def cases(*scripts):

@@ -18,6 +18,7 @@ import processes
     (2, "optimizers.py"),
     (2, "folded.py"),
     (3, "alone.py"),
+    (3, "mistaken.py"),
     (2, "adaptive.py"),
 )
 def test_as_on_one_process(world, script, case):

@@ -76,6 +76,7 @@ class ProcessGroups(Holders):
         """On an error during preparation, still take part in the collectives and tell the other processes."""
         try:
             check_named(self._named)
+            self._shardings.check_orders()
             yield
         except Exception as error:
             self._tell(error)

@@ -26,11 +26,21 @@ class Shardings:
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
         self._all, self._of_gradients = _all_shardings(params, groups(named))
-        self.groups = _sequence(self._all)
+        self.groups, self._in_both_orders = _sequence(self._all)
         self._place = {group: place for place, group in enumerate(self.groups)}
+        if self._in_both_orders:
+            self._all = list(dict.fromkeys(tuple(sorted(one, key=self._place.__getitem__)) for one in self._all))
 
     def __len__(self) -> int:
         return len(self._all)
+
+    def check_orders(self) -> None:
+        """Raise ValueError if two groups are named in both orders. The reductions of such a call still end."""
+        if self._in_both_orders:
+            raise ValueError(
+                "two process groups are named in one order for some parameters and in the opposite order for others. "
+                "Name them in the same order everywhere."
+            )
 
     def described(self) -> str:
         """Describe in words which groups the gradients are sharded over, in which order."""
@@ -103,26 +113,22 @@ def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Shard
     return list(found), list(of_gradients.values())
 
 
-def _sequence(shardings: Sequence[Sharding]) -> list[Group]:
-    """Return all groups, each one after those that precede it in any sharding.
+def _sequence(shardings: Sequence[Sharding]) -> tuple[list[Group], bool]:
+    """Return all groups, each one after those that precede it in any sharding, and whether two occur in both orders.
+
+    Then the order named first decides.
 
     Apart from that, the order depends only on the groups' ranks, so it is the same on all processes. Otherwise one
     process could wait in one group for a process that waits in another.
-
-    Raises ValueError if two groups occur in both orders.
     """
-    waiting, order = list(shardings), []
+    waiting, order, in_both = list(shardings), [], False
     while any(waiting):
         seen = dict.fromkeys(group for sharding in waiting for group in sharding)
         ready = [group for group in seen if not any(group in sharding[1:] for sharding in waiting)]
-        if not ready:
-            raise ValueError(
-                "two process groups are named in one order for some parameters and in the opposite order for others. "
-                "Name them in the same order everywhere."
-            )
-        order.append(min(ready, key=_in_all_processes))
-        waiting = [sharding[1:] if sharding[:1] == (order[-1],) else sharding for sharding in waiting]
-    return order
+        in_both = in_both or not ready
+        order.append(min(ready, key=_in_all_processes) if ready else next(iter(seen)))
+        waiting = [tuple(group for group in sharding if group != order[-1]) for sharding in waiting]
+    return order, in_both
 
 
 def _in_all_processes(group: Group) -> tuple[list[int], tuple[int, ...]]:

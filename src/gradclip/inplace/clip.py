@@ -149,7 +149,7 @@ def clip_grad_norm_(
         if found is not None:
             return found
     if isinstance(max_norm, AdaptiveNorm):
-        return _clip_by_holder(repeatable(parameters), max_norm, ord, nonfinite, process_group, mesh)
+        return _clip_by_holder(parameters, max_norm, ord, nonfinite, process_group, mesh)
     return _clip_to(max_norm, parameters, ord, nonfinite, process_group, mesh)[0]
 
 
@@ -248,6 +248,7 @@ def _clip_by_holder(
 ) -> Scalar:
     """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
     with telling(parameters, process_group, mesh):
+        parameters = repeatable(parameters)
         order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
         max_norm.check_order(order)
 

@@ -8,7 +8,7 @@ import numpy as np
 from gradclip.core import fast_path
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order
-from gradclip.distributed.processes import ONE_PROCESS, processes_of
+from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList, repeatable
 from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
@@ -46,8 +46,9 @@ def clip_watched(
         norm = clip(parameters)
         monitor.record(norm, max_norm, nonfinite=nonfinite)
         return norm
-    parameters = repeatable(parameters)
-    params = ParameterList.of(parameters)
+    with telling(parameters, None, None):
+        parameters = repeatable(parameters)
+        params = ParameterList.of(parameters)
     listed = parameters if params.tree is not None else params.parameters
     sums: list[float] = []
     norm = fast_path.clip_grad_norm_(listed, max_norm, ord, nonfinite, sums)

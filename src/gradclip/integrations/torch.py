@@ -27,6 +27,7 @@ from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
 from gradclip.core.nonfinite import TO_GO_ON
 from gradclip.core.norms import Order
+from gradclip.distributed.processes import telling
 from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
@@ -82,9 +83,11 @@ def clip_grad_norm_(
     >>> clip_grad_norm_(parameter, max_norm=1.0), parameter.grad
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
-    policy: Policy = "raise" if check_flag("error_if_nonfinite", error_if_nonfinite) else "propagate"
+    listed = _listed(parameters)
+    order = _checked(listed, norm_type, error_if_nonfinite)
+    policy: Policy = "raise" if error_if_nonfinite else "propagate"
     with _runtime_errors(norm_type):
-        norm = inplace.clip_grad_norm_(_listed(parameters), max_norm, order_of(norm_type), nonfinite=policy)
+        norm = inplace.clip_grad_norm_(listed, max_norm, order, nonfinite=policy)
     return tensor_of(norm)
 
 
@@ -128,11 +131,12 @@ def get_total_norm(
     >>> get_total_norm([torch.tensor([3.0]), torch.tensor([4.0])])
     tensor(5.)
     """
-    check_flag("error_if_nonfinite", error_if_nonfinite)
-    listed, order = _tensors(tensors), order_of(norm_type)
+    listed = _tensors(tensors)
+    holders = [types.SimpleNamespace(grad=tensor) for tensor in listed] if any_distributed(listed) else []
+    order = _checked(holders, norm_type, error_if_nonfinite)
     with torch.no_grad():
-        if any_distributed(listed):
-            norm = inplace.grad_norm([types.SimpleNamespace(grad=tensor) for tensor in listed], order)
+        if holders:
+            norm = inplace.grad_norm(holders, order)
         else:
             norm = tensor_of(global_norm(without_integers(listed), order))
     if error_if_nonfinite and not torch.isfinite(norm):
@@ -173,6 +177,16 @@ def order_of(norm_type: float | str) -> Order:
     if p > 0 or p == -torch.inf:
         return Order(p)
     raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The default is 2.0.")
+
+
+def _checked(parameters: Parameters, norm_type: float | str, error_if_nonfinite: bool) -> Order:
+    """Return the order of the norm. Errors also reach the other processes that hold parts of the parameters."""
+    try:
+        check_flag("error_if_nonfinite", error_if_nonfinite)
+        return order_of(norm_type)
+    except Exception:
+        with telling(parameters, None, None):
+            raise
 
 
 def _tensors(tensors: torch.Tensor | Iterable[torch.Tensor]) -> list[torch.Tensor]:

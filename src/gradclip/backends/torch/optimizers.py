@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 
+from gradclip.backends import any_distributed, shards_of
+
 _DIVIDES = "_step_supports_amp_scaling"
 
 
@@ -39,10 +41,27 @@ def lay_out_gradients(optimizer: Optimizer) -> None:
     """
     for parameter in (p for group in optimizer.param_groups for p in group["params"]):
         grad = parameter.grad
-        if grad is None or grad.layout is not torch.strided or (grad.is_contiguous() and parameter.is_contiguous()):
+        if grad is None or grad.layout is not torch.strided:
             continue
-        if grad.stride() != parameter.stride() and type(grad) is torch.Tensor:
-            parameter.grad = torch.empty_like(parameter, dtype=grad.dtype, requires_grad=False).copy_(grad)
+        if type(grad) is torch.Tensor:
+            laid_out = _laid_out_like(parameter, grad)
+            if laid_out is not grad:
+                parameter.grad = laid_out
+        elif any_distributed([grad]) and grad.placements == getattr(parameter, "placements", None):
+            _lay_out_shard(parameter, grad)  # PyTorch makes new memory for other placements
+
+
+def _lay_out_shard(parameter: Any, grad: Any) -> None:
+    around, (shard,) = shards_of([parameter], [parameter]), shards_of([grad], [parameter]).locals
+    laid_out = _laid_out_like(around.locals[0], shard)
+    if laid_out is not shard:
+        (parameter.grad,) = around.whole([laid_out])
+
+
+def _laid_out_like(parameter: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+    if (grad.is_contiguous() and parameter.is_contiguous()) or grad.stride() == parameter.stride():
+        return grad
+    return torch.empty_like(parameter, dtype=grad.dtype, requires_grad=False).copy_(grad)
 
 
 def without_momentum(optimizer: Optimizer) -> list[torch.Tensor]:
