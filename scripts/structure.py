@@ -13,8 +13,22 @@ ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
 # Modules that every room may import. They import only the kernels. Some are in the `backends` folder.
 FLOOR = {
     *("tree", "leaves", "arithmetic", "typing", "wording", "guesses"),
-    *("backends", "backends.formats", "backends.arrays", "backends.protocols", "backends.values"),
-    *("backends.registry", "backends.entries", "backends.framework", "backends.when_imported", "backends.releases"),
+    *(
+        "backends",
+        "backends.formats",
+        "backends.arrays",
+        "backends.protocols",
+        "backends.host_protocol",
+        "backends.values",
+    ),
+    *(
+        "backends.registry",
+        "backends.strangers",
+        "backends.entries",
+        "backends.framework",
+        "backends.when_imported",
+        "backends.releases",
+    ),
 }
 
 

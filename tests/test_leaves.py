@@ -297,3 +297,14 @@ def test_sparse_arrays_of_integers_are_integers():
     assert (clipped["a"] is mine, clipped["z"] is tree["z"], float(norm)) == (True, True, 5.0)
     with pytest.raises(TypeError, match=r"\['a'\] has dtype int32"):
         without_integers({"a": mine})
+
+
+def test_a_counter_does_not_keep_arrays_from_the_fast_path(monkeypatch):
+    tree = {"w": np.full(4, 3.0, np.float32), "steps": np.int64(7), "b": np.full(2, 2.0)}
+    floats = {name: x for name, x in tree.items() if name != "steps"}
+    expected, expected_norm = gradclip.clip_by_global_norm(floats, 1.5)
+    monkeypatch.setattr("gradclip.clip.clip_groups", None)
+    found, norm = gradclip.clip_by_global_norm(tree, 1.5)
+    assert norm == expected_norm
+    assert found["steps"] is tree["steps"]
+    assert all((found[name] == expected[name]).all() for name in floats)

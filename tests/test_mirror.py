@@ -20,6 +20,7 @@ TESTED_ELSEWHERE = {
     "backends/host/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
+    "backends/host_protocol": "nothing that decides; mypy checks it",
     "backends/protocols": "nothing that runs; mypy checks it",
     "backends/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",

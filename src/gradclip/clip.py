@@ -136,6 +136,10 @@ def clip_by_global_norm(
     if found is not None:
         return found
     flat = counted(tree)
+    if flat.others and not flat.sparse and axis_name is None:  # integers kept the whole tree from the fast path
+        found = fast_path.clip_by_global_norm(flat.leaves, max_norm, clipping.order)
+        if found is not None:
+            return flat.rebuild(found[0]), found[1]
     leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 

@@ -45,6 +45,9 @@ class Toy(Framework):
     def on_host(self, leaf):
         return HostArray.of(leaf.data)
 
+    def as_float(self, array):
+        return ToyArray(array.data.astype(float))
+
     def like(self, leaf, dtype, values):
         return ToyArray(values.astype(dtype))
 

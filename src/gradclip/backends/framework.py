@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from gradclip.backends import Backend
     from gradclip.backends.batching import Batching
     from gradclip.backends.host.arrays import HostArray
-    from gradclip.backends.protocols import HostBackend
+    from gradclip.backends.host_protocol import HostBackend
 
 
 class Sparse(NamedTuple):

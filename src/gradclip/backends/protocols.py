@@ -1,7 +1,8 @@
-"""What the core asks of a backend, in small protocols. This is the only place that documents the methods.
+"""What the core asks of a backend, in small protocols. Only they and `host_protocol` document the methods.
 
-`Backend` is everything the core may use with any framework. `HostBackend` adds what only backends with arrays in host
-memory offer. Each implementation has a line next to it that lets mypy check the class against its protocol.
+`Backend` is everything the core may use with any framework. `host_protocol.HostBackend` adds what only backends with
+arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class against its
+protocol.
 """
 
 from __future__ import annotations
@@ -9,18 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from gradclip.backends.arrays import Arrays
     from gradclip.backends.formats import Format
-    from gradclip.backends.host.arrays import HostArray, HostArrays
     from gradclip.backends.values import Array, AtOnce, Axes, Scope
     from gradclip.core.coefficient import Coefficient
     from gradclip.core.rules import Rule
-    from gradclip.native._kernels import Arrays as KernelArrays
 
 
 class Arithmetic(Protocol):
@@ -252,54 +249,3 @@ class Held(Protocol):
 
 class Backend(Arithmetic, Enter, Reduce, Scale, Batch, Leave, InPlace, Held, Protocol):
     """Everything the core asks of a framework."""
-
-
-class HostBackend(Backend, Protocol):
-    """What only backends with arrays in host memory offer: the kernels, and many layers in one call."""
-
-    def enter(self, prepared: Sequence[Any]) -> HostArrays:
-        """Return prepared leaves as arrays, described to the kernels where they can read them."""
-
-    def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
-        """Return the leaves as described to the kernels, or None if the kernels cannot read all of them."""
-
-    def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
-        """Return new leaves with the same memory order: copies, or with arbitrary values."""
-
-    def number(self, value: float, dtype: str) -> Any:
-        """Return a number as a scalar of the framework."""
-
-    def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
-        """Return numbers as a new array of the framework in the named dtype."""
-
-    def wrote(self, leaves: Sequence[Any]) -> None:
-        """Tell the framework that gradients were written behind its back."""
-
-    def threads(self) -> int:
-        """Return how many threads a call may use."""
-
-    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        """Return new arrays for results and their description for the kernels, or None if the memory order differs."""
-
-    def copies(self, arrays: Arrays) -> list[Any]:
-        """Return copies of the arrays in the same memory order."""
-
-    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        """Return the result of `copies` as arrays that share its memory."""
-
-    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        """Say whether gradients may be written through the memory of `arrays`."""
-
-    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
-        """Write a result into the gradient `leaf`, which is `x`, or return a replacement."""
-
-    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each entry of a wide vector in the named dtype. `leaves` holds a list of leaves for each entry."""
-
-    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return wide arrays in the named dtype, each in the form of the corresponding leaf."""
-
-
-def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:
-    """Say whether the backend's arrays are in host memory."""
-    return backend.concrete

@@ -5,8 +5,7 @@ already imported.
 """
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from os import PathLike
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +13,7 @@ import numpy as np
 
 from gradclip.backends.entries import ENTRIES, Entry, Models
 from gradclip.backends.releases import check_release, is_recent
+from gradclip.backends.strangers import how_to_convert
 from gradclip.backends.when_imported import when_imported
 
 if TYPE_CHECKING:
@@ -283,20 +283,9 @@ def _instead_of(leaf: object) -> str:
     models = models_of(leaf)
     if models is not None:
         return f" For a module, pass {models.gradients}"
-    if isinstance(leaf, Mapping):
-        return " Convert it with dict(...), which loads the arrays if it is an open file."
-    if hasattr(leaf, "to_numpy"):
-        return " Pass the result of its to_numpy()."
     if known(getattr(leaf, "value", None)):  # as a Keras variable does
         return " Pass its .value."
-    if isinstance(leaf, str | bytes | PathLike) or hasattr(leaf, "read"):
-        return " Load the arrays of a file first: dict(numpy.load(path, allow_pickle=False)) for .npz."
-    if isinstance(leaf, Iterator):
-        return (
-            " Convert it with list(...). If it yields parameters, call gradclip.grad_norm or gradclip.clip_grad_norm_ "
-            "for their gradients."
-        )
-    return " Convert it with list(...)." if isinstance(leaf, Set | range) else ""
+    return how_to_convert(leaf)
 
 
 for _entry in ENTRIES:

@@ -20,7 +20,7 @@ import numpy as np
 
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.arrays import HostArray, split, wide_chunks
-from gradclip.backends.protocols import HostBackend
+from gradclip.backends.host_protocol import HostBackend
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256

@@ -17,7 +17,7 @@ import optree
 from gradclip.backends import among_several
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
-from gradclip.backends.protocols import HostBackend
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.registry import framework_of
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.coefficient import KEPT, of_number

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.host_protocol import in_host_memory
 from gradclip.core import exact, nonfinite, norms
 from gradclip.core.norms import Norm, Order
 

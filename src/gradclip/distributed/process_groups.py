@@ -31,7 +31,7 @@ from gradclip.backends import Backend
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.host_protocol import in_host_memory
 from gradclip.backends.torch import reductions
 from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
 from gradclip.backends.torch.groups import Group, check_known, check_named, groups

@@ -10,7 +10,7 @@ import numpy as np
 from gradclip.backends import Backend, Shards, any_distributed
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import format_of
-from gradclip.backends.protocols import HostBackend
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient

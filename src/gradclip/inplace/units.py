@@ -11,7 +11,7 @@ from gradclip.arguments import is_array, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend, any_distributed, whole_scalar
 from gradclip.backends.arrays import Arrays
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.host_protocol import in_host_memory
 from gradclip.backends.registry import find, known
 from gradclip.backends.values import shape_of
 from gradclip.core.decide import Clipping

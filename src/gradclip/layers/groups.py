@@ -9,7 +9,7 @@ from typing import Any
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.host_protocol import in_host_memory
 from gradclip.backends.registry import find
 from gradclip.backends.values import Array
 from gradclip.core.decide import Clipping, decide

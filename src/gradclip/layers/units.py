@@ -10,7 +10,7 @@ from typing import Any
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.backends import Backend
 from gradclip.backends.framework import Sparse
-from gradclip.backends.protocols import in_host_memory
+from gradclip.backends.host_protocol import in_host_memory
 from gradclip.backends.registry import entries_of, entry_of, find, load
 from gradclip.backends.values import Array, shape_of
 from gradclip.core.decide import Clipping

@@ -17,7 +17,7 @@ import numpy as np
 from gradclip.backends.arrays import Arrays
 from gradclip.backends.formats import FLOAT64, format_of
 from gradclip.backends.host.arrays import HostArrays
-from gradclip.backends.protocols import HostBackend
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.coefficient import Coefficient, Factors, coefficient, open_between
 from gradclip.core.norms import Norm, Order, Partial, norm_dtype, relative_error, rooted

@@ -52,7 +52,7 @@ class State(NamedTuple):
         return cls(steps, counts, calls)
 
 
-def step_of(step: Any, norm: Any, max_norm: Any, skipped: Any, *, layers: Layers | None) -> Step:
+def step_of(step: object, norm: object, max_norm: object, skipped: object, *, layers: Layers | None) -> Step:
     """Return a step of checked values. Raises ValueError for one that no monitor records."""
     skips = _item(skipped)
     if not isinstance(skips, bool):
@@ -80,7 +80,7 @@ def in_order(steps: Sequence[Step]) -> Sequence[Step]:
     return steps
 
 
-def real(value: Any) -> float:
+def real(value: object) -> float:
     """Return a number as a float. Raises ValueError for anything else, or if no float holds it."""
     number = _item(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
@@ -91,7 +91,7 @@ def real(value: Any) -> float:
         raise ValueError(f"a norm or threshold must fit a float, got {_shown(number)}") from None
 
 
-def whole(value: Any) -> int:
+def whole(value: object) -> int:
     """Return a whole number from 0 to 2**53. Raises ValueError for anything else."""
     number = _item(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Integral) or int(number) not in range(_MOST + 1):
@@ -109,7 +109,7 @@ def _check_counts(counts: Counts, steps: Sequence[Step]) -> None:
         raise ValueError(f"counts must be those of all steps, got {tuple(counts)} for {tuple(kept)} steps kept")
 
 
-def _item(value: Any) -> Any:
+def _item(value: object) -> Any:
     """Return the Python number in a scalar array, into which some checkpoint formats turn numbers."""
     return value.item() if hasattr(value, "item") else value
 

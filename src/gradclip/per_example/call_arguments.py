@@ -15,7 +15,16 @@ import optree
 from gradclip.arguments import is_array, shape_of_mask
 from gradclip.backends.entries import Entry
 from gradclip.backends.formats import dtype_name
-from gradclip.backends.registry import entries_of, instead_of_parameters, known, models_of
+from gradclip.backends.registry import (
+    all_numbers,
+    conversions,
+    differentiating,
+    entries_of,
+    instead_of_parameters,
+    known,
+    models_of,
+    names_of_all,
+)
 from gradclip.leaves import is_integer
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
@@ -195,7 +204,33 @@ def _refilled(old: Mapping[Any, Any], new: dict[Any, Any]) -> Any:
     return made
 
 
-def check_batches_of(framework: Entry, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
+def framework_to_differentiate(
+    args: Sequence[Any], argnums: int | tuple[int, ...], batch_argnums: Sequence[int]
+) -> Entry:
+    """Return the framework of the first argument to differentiate. Raises TypeError for what has no derivatives."""
+    positions = argnums if isinstance(argnums, tuple) else (argnums,)
+    for position in positions:
+        check_parameters(position, args[position])
+    first = positions[0]
+    leaves = flatten(args[first]).leaves
+    found = entries_of(leaves)
+    for entry in found:
+        if not entry.has_derivatives:
+            raise TypeError(
+                f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
+                f"{conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
+            )
+    if found or all_numbers(leaves):
+        framework = differentiating(leaves)
+        _check_batches_of(framework, args, batch_argnums)
+        return framework
+    raise TypeError(
+        f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
+        f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them there, or pass argnums=."
+    )
+
+
+def _check_batches_of(framework: Entry, args: Sequence[Any], batch_argnums: Sequence[int]) -> None:
     """Raise a TypeError if a batch holds arrays of a different framework than the parameters."""
     for i in batch_argnums:
         for other in entries_of(flatten(args[i]).leaves):

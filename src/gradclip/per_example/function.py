@@ -10,17 +10,16 @@ from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
-from gradclip.backends.registry import all_numbers, conversions, differentiating, entries_of, load, names_of_all
+from gradclip.backends.registry import differentiating, load
 from gradclip.backends.values import Array
 from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (
     batch_size,
     check_assumption,
-    check_batches_of,
-    check_parameters,
     check_positions,
     closed,
+    framework_to_differentiate,
     has_mappings,
     needed_positions,
     not_said,
@@ -273,25 +272,7 @@ class ClippedFunction:
         """Return the framework of the first differentiated argument, or else the first among all arguments."""
         if self.argnums is None:
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
-        for position in self.argnums if isinstance(self.argnums, tuple) else (self.argnums,):
-            check_parameters(position, args[position])
-        first = self.argnums[0] if isinstance(self.argnums, tuple) else self.argnums
-        leaves = flatten(args[first]).leaves
-        found = entries_of(leaves)
-        for entry in found:
-            if not entry.has_derivatives:
-                raise TypeError(
-                    f"argument {first} holds {entry.name} arrays, which have no derivatives. Convert them with "
-                    f"{conversions()}. If you already have per-example gradients, call gradclip.per_example_clip."
-                )
-        if found or all_numbers(leaves):
-            framework = differentiating(leaves)
-            check_batches_of(framework, args, self.batch_argnums)
-            return framework
-        raise TypeError(
-            f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
-            f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them there, or pass argnums=."
-        )
+        return framework_to_differentiate(args, self.argnums, self.batch_argnums)
 
 
 def _without_batch_axis(x: Any) -> Any:

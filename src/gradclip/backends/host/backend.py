@@ -23,9 +23,9 @@ from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, kno
 from gradclip.backends.host.in_host_memory import InHostMemory
 from gradclip.backends.host.in_place import clamp_, scale_, scale_known
 from gradclip.backends.host.namespace import Namespace
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.memory import Region, region_of_array
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import HostBackend
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip.backends.values import Array, Scope
 
@@ -71,12 +71,6 @@ class Host(InHostMemory, Portable):
     def region(self, leaf: object) -> Region | None:
         return region_of_array(leaf) if isinstance(leaf, np.ndarray) else None
 
-    def copied(self, leaf: Any) -> Any:
-        return leaf.copy(order="K")
-
-    def write_back(self, leaf: Any, copy: Any) -> None:
-        leaf[...] = copy
-
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         if not isinstance(arrays, HostArrays) or not arrays.kernels:
             return super().collide(leaves, arrays)
@@ -108,9 +102,6 @@ class Host(InHostMemory, Portable):
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> Any:
         return wide.astype(sum_dtype(x, wide, dtype))
-
-    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> Any:
-        return np.sum(flags)
 
     def scalar(self, value: float | Array, near: Sequence[Array]) -> Any:
         return np.float64(value)

@@ -37,16 +37,25 @@ class InHostMemory:
     def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
         return values.astype(dtype)
 
+    def copied(self, leaf: Any) -> Any:
+        return leaf.copy(order="K")
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        leaf[...] = copy
+
+    def leave_count(self, flags: Any, leaves: Sequence[Any]) -> Any:
+        return np.sum(flags)
+
     def threads(self) -> int:
         return native.default_threads()
 
     def wrote(self, leaves: Sequence[Any]) -> None:
         """Do nothing: NumPy does not track changes."""
 
-    def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+    def leave_scalars(self, values: object, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         return list(self.array(np.asarray(values), dtype))
 
-    def leave_scalar(self, value: Any, dtype: str, leaves: Sequence[Any]) -> Any:
+    def leave_scalar(self, value: object, dtype: str, leaves: Sequence[Any]) -> Any:
         return np.asarray(value).astype(dtype)[()]
 
     def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:

@@ -20,7 +20,7 @@ from gradclip.backends.formats import dtype_name
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.in_place import clamp_
-from gradclip.backends.protocols import HostBackend
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
     FLOATING,

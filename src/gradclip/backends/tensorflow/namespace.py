@@ -63,28 +63,28 @@ def beside(value: tf.Tensor, like: tf.Tensor) -> tf.Tensor:
     return tf.cast(value, like.dtype) if like.dtype.is_complex else value
 
 
-def _alike(*values: Any) -> list[tf.Tensor]:
+def _alike(*values: object) -> list[tf.Tensor]:
     """Convert the values to tensors with the dtype of the first tensor."""
     dtype = next((x.dtype for x in values if isinstance(x, tf.Tensor | tf.Variable)), None)
     return [x if isinstance(x, tf.Tensor) else tf.convert_to_tensor(x, dtype) for x in values]
 
 
-def where(condition: Any, x: Any, y: Any) -> tf.Tensor:
+def where(condition: object, x: object, y: object) -> tf.Tensor:
     """Return the elements of `x` where the condition holds, and those of `y` elsewhere."""
     return tf.where(condition, *_alike(x, y))
 
 
-def maximum(x: Any, y: Any) -> tf.Tensor:
+def maximum(x: object, y: object) -> tf.Tensor:
     """Return the elementwise maximum, NaN where one element is NaN."""
     return tf.maximum(*_alike(x, y))
 
 
-def minimum(x: Any, y: Any) -> tf.Tensor:
+def minimum(x: object, y: object) -> tf.Tensor:
     """Return the elementwise minimum, NaN where one element is NaN."""
     return tf.minimum(*_alike(x, y))
 
 
-def clip(x: tf.Tensor, lower: Any, upper: Any) -> tf.Tensor:
+def clip(x: tf.Tensor, lower: object, upper: object) -> tf.Tensor:
     """Clamp each element to [lower, upper]. NaN stays NaN."""
     return minimum(maximum(x, lower), upper)
 

@@ -12,8 +12,8 @@ import torch
 from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
 from gradclip.backends.host.backend import Host
+from gradclip.backends.host_protocol import HostBackend
 from gradclip.backends.memory import Region, any_overlap
-from gradclip.backends.protocols import HostBackend
 from gradclip.backends.torch.autograd import call_differentiably
 from gradclip.backends.torch.tensors import (
     dense,

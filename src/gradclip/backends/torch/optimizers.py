@@ -117,7 +117,7 @@ class Guard:
         # Compiled code would treat the divisor as a constant.
         @torch.compiler.disable
         @functools.wraps(optimizer.step)
-        def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        def step(optimizer: Optimizer, *args: object, **kwargs: object) -> Any:
             try:
                 if self._before is not None:
                     return self._before(*args, **kwargs)
