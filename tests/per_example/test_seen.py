@@ -21,9 +21,9 @@ def promise(**settings):
 
 
 def promised_by(clipped, **settings):
-    """What a clipped function promises of batches of one shape, but for the note that says so."""
+    """What a clipped function promises of batches of one shape in which examples keep their places, as of any batches."""
     found = clipped.sensitivity("zero_out", **settings)
-    return dataclasses.replace(found, relation="add_or_remove_one", note="")
+    return dataclasses.replace(found, relation="add_or_remove_one", note="", keeps_places=False)
 
 
 @pytest.mark.parametrize("make", [jnp.asarray, torch.tensor, jax.jit], ids=["jax", "torch", "jit"])

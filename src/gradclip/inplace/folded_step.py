@@ -12,6 +12,7 @@ from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import Backend
+from gradclip.backends.arrays import Arrays
 from gradclip.backends.torch.optimizers import check_fused
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.decide import Clipping, Seen, decide, seen
@@ -69,16 +70,7 @@ class Request:
         found_inf: torch.Tensor | None = None,
     ) -> Measured:
         """Measure before a step. `grad_scale` and `found_inf` are what GradScaler gives the optimizer."""
-        with telling(optimizer.param_groups, self.process_group, self.mesh):
-            params = ParameterList.of(optimizer.param_groups)
-        processes = processes_of(params, self.process_group, self.mesh)
-        with processes.preparing():
-            check_fused(optimizer)
-            limit, skip_above = self.ask(processes, max_norm, grad_scale)
-            scalars = () if grad_scale is None else (grad_scale,)
-            # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
-            kept = {"to_write": True, "apart": True, "may_lack": True}
-            gradients, backend, arrays = entered(params, processes, *scalars, **kept)
+        processes, (limit, skip_above), (gradients, backend, arrays) = self._entered(optimizer, max_norm, grad_scale)
         holders = processes.holders(backend)
         with backend.precision():
             given = backend.scalar(1.0 if grad_scale is None else grad_scale, arrays)
@@ -112,6 +104,21 @@ class Request:
                 _skipping(found_inf, [_left(backend, flag, gradients) for flag in flags]),
                 shown,
             )
+
+    def _entered(
+        self, optimizer: Optimizer, max_norm: float | AdaptiveNorm, grad_scale: torch.Tensor | None
+    ) -> tuple[Processes, tuple[Scalar, float], tuple[Gradients, Backend, Arrays]]:
+        """Return the processes, what `ask` returns, and the gradients, their backend and its arrays."""
+        with telling(optimizer.param_groups, self.process_group, self.mesh):
+            params = ParameterList.of(optimizer.param_groups)
+        processes = processes_of(params, self.process_group, self.mesh)
+        with processes.preparing():
+            check_fused(optimizer)
+            asked = self.ask(processes, max_norm, grad_scale)
+            scalars = () if grad_scale is None else (grad_scale,)
+            # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
+            kept = {"to_write": True, "apart": True, "may_lack": True}
+            return processes, asked, entered(params, processes, *scalars, **kept)
 
 
 def checked(max_norm: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
