@@ -212,3 +212,16 @@ def test_what_has_no_values_is_told_apart_by_its_storage():
         assert len({p.grad.untyped_storage()._cdata for p in params}) == 1
         gradclip.clip_grad_layer_norm_(params, 1.0)
         assert len({p.grad.untyped_storage()._cdata for p in params}) == 3
+
+
+def test_a_gradient_that_meets_itself_gets_memory_for_each_element():
+    base = torch.arange(1.0, 7.0)
+    windows, whole = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((4, 3), (6,)))
+    windows.grad, whole.grad = base.unfold(0, 3, 1), base
+    values = windows.grad.clone()
+    norms = gradclip.clip_grad_unit_norm_([windows, whole], 3.0, unit_axis=0)
+    assert torch.equal(norms[0], values.double().norm(dim=1).float())
+    for row, before in zip(windows.grad, values, strict=True):
+        assert torch.allclose(row, before * min(1.0, 3.0 / float(before.norm())), rtol=2.0**-22, atol=0)
+        assert gradclip.norm_at_most(row, 3.0)
+    assert whole.grad.tolist() == [1, 2, 3, 3, 3, 3]

@@ -21,7 +21,7 @@ def promise(**settings):
 
 
 def promised_by(clipped, **settings):
-    """What a clipped function promises of batches of one shape in which examples keep their places, as of any batches."""
+    """What a clipped function promises where shapes and places stay, without the words for this condition."""
     found = clipped.sensitivity("zero_out", **settings)
     return dataclasses.replace(found, relation="add_or_remove_one", note="", keeps_places=False)
 

@@ -104,15 +104,25 @@ def writable(tensor: torch.Tensor) -> bool:
         return tensor.is_coalesced()
     if tensor.layout is not torch.strided:
         return True
-    if not tensor.is_contiguous() and any(n > 1 and s == 0 for n, s in zip(tensor.shape, _steps(tensor), strict=True)):
+    if not tensor.is_contiguous() and _may_meet_itself(tensor):
         return False
     # Compiled code cannot check the rest, and never gets such tensors.
     return torch.compiler.is_compiling() or not (tensor._is_zerotensor() or tensor.is_conj() or tensor.is_neg())
 
 
-def _steps(tensor: torch.Tensor) -> Sequence[int]:
-    """Return a tensor's strides. Compilers fail at `tensor.stride()` of a transposed gradient."""
-    return torch.ops.aten.sym_stride(tensor) if torch.compiler.is_compiling() else tensor.stride()
+def _may_meet_itself(tensor: torch.Tensor) -> bool:
+    """Say whether elements of a tensor share a place in memory. True in case of doubt."""
+    if torch.compiler.is_compiling():
+        # Compilers cannot sort strides, and fail at `tensor.stride()` of a transposed gradient.
+        steps = torch.ops.aten.sym_stride(tensor)
+        return any(count > 1 and step == 0 for count, step in zip(tensor.shape, steps, strict=True))
+    reach = 0  # of the axes with smaller steps
+    for step, count in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if count > 1:
+            if step <= reach:
+                return True
+            reach += step * (count - 1)
+    return False
 
 
 def put(leaf: torch.Tensor, x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
