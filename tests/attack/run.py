@@ -29,6 +29,7 @@ def prepare():
 def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
     from attack import (
+        adaptive,
         backward,
         compiled,
         counters,
@@ -58,6 +59,7 @@ def attacks():
         "compiled": compiled.attack,
         "monitors": monitors.attack,
         "backward": backward.attack,
+        "adaptive": adaptive.attack,
         "processes": layouts.over_processes,
         "mistakes": layouts.mistakes,
     }

@@ -26,6 +26,7 @@ CASES = {
     "compiled": 24,
     "monitors": 40,
     "backward": 60,
+    "adaptive": 40,
 }
 PARTS = 2
 """Into how many tests an attack is divided, so that two processes share them."""

@@ -151,11 +151,11 @@ def bounds_on_device(
     """Return the same for a wide threshold, or a vector of them, that the host does not know."""
     if backend.wide is not FLOAT64:
         return None
-    limit, numerator = _on_device(backend, threshold, _below_normal(elements, order, floor, stepped=True), error, floor)
+    below, step = _below_normal(elements, order, floor, stepped=True), FLOAT64.step if FLOAT64 in elements else 0.0
+    limit, numerator = _on_device(backend, threshold, below, error, floor, step)
     if FLOAT64 in elements:
-        # What exceeds so small a threshold becomes zeros. What does not is kept. The step covers subnormal rounding.
+        # What exceeds so small a threshold becomes zeros. What does not is kept.
         numerator = backend.xp.where(threshold < 2.0**-900, 0.0, numerator)
-        limit = backend.xp.clip(limit + -FLOAT64.step, 0.0, FLOAT64.largest)
     if floor:
         small = threshold < floor / _SHARE
         limit, numerator = (backend.xp.where(small, other, x) for other, x in ((-1.0, limit), (0.0, numerator)))
@@ -216,11 +216,12 @@ def _limit_and_numerator(
 
 
 def _on_device(
-    backend: Backend, threshold: Array, below: float, error: float | Array, floor: float = 0.0
+    backend: Backend, threshold: Array, below: float, error: float | Array, floor: float = 0.0, step: float = 0.0
 ) -> tuple[Array, Array]:
-    """Return the same for thresholds on a device; a negative one counts as 0."""
+    """Return the same for thresholds on a device; a negative one counts as 0. `step` covers rounding to subnormals."""
     exact: Any = -error + 1.0
     limit = (threshold + -floor if floor else threshold) * (exact * (1.0 - 2.0**-50))
+    limit = limit + -step if step else limit
     numerator = (threshold + -below) * (exact * (1.0 - 2.0**-49))
     return backend.xp.clip(limit, 0.0, FLOAT64.largest), backend.xp.clip(numerator, 0.0, math.inf)
 

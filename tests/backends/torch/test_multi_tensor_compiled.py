@@ -63,12 +63,14 @@ def test_lengths_may_be_dynamic_in_compiled_code():
         assert at_most([x.double().numpy() for x in clipped], 2, 1.0)
 
 
+PARAMETER = torch.nn.Parameter(torch.zeros(5, 6))
+
+
 def in_place(call):
     def clipped(x, threshold):
-        parameter = torch.nn.Parameter(torch.zeros_like(x))
-        parameter.grad = x.clone()
-        call([parameter], threshold)
-        return parameter.grad
+        PARAMETER.grad = x.clone()
+        call([PARAMETER], threshold)
+        return PARAMETER.grad
 
     return clipped
 
