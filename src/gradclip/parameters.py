@@ -191,10 +191,15 @@ def _listed_of(group: dict[str, Any]) -> Sequence[Any]:
 def repeatable(parameters: Parameters) -> Parameters:
     """Return parameters that can be listed again: iterators, also those of parameter groups, as lists."""
     if isinstance(parameters, Iterator):
-        parameters = list(parameters) or parameters
+        parameters = _kept(parameters)
     if not (isinstance(parameters, list | tuple) and any(map(_yields_once, parameters))):
         return parameters
-    return [{**one, "params": list(one["params"])} if _yields_once(one) else one for one in parameters]
+    return [{**one, "params": _kept(one["params"])} if _yields_once(one) else one for one in parameters]
+
+
+def _kept(iterator: Iterator[Any]) -> Iterable[Any]:
+    """Return the items as a list; an iterator without any as it is, which `as_list` refuses."""
+    return list(iterator) or iterator
 
 
 def _yields_once(entry: object) -> bool:
