@@ -258,8 +258,7 @@ def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
         flat = counted(params.tree)
         if weights is None:
             raise TypeError(
-                "a tree of NumPy arrays holds only gradients. Pass the parameters as weights=, a tree of the same "
-                "structure."
+                "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."
             )
         return _once(flat.leaves, parameters_beside(flat, weights))
     if weights is None:

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.experimental import sparse
 
 import gradclip
 from gradclip.integrations import optax as ours
@@ -45,6 +46,27 @@ def test_results_are_those_without_it(name):
         made = list(results(CALLS[name]))
     for one, other in zip(jax.tree.leaves(made), jax.tree.leaves(expected), strict=True):
         assert one.dtype == other.dtype
+        np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
+
+
+PIECES = jnp.array([[2], [0], [2], [4]])
+
+
+@pytest.mark.parametrize(("dtype", "max_norm"), [("float16", 0.5), ("bfloat16", 100.0)])
+def test_sparse_arrays_are_those_without_it(dtype, max_norm):
+    values = jnp.array([1.5, -2.0, 3.25, 0.5], dtype)
+
+    def call(values):
+        tree = {"sparse": sparse.BCOO((values, PIECES), shape=(5,)), "dense": ROWS}
+        return gradclip.clip_by_global_norm(tree, max_norm)[0]["sparse"].data
+
+    def results():
+        return call(values), jax.jit(call)(values), jax.grad(lambda x: total(call(x)))(values)
+
+    expected = results()
+    with jax.numpy_dtype_promotion("strict"):
+        made = results()
+    for one, other in zip(made, expected, strict=True):
         np.testing.assert_array_equal(np.asarray(one, np.float64), np.asarray(other, np.float64))
 
 

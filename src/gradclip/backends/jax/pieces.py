@@ -6,6 +6,8 @@ An element may be stored in several pieces, which count as their sum. Pieces out
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +34,7 @@ def elements(array: JAXSparse) -> Any:
     indices = array.indices if isinstance(array, module.BCOO) else array.to_bcoo().indices
     batch = array.shape[: array.n_batch]
     bounds = array.shape[array.n_batch : array.ndim - array.n_dense]
-    with jax.enable_x64(True):  # keeps float64 also when 64-bit mode is off
+    with _mixed():
         data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
         indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
 
@@ -70,9 +72,16 @@ def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique
 
 def pieces(array: JAXSparse, before: jax.Array, rest: jax.Array) -> Any:
     """Return the pieces of other elements: those of the array if they are those `before`, else the elements."""
-    with jax.enable_x64(True):
+    with _mixed():
         data = jnp.broadcast_to(array.data, before.shape)
         return jnp.where(_same(before, rest), data, _toward_zero(jnp.asarray(rest), data.dtype))
+
+
+@contextmanager
+def _mixed() -> Iterator[None]:
+    """Keep float64 also when 64-bit mode is off, and let dtypes mix also where the user forbids promotion."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
 
 
 def _same(x: jax.Array, y: jax.Array) -> Any:
