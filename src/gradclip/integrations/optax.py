@@ -306,8 +306,9 @@ def adaptive_clip_by_global_norm(
         updates = jax.tree.map(jnp.asarray, updates)
         threshold = rule.max_norm(state.history)
         clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
-        spike = _spikes(norm, threshold, most) & (jnp.isfinite(norm) | _all_finite(clipped))
+        spike = jnp.zeros(jnp.shape(norm), bool)
         if not isinstance(most, float) or most < math.inf:
+            spike = _spikes(norm, threshold, most) & (jnp.isfinite(norm) | _all_finite(clipped, axis_name))
             clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
         skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
         return clipped, _observed(rule, state, norm, threshold, skipped)
@@ -415,10 +416,13 @@ def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array
     return norm > threshold * jnp.asarray(skip_above, threshold.dtype)
 
 
-def _all_finite(clipped: optax.Updates) -> jax.Array | bool:
+def _all_finite(clipped: optax.Updates, axis_name: AxisName) -> jax.Array | bool:
     """Say whether updates were finite before they were clipped. If one was not, all are NaN, or else they are zeros."""
     leaves = (x for x in jax.tree.leaves(clipped) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size)
-    return next((~jnp.isnan(x.reshape(-1)[0]) for x in leaves), True)
+    finite = next((~jnp.isnan(x.reshape(-1)[0]) for x in leaves), None)
+    if finite is None or axis_name is None:
+        return finite is None or finite
+    return jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0  # JAX cannot tell that all devices say the same
 
 
 def _observed(

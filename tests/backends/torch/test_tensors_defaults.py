@@ -41,6 +41,11 @@ def in_place(function):
     return call
 
 
+def warned(call):
+    with pytest.warns(UserWarning, match="no parameter has a gradient"):
+        return call()
+
+
 def loss(w, x):
     return (x @ w).sum() * 3.0
 
@@ -76,7 +81,7 @@ OF_FLOATS = {
     "partial_norm": lambda: [gradclip.partial_norm(x).clip(x, 1.0) for x in (FLOATS, OF_DEVICE)],
     "norm_at_most": lambda: [gradclip.norm_at_most(x, limit) for x in (FLOATS, OF_DEVICE) for limit in (1, 1e9)],
     "grad_norm": lambda: in_place(gradclip.grad_norm)(FLOATS, MORE),
-    "no gradient": lambda: gradclip.clip_grad_norm_([torch.nn.Parameter(FLOATS)], 1.0),
+    "no gradient": lambda: warned(lambda: gradclip.clip_grad_norm_([torch.nn.Parameter(FLOATS)], 1.0)),
     "clip_grad_norm_": lambda: in_place(lambda ps: gradclip.clip_grad_norm_(ps, 1.0))(FLOATS, MORE),
     "clip_grad_norm_, policy": lambda: [
         in_place(lambda ps, policy=policy: gradclip.clip_grad_norm_(ps, 1.0, nonfinite=policy))(x, x * math.nan)
