@@ -50,3 +50,21 @@ def test_keys_are_those_of_fold_in():
     assert draws("jax", {"microbatch_size": 2}, 3) == expected
     seeds = [tf.random.fold_in(tf.constant([3, 5]), i) for i in range(3)]
     assert draws("tensorflow", {}, 3) == [float(tf.random.stateless_uniform([], seed)) for seed in seeds]
+
+
+@pytest.mark.parametrize(
+    ("impl", "settings"),
+    [("threefry2x32", {"pad_to": 4}), ("rbg", {"microbatch_size": 1}), ("rbg", {"method": "loop"})],
+    ids=str,
+)
+def test_a_key_in_the_batch_goes_with_its_example(impl, settings):
+    """From a batch of `rbg` keys, `jax.vmap` would draw all numbers by the first key."""
+
+    def loss(w, x, keys):
+        drawn = jax.random.uniform(keys[0])
+        return (w * x)[0, 0] * drawn, drawn
+
+    clipped = gradclip.clipped_grad(loss, 100.0, batch_argnums=(1, 2), has_aux=True, **settings)
+    keys = jnp.stack([jax.random.fold_in(jax.random.key(3, impl=impl), number) for number in range(5)])
+    drawn = lambda numbers: np.asarray(clipped(jnp.ones(1), jnp.ones((4, 1)), keys[numbers])[1].aux).tolist()
+    assert drawn(np.array([4, 1, 2, 3]))[1:] == drawn(np.array([0, 1, 2, 3]))[1:]

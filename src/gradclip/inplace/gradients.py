@@ -228,10 +228,10 @@ class Gradients:
 
 def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return each different owner that has a gradient, and its gradient."""
-    both = [(owner, grad) for owner, grad in zip(owners, gradients, strict=True) if grad is not None]
-    if len({id(owner) for owner, _ in both}) < len(both):
-        both = list({id(owner): (owner, grad) for owner, grad in both}.values())
-    return [owner for owner, _ in both], [grad for _, grad in both]
+    if len(set(map(id, owners))) == len(owners) and id(None) not in set(map(id, gradients)):
+        return list(owners), list(gradients)
+    both = {id(owner): (owner, grad) for owner, grad in zip(owners, gradients, strict=True) if grad is not None}
+    return [owner for owner, _ in both.values()], [grad for _, grad in both.values()]
 
 
 def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
