@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import gradclip
+from compilations import compiled_in
 from gradclip.backends.batching import Programs
 from gradclip.backends.jax import programs as jax_programs
 
@@ -101,10 +102,10 @@ def test_nothing_is_kept_by_a_further_call():
     clipped = clipped_of(Counted())
     clipped(WEIGHTS, ROWS)
     (program,) = clipped.programs.values()
-    for i in range(20):
-        clipped(WEIGHTS, ROWS + i)
+    more = [ROWS + i for i in range(20)]
+    assert compiled_in(lambda: [clipped(WEIGHTS, rows) for rows in more]) == 0
     assert list(clipped.programs.values()) == [program]
-    assert program._cache_size() == 1
+    assert program._cache_size() <= 1  # JAX may have dropped it: all programs of a process share its cache
 
 
 def test_programs_are_few_and_go_with_the_function(monkeypatch):
