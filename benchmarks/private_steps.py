@@ -39,10 +39,16 @@ TORCH_NETWORKS = {
 }
 
 
+def private(clipped, size):
+    """Return a clipped function. Raise a ValueError if one example can move its sum without limit."""
+    clipped.sensitivity(batch_size=size).noise_std(noise_multiplier=1.0)
+    return clipped
+
+
 def jax_contenders(loss, size, microbatch):
     """Return contenders as functions of parameters, features, labels and a mask."""
     settings = {"batch_argnums": (1, 2), "microbatch_size": microbatch}
-    ours = gradclip.clipped_grad(loss, 1.0, pad_to=size, **settings)
+    ours = private(gradclip.clipped_grad(loss, 1.0, pad_to=size, **settings), size)
     named = gradclip.integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, **settings)
     theirs = jax_privacy.clipping.clipped_grad(loss, l2_clip_norm=1.0, **settings)
     found = {
@@ -105,8 +111,10 @@ def torch_contenders(make, size):
     def loss(parameters, features, labels):
         return cross_entropy(functional_call(model, parameters, (features,)), labels)
 
-    ours = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), pad_to=size)
-    in_parts = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), microbatch_size=MICROBATCH)
+    ours, in_parts = (
+        private(gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **settings), size)
+        for settings in ({"pad_to": size}, {"microbatch_size": MICROBATCH})
+    )
     mask = torch.as_tensor(taken(size))
     return {
         "gradclip.clipped_grad": lambda: ours(parameters, features, labels, mask=mask),
