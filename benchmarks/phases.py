@@ -9,8 +9,8 @@ from workloads import WORKLOADS
 
 from gradclip.backends.registry import framework_of
 from gradclip.core.coefficient import KEPT, of_number
-from gradclip.core.fast_path import Ordinary, measured
 from gradclip.core.norms import EUCLIDEAN
+from gradclip.fast_path import Ordinary, measured
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200

@@ -15,11 +15,12 @@ FLOOR = {
     *("tree", "leaves", "arithmetic", "typing", "wording", "guesses"),
     *(
         "backends",
-        "backends.formats",
-        "backends.arrays",
-        "backends.protocols",
-        "backends.host_protocol",
-        "backends.values",
+        "core.formats",
+        "core.arrays",
+        "core.protocols",
+        "backends.host.protocol",
+        "core.values",
+        "core.memory",
     ),
     *(
         "backends.registry",

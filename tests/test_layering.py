@@ -9,7 +9,7 @@ LAYERS = [
     {"floor", "native"},
     {"backends"},
     {"core", "arguments", "parameters", "versions"},
-    {"distributed"},
+    {"distributed", "fast_path"},
     {"layers", "adaptive"},
     {"clip", "clip_units", "inplace", "norm_at_most", "per_example"},
     {"integrations", "monitor"},

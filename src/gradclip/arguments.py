@@ -8,10 +8,10 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import dtype_name, is_complex
 from gradclip.backends.registry import holding_gradients, is_masked, known, number_in, without_values
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import dtype_name, is_complex
+from gradclip.core.protocols import Backend
 from gradclip.typing import HasDtype, Mask, Thresholds
 
 _NO_ORDER = (

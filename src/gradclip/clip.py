@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gradclip import fast_path
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
-from gradclip.core import fast_path
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite

@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.backends.registry import framework_of, known
+from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Tree
 from gradclip.wording import listed

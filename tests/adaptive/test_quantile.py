@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from gradclip import QuantileThreshold
-from gradclip.backends.formats import dtype_name
+from gradclip.core.formats import dtype_name
 
 JUNK = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-45, 1e-320, 1e300])
 """What is not finite or not positive to a history of float32."""

@@ -14,7 +14,7 @@ import torch
 import gradclip
 from attack import shapes, truth
 from frameworks import ALL, numpy_dtype
-from gradclip.backends.formats import format_named
+from gradclip.core.formats import format_named
 from gradclip.per_example.hostile import CROWDS, KINDS, Room
 
 COUNTS = (1, 2, 3, 5, 8, 17, 40)

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.defaults import Defaults
-from gradclip.backends.memory import Region
+from gradclip.core.arrays import Arrays
+from gradclip.core.memory import Region
 
 ARRAYS = Arrays([np.zeros(3)])
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from frameworks import DTYPES, numpy_dtype
-from gradclip.backends.formats import FLOAT32
 from gradclip.backends.torch.choose import Torch, TorchHost
 from gradclip.core.coefficient import coefficient
+from gradclip.core.formats import FLOAT32
 from gradclip.core.norms import Norm, Order, measure
 from gradclip.core.scopes import TREE
 

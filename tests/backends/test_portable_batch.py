@@ -5,8 +5,8 @@ import math
 import numpy as np
 from array_api_compat import numpy as namespace
 
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.portable import Portable
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import Coefficient, Factors
 
 

@@ -9,8 +9,8 @@ import torch
 
 import gradclip
 from frameworks import ALL
-from gradclip.backends.formats import FLOAT16, FLOAT32, format_named
 from gradclip.backends.host.backend import HOST
+from gradclip.core.formats import FLOAT16, FLOAT32, format_named
 from gradclip.core.nearest import bounds, bounds_of_processes, bounds_on_device, multiplier
 from gradclip.core.norms import Norm, Order
 from rational import at_most

@@ -9,9 +9,9 @@ import torch
 
 import gradclip
 from frameworks import numpy_dtype
+from gradclip.backends.host import exact
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST
-from gradclip.core import exact
 from gradclip.native import Described
 from rational import at_most, power_of_norm, random_leaf
 

@@ -14,7 +14,7 @@ from opacus.optimizers import DPOptimizer
 import gradclip
 from frameworks import ALL, by_name
 from gradclip import Sensitivity, check_sensitivity, clipped_sum_sensitivity
-from gradclip.core.exact import squared_distance
+from gradclip.backends.host.exact import squared_distance
 from gradclip.per_example.sensitivity import root_up
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")

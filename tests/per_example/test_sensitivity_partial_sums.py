@@ -12,7 +12,7 @@ import torch
 
 import gradclip
 from gradclip import clipped_sum_sensitivity
-from gradclip.core.exact import squared_distance
+from gradclip.backends.host.exact import squared_distance
 from gradclip.per_example.sensitivity import root_up
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.backends.formats import bare_name
+from gradclip.core.formats import bare_name
 
 
 def clip(framework, grads, *args, **kwargs):

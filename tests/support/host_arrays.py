@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host.arrays import HostArray, narrowed
+from gradclip.core.formats import BFLOAT16
 from gradclip.native import kernels
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.adaptive.settings import check_between
-from gradclip.backends.formats import FLOAT32
 from gradclip.backends.registry import entry_of, framework_of, names_of_all
+from gradclip.core.formats import FLOAT32
 from gradclip.typing import HasDtype, Scalar
 
 

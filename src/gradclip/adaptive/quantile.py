@@ -17,9 +17,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from gradclip.adaptive.settings import check_between, check_window
-from gradclip.backends.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip.backends.registry import entry_of, framework_of, names_of_all
-from gradclip.backends.values import Array
+from gradclip.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
+from gradclip.core.values import Array
 from gradclip.typing import HasDtype, Scalar
 
 _WIDE = (FLOAT32.name, FLOAT64.name)

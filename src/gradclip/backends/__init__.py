@@ -4,8 +4,8 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gradclip.backends.protocols import Backend as Backend
-from gradclip.backends.values import Axes as Axes
+from gradclip.core.protocols import Backend as Backend
+from gradclip.core.values import Axes as Axes
 
 
 class Shards(Protocol):

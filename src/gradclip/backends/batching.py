@@ -3,7 +3,7 @@
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
-from gradclip.backends.values import Array
+from gradclip.core.values import Array
 from gradclip.tree import flatten
 from gradclip.typing import Mask
 

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.arrays import check_dtypes
-from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray, widened
 from gradclip.backends.registry import entry_of, load, named
+from gradclip.core.arrays import check_dtypes
+from gradclip.core.formats import BFLOAT16, dtype_name
 
 
 def framework_of(leaf: object) -> Framework:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends.memory import Region, any_overlap, meeting
+from gradclip.core.memory import Region, any_overlap, meeting
 
 if TYPE_CHECKING:
-    from gradclip.backends.arrays import Arrays
-    from gradclip.backends.formats import Format
-    from gradclip.backends.values import Array, AtOnce
+    from gradclip.core.arrays import Arrays
+    from gradclip.core.formats import Format
+    from gradclip.core.values import Array, AtOnce
 
 
 class Defaults:

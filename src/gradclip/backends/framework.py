@@ -9,10 +9,10 @@ import numpy as np
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradclip.backends import Backend
     from gradclip.backends.batching import Batching
     from gradclip.backends.host.arrays import HostArray
-    from gradclip.backends.host_protocol import HostBackend
+    from gradclip.backends.host.protocol import HostBackend
+    from gradclip.core.protocols import Backend
 
 
 class Sparse(NamedTuple):

@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.defaults import Defaults
-from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
 from gradclip.backends.portable_batch import PortableBatch
 from gradclip.backends.sums import filled, halving_sum, raised
-from gradclip.backends.values import Array, Scope
+from gradclip.core.arrays import Arrays, check_dtypes
+from gradclip.core.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
+from gradclip.core.values import Array, Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

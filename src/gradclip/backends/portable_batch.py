@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import over_examples
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT64
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors

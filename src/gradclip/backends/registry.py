@@ -17,8 +17,8 @@ from gradclip.backends.strangers import how_to_convert
 from gradclip.backends.when_imported import when_imported
 
 if TYPE_CHECKING:
-    from gradclip.backends import Backend
     from gradclip.backends.framework import Framework, Trees
+    from gradclip.core.protocols import Backend
 
 _NUMBER = "number"
 _ALONE = {"numpy", _NUMBER}

@@ -8,11 +8,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gradclip import native
-from gradclip.backends.formats import FLOAT64
-from gradclip.backends.values import Array, Scope
+from gradclip.core.formats import FLOAT64
+from gradclip.core.values import Array, Scope
 
 if TYPE_CHECKING:
-    from gradclip.backends.arrays import Arrays
+    from gradclip.core.arrays import Arrays
 
 
 class _Shaped(Protocol):

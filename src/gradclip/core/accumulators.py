@@ -27,10 +27,10 @@ from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
-from gradclip.backends import Backend
-from gradclip.backends.formats import FLOAT64
-from gradclip.backends.values import Array
+from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Array
 
 LARGEST_ORDER = 8.0
 

@@ -42,12 +42,12 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT64
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP, LOWERED, Target, raised_by
 from gradclip.core.scopes import LAYER, TREE
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.values import Array
 from gradclip.core import nearest
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER, TREE, Scope
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.holders import Holders

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from gradclip.backends.values import Array
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import Target
 from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 
 class At(NamedTuple):

@@ -21,9 +21,9 @@ on CPUs and in CUDA without fast math.
 
 import math
 
-from gradclip.backends import Backend
-from gradclip.backends.values import Array
 from gradclip.core.coefficient import Coefficient
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Array
 
 SMALLEST, LARGEST = 2.0**-50, 2.0**100
 """The proof holds for thresholds in this range, and for 0 and inf."""

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Protocol
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.host_protocol import in_host_memory
-from gradclip.core import exact, nonfinite, norms
+from gradclip.backends.host import exact
+from gradclip.backends.host.protocol import in_host_memory
+from gradclip.core import nonfinite, norms
+from gradclip.core.arrays import Arrays
 from gradclip.core.norms import Norm, Order
+from gradclip.core.protocols import Backend
 
 Check = Callable[[Arrays, float, float], bool]
 """From arrays, an order p and a threshold: whether the global norm is at most the threshold, in exact arithmetic."""

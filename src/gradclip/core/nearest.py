@@ -50,10 +50,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format
-from gradclip.backends.values import Array, AtOnce
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Array, AtOnce
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm, Order

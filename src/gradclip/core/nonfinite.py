@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from gradclip.wording import listed
 
 if TYPE_CHECKING:
-    from gradclip.backends import Backend
-    from gradclip.backends.values import Array
     from gradclip.core.coefficient import Coefficient
+    from gradclip.core.protocols import Backend
+    from gradclip.core.values import Array
 
 
 @dataclass(frozen=True)

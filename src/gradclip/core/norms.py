@@ -30,11 +30,11 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, Format, format_of
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT64, Format, format_of
+from gradclip.core.protocols import Backend
 from gradclip.core.scopes import LAYER, TREE, Scope
+from gradclip.core.values import Array
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.backends.formats import FLOAT64
-from gradclip.backends.values import Array
+from gradclip.core.formats import FLOAT64
+from gradclip.core.values import Array
 
 # Step 3 of the proof in `coefficient`, for arithmetic in float64.
 LOWERED = 1.0 - 16.0 * FLOAT64.roundoff

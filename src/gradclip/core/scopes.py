@@ -7,7 +7,7 @@ scope, add a value here; backends and rules ask it for the axes.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from gradclip.backends.values import Array, elements_of
+from gradclip.core.values import Array, elements_of
 
 
 @dataclass(frozen=True)

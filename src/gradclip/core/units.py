@@ -17,17 +17,17 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.arrays import HostArray, viewed_arrays
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import Coefficient, open_between
 from gradclip.core.decide import Clipping, Decision, decide
 from gradclip.core.derivative import At, ClipRule
 from gradclip.core.holders import ALONE, Check
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.backends import Axes, Backend
-from gradclip.backends.arrays import Arrays
 from gradclip.core import accumulators, norms
 from gradclip.core.accumulators import LARGEST_ORDER, check_order
+from gradclip.core.arrays import Arrays
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.norms import Norm, Order, floor_of, measure
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Axes
 from gradclip.typing import AxisName
 
 

@@ -17,15 +17,15 @@ import numpy as np
 
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find, is_traced, without_values
 from gradclip.core import accumulators
+from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import TREE
 from gradclip.leaves import counted_part

@@ -27,19 +27,20 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
+from gradclip.backends.host import exact
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.host_protocol import in_host_memory
+from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.torch import reductions
 from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
 from gradclip.backends.torch.groups import Group, check_known, check_named, groups
-from gradclip.backends.values import Array
-from gradclip.core import accumulators, exact
+from gradclip.core import accumulators
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT64
 from gradclip.core.holders import Check, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
 from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Array
 from gradclip.distributed import replicas
 from gradclip.distributed.agreement import Asked, asked, differences, marks
 from gradclip.distributed.replicas import Replicas

@@ -5,10 +5,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
-from gradclip.backends import Backend, among_several, any_distributed
+from gradclip.backends import among_several, any_distributed
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.protocols import Backend
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.parameters import UNNAMED, ParameterList, as_tuple
 from gradclip.typing import Meshes, Parameters, ProcessGroups, Threshold

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.arrays import widened
 from gradclip.backends.torch.groups import Group
+from gradclip.core.arrays import Arrays
 from gradclip.core.norms import Norm
 from gradclip.distributed.agreement import marks
 from gradclip.distributed.shardings import Shardings

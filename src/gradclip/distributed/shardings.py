@@ -11,10 +11,10 @@ every process makes the same calls, whether it holds all, some or no gradients.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.torch.distributed import layouts, sharded_over
 from gradclip.backends.torch.groups import Group, groups
+from gradclip.core.arrays import Arrays
+from gradclip.core.protocols import Backend
 from gradclip.parameters import UNNAMED, ParameterList
 
 Sharding = tuple[Group, ...]

@@ -11,11 +11,11 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from gradclip import fast_path
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
-from gradclip.core import fast_path
 from gradclip.core.decide import Clipping, Seen, decide, from_norm, seen
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order

@@ -7,17 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends import Backend, Shards, any_distributed
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import format_of
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends import Shards, any_distributed
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import Coefficient
 from gradclip.core.decide import Clipping
+from gradclip.core.formats import format_of
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.protocols import Backend
 from gradclip.core.units import Units
+from gradclip.core.values import Array
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.wording import listed

@@ -9,16 +9,17 @@ from typing import Any
 import numpy as np
 
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, any_distributed
-from gradclip.backends.arrays import Arrays
+from gradclip.backends import any_distributed
+from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping, decide, decide_each
-from gradclip.core.fast_path import reusable
 from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.fast_path import reusable
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.inplace.layerwise import Layerwise
 from gradclip.layers import fast_path

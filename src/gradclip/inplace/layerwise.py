@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gradclip.arguments import check_threshold, is_single_threshold
-from gradclip.backends import Backend
+from gradclip.core.protocols import Backend
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.typing import Thresholds

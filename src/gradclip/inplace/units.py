@@ -9,17 +9,18 @@ from typing import Any
 
 from gradclip.arguments import is_array, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend, any_distributed, whole_scalar
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.host_protocol import in_host_memory
+from gradclip.backends import any_distributed, whole_scalar
+from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.registry import find, known
-from gradclip.backends.values import shape_of
+from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import Scope
 from gradclip.core.units import Adaptive, decide_units
+from gradclip.core.values import shape_of
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.inplace.layerwise import Layerwise

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gradclip.core import fast_path
+from gradclip import fast_path
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
@@ -15,7 +15,7 @@ from gradclip.typing import Ord, Parameters, Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
     from gradclip.adaptive.holder import AdaptiveNorm
-    from gradclip.backends.values import Array
+    from gradclip.core.values import Array
     from gradclip.monitor.monitor import Monitor
 
 

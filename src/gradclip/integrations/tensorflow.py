@@ -19,11 +19,11 @@ import numpy as np
 from gradclip import clip
 from gradclip.arguments import check_norm, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.values import elements_of
 from gradclip.core.decide import Clipping, from_norm
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
+from gradclip.core.values import elements_of
 from gradclip.integrations import needed_for
 from gradclip.layers.units import clip_units, scopes_beside
 from gradclip.leaves import without_integers

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64, format_of
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import Coefficient, coefficient, needs_split, open_between
+from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
 
 if TYPE_CHECKING:

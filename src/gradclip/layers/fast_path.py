@@ -1,6 +1,6 @@
 """The fast path of many layers, each one array with its own norm: one call measures all, and one scales them.
 
-A call is ordinary as defined in `core.fast_path`; in addition, all arrays must have one dtype. If a layer is not
+A call is ordinary as defined in `fast_path`; in addition, all arrays must have one dtype. If a layer is not
 ordinary, or its norm is so close to its threshold that the error bound does not decide, these functions return None and
 the general path takes over.
 """
@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import optree
 
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH
 from gradclip.core.coefficient import coefficient, open_between
-from gradclip.core.fast_path import Ordinary, alike, dtype_of_norm, error_of_norm, gradients, is_number, read
+from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Norm, Order, Partial, rooted
+from gradclip.fast_path import Ordinary, alike, dtype_of_norm, error_of_norm, gradients, is_number, read
 from gradclip.layers.at_once import factors_of_groups
 
 if TYPE_CHECKING:

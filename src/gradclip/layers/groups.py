@@ -8,17 +8,17 @@ from typing import Any
 
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend
-from gradclip.backends.host_protocol import in_host_memory
+from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.registry import find
-from gradclip.backends.values import Array
 from gradclip.core.decide import Clipping, decide
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER, TREE
+from gradclip.core.values import Array
 from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.layers import at_once, traced
 from gradclip.tree import FlatTree

@@ -8,16 +8,16 @@ from functools import partial
 from typing import Any
 
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
-from gradclip.backends import Backend
 from gradclip.backends.framework import Sparse
-from gradclip.backends.host_protocol import in_host_memory
+from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.registry import entries_of, entry_of, find, load
-from gradclip.backends.values import Array, shape_of
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.norms import norm_dtype
+from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.units import Adaptive, AdaptiveRule, decide_units
+from gradclip.core.values import Array, shape_of
 from gradclip.layers.units_at_once import Following, decided, entered_copies
 from gradclip.leaves import is_integer
 from gradclip.tree import FlatTree, first_sparse

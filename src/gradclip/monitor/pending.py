@@ -10,8 +10,8 @@ import numpy as np
 
 from gradclip.adaptive.settings import check_between
 from gradclip.backends.conversions import fetched
-from gradclip.backends.formats import dtype_name
 from gradclip.backends.registry import framework_of, known
+from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.monitor.records import Layers, Step, narrowed
 from gradclip.tree import flatten

@@ -14,7 +14,6 @@ import optree
 
 from gradclip.arguments import is_array, shape_of_mask
 from gradclip.backends.entries import Entry
-from gradclip.backends.formats import dtype_name
 from gradclip.backends.registry import (
     all_numbers,
     conversions,
@@ -25,6 +24,7 @@ from gradclip.backends.registry import (
     models_of,
     names_of_all,
 )
+from gradclip.core.formats import dtype_name
 from gradclip.leaves import is_integer
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten

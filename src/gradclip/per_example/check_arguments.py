@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.formats import SUPPORTED, bare_name
+from gradclip.core.formats import SUPPORTED, bare_name
 from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.quantities import as_count, as_number, shown
 from gradclip.tree import FlatTree

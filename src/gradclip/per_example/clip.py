@@ -9,16 +9,16 @@ from typing import Any
 
 from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array, shape_of_mask
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.registry import find, ways_to_examples
-from gradclip.backends.values import Array, shape_of
+from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target
 from gradclip.core.scopes import EXAMPLE
+from gradclip.core.values import Array, shape_of
 from gradclip.leaves import summed
 from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for

@@ -14,11 +14,11 @@ import numpy as np
 import optree
 
 from gradclip import native
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH, examples_sum_error
-from gradclip.core.fast_path import Ordinary, alike, dtype_of_norm, is_number, read
+from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import EUCLIDEAN, relative_error
 from gradclip.core.rules import Target, known_rule_for_sums
+from gradclip.fast_path import Ordinary, alike, dtype_of_norm, is_number, read
 from gradclip.per_example.settings import PerExampleSettings
 
 

@@ -11,7 +11,7 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import differentiating, load
-from gradclip.backends.values import Array
+from gradclip.core.values import Array
 from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.call_arguments import (

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gradclip.backends.formats import Format
+from gradclip.core.formats import Format
 
 Vector = np.ndarray
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any
 
-from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.backends.registry import framework_of
+from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.per_example.rounding import rounded_up
 
 _LARGEST_COUNT = 2**63 - 1

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 
-from gradclip.backends.formats import FLOAT64, Format
+from gradclip.core.formats import FLOAT64, Format
 
 ASSUMED_ELEMENTS = 2**26
 """The assumed number of elements in one example's gradient if it is neither given nor known from a call."""

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from gradclip.backends.formats import SUPPORTED, bare_name, format_named, is_complex_name
+from gradclip.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip.core.scopes import EXAMPLE, TREE, Scope
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS

@@ -15,11 +15,11 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.arrays import check_dtypes
 from gradclip.backends.conversions import framework_of, numbers_of
-from gradclip.backends.formats import bare_name, format_named
+from gradclip.backends.host.exact import squared_distance
 from gradclip.backends.registry import differentiating, load
-from gradclip.core.exact import squared_distance
+from gradclip.core.arrays import check_dtypes
+from gradclip.core.formats import bare_name, format_named
 from gradclip.per_example.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
 from gradclip.per_example.clip import check_batch
 from gradclip.per_example.function import ClippedFunction

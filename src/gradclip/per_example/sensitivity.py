@@ -45,7 +45,7 @@ from fractions import Fraction
 
 from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.formats import Format
+from gradclip.core.formats import Format
 from gradclip.per_example.grid import check_threshold_of_grid, grid_for
 from gradclip.per_example.promise import RELATIONS, Sensitivity
 from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name, shown

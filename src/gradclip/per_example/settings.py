@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradclip.arguments import check_flag, check_threshold, is_single_threshold
-from gradclip.backends.formats import FLOAT32, FLOAT64, Format, bare_name
+from gradclip.core.formats import FLOAT32, FLOAT64, Format, bare_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.rules import Target
 from gradclip.per_example.grid import check_grid, check_threshold_of_grid

@@ -5,17 +5,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from gradclip.backends import Backend
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.sums import ENOUGH
-from gradclip.backends.values import Array
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decide import Clipping, decide
+from gradclip.core.formats import FLOAT64
 from gradclip.core.nonfinite import SKIP
 from gradclip.core.norms import Norm, relative_error, settled
+from gradclip.core.protocols import Backend
 from gradclip.core.rules import known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.holders import Holders

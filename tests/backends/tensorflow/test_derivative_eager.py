@@ -6,8 +6,8 @@ import tensorflow as tf
 import torch
 
 import gradclip
+from gradclip import fast_path
 from gradclip.backends.tensorflow.host import HOST
-from gradclip.core import fast_path
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 RNG = np.random.default_rng(0)

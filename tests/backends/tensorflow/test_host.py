@@ -10,9 +10,9 @@ import tensorflow as tf
 import gradclip
 from fast_paths import without
 from frameworks import DTYPES, numpy_dtype
+from gradclip import fast_path
 from gradclip.backends.tensorflow.framework import TENSORFLOW
 from gradclip.backends.tensorflow.host import HOST
-from gradclip.core import fast_path
 from gradclip.layers import fast_path as fast_layers
 
 pytestmark = pytest.mark.xdist_group("tensorflow")

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64
 from gradclip.backends.tensorflow.products import Products, assigned, without_nonfinite
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64
 from gradclip.core.nearest import Multiplier
 
 

@@ -8,7 +8,6 @@ import pytest
 import tensorflow as tf
 
 import gradclip
-from gradclip.backends.formats import FLOAT32
 from gradclip.backends.tensorflow.graph import Graph
 from gradclip.backends.tensorflow.squares import (
     ERROR_AT_A_TIME,
@@ -18,6 +17,7 @@ from gradclip.backends.tensorflow.squares import (
     is_large,
     some_at_a_time,
 )
+from gradclip.core.formats import FLOAT32
 from rational import at_most, power_of_norm
 
 MODES = ("function", "xla")

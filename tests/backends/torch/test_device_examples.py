@@ -211,7 +211,7 @@ def test_devices_without_float64_add_in_pairs(monkeypatch):
 
     def without_float64(self, device, *, visible):
         made(self, device, visible=visible)
-        self.wide = gradclip.backends.formats.FLOAT32
+        self.wide = gradclip.core.formats.FLOAT32
 
     monkeypatch.setattr(Torch, "__init__", without_float64)
     grads = drawn("float32", 9, spread=1)

@@ -8,8 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import (
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import (
     BFLOAT16,
     FLOAT32,
     FLOAT64,
@@ -20,7 +20,7 @@ from gradclip.backends.formats import (
     is_complex,
     low_bits_mask,
 )
-from gradclip.backends.values import Scope
+from gradclip.core.values import Scope
 from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15  # elements: 256 KiB in float64, small enough for the cache

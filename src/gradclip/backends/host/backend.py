@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradclip import native
-from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import SUPPORTED, bare_name, sum_dtype
 from gradclip.backends.host import chunkwise, examples
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_host_memory import InHostMemory
 from gradclip.backends.host.in_place import clamp_, scale_, scale_known
 from gradclip.backends.host.namespace import Namespace
-from gradclip.backends.host_protocol import HostBackend
-from gradclip.backends.memory import Region, region_of_array
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
-from gradclip.backends.values import Array, Scope
+from gradclip.core.arrays import Arrays, checked_dtype
+from gradclip.core.formats import SUPPORTED, bare_name, sum_dtype
+from gradclip.core.memory import Region, region_of_array
+from gradclip.core.values import Array, Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

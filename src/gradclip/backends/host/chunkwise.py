@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends.formats import FLOAT64, Format, format_of, is_complex, product_format
 from gradclip.backends.host.arrays import (
     HostArray,
     as_columns,
@@ -22,7 +21,8 @@ from gradclip.backends.host.arrays import (
     widened,
 )
 from gradclip.backends.sums import raised
-from gradclip.backends.values import Scope
+from gradclip.core.formats import FLOAT64, Format, format_of, is_complex, product_format
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradclip import native
-from gradclip.backends.formats import is_complex
 from gradclip.backends.host.arrays import HostArrays
+from gradclip.core.formats import is_complex
 from gradclip.native import describe_buffers
 
 _COPIED = 1 << 18  # numbers at a time, small enough for the copies to stay in cache

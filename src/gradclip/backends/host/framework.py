@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.formats import BFLOAT16, bare_name
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.backend import HOST, Host, backend
+from gradclip.core.formats import BFLOAT16, bare_name
 
 
 class NumPy(Framework):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import split
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType
 
-from gradclip.backends.arrays import Arrays
+from gradclip.core.arrays import Arrays
 
 
 @dataclass(frozen=True)

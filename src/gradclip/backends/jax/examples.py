@@ -16,8 +16,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.formats import FLOAT32, format_of
 from gradclip.backends.jax.axes import varying_alike
+from gradclip.core.formats import FLOAT32, format_of
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

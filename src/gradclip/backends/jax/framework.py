@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip.backends import Backend
 from gradclip.backends.batching import Batching
-from gradclip.backends.formats import bare_name
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
 from gradclip.backends.jax.trees import JAX_TREES, JaxTrees
+from gradclip.core.formats import bare_name
+from gradclip.core.protocols import Backend
 
 _copied = jax.jit(jnp.copy)  # ten times faster than without jit
 

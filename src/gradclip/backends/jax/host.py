@@ -11,18 +11,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host.aligned import aligned_empty
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.jax.axes import NamedAxes
 from gradclip.backends.jax.ffi import usable
 from gradclip.backends.jax.kernels import JaxKernels
 from gradclip.backends.jax.places import of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import BFLOAT16
 
 
 class JaxHost(Host):

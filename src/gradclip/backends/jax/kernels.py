@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import is_complex
 from gradclip.backends.jax.axes import varying_together
 from gradclip.backends.jax.ffi import add_examples, entries, extremes, power_sums
 from gradclip.backends.jax.traced import Jax
-from gradclip.backends.protocols import Backend
 from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import is_complex
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.rules import Rule

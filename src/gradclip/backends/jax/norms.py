@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
 from gradclip.backends.jax.axes import NamedAxes, in_one_piece
 from gradclip.backends.jax.branches import either
 from gradclip.backends.jax.reading import (
@@ -32,7 +30,9 @@ from gradclip.backends.jax.reading import (
 )
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import raised
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
+from gradclip.core.values import Scope
 
 
 class JaxNorms(Portable):

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.formats import BFLOAT16, FLOAT32, format_of
+from gradclip.core.formats import BFLOAT16, FLOAT32, format_of
 
 FLUSHED = frozenset({FLOAT32, BFLOAT16})
 """Formats with subnormals that XLA's CPU code reads as zero, although float64 can hold them."""

@@ -21,14 +21,6 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import (
-    FLOAT32,
-    FLOAT64,
-    format_of,
-    low_bits_mask,
-    sum_dtype,
-)
 from gradclip.backends.jax.axes import NamedAxes, in_one_piece, known_layout
 from gradclip.backends.jax.branches import either
 from gradclip.backends.jax.examples import sum_by_rows
@@ -36,8 +28,16 @@ from gradclip.backends.jax.norms import JaxNorms
 from gradclip.backends.jax.places import like, of_numpy, typed_like
 from gradclip.backends.jax.reading import FLUSHED, as_integers, nearest
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Backend
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays, checked_dtype
+from gradclip.core.formats import (
+    FLOAT32,
+    FLOAT64,
+    format_of,
+    low_bits_mask,
+    sum_dtype,
+)
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

@@ -7,9 +7,7 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
-from gradclip.backends import Backend
 from gradclip.backends.batching import Batching
-from gradclip.backends.formats import BFLOAT16, bare_name
 from gradclip.backends.framework import Framework, Sparse
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
@@ -23,6 +21,8 @@ from gradclip.backends.tensorflow.memory import (
     viewed,
 )
 from gradclip.backends.tensorflow.trees import TENSORFLOW_TREES, TensorFlowTrees, described
+from gradclip.core.formats import BFLOAT16, bare_name
+from gradclip.core.protocols import Backend
 
 
 class TensorFlow(Framework):

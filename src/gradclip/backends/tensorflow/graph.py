@@ -15,10 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import tensorflow as tf
 
-from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
 from gradclip.backends.portable import Portable
-from gradclip.backends.protocols import Backend
 from gradclip.backends.tensorflow import namespace
 from gradclip.backends.tensorflow.derivative import call_differentiably
 from gradclip.backends.tensorflow.products import Products, assigned, shaped_like, without_nonfinite
@@ -29,7 +26,10 @@ from gradclip.backends.tensorflow.squares import (
     is_large,
     some_at_a_time,
 )
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays, checked_dtype
+from gradclip.core.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

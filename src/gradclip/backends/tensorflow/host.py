@@ -15,12 +15,10 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip import native
-from gradclip.backends.arrays import Arrays, checked_dtype
-from gradclip.backends.formats import dtype_name
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.in_place import clamp_
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
     FLOATING,
@@ -33,7 +31,9 @@ from gradclip.backends.tensorflow.memory import (
     tensor_of,
     viewed,
 )
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays, checked_dtype
+from gradclip.core.formats import dtype_name
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

@@ -8,9 +8,9 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor  # the type of eager tensors has no public name
 
 from gradclip import native
-from gradclip.backends.formats import BFLOAT16
 from gradclip.backends.host.aligned import aligned_empty, is_aligned
 from gradclip.backends.host.arrays import HostArray
+from gradclip.core.formats import BFLOAT16
 
 FLOATING = {tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128}
 _LARGE = 1 << 16  # bytes; below this, a TensorFlow operation costs more than allocating memory

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip.backends.values import AtOnce, elements_of
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
+from gradclip.core.values import AtOnce, elements_of
 
 if TYPE_CHECKING:
     from gradclip.core.nearest import Multiplier

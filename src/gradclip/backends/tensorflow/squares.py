@@ -12,7 +12,7 @@ import tensorflow as tf
 # TensorFlow has no public way to ask whether a graph is recorded for XLA.
 from tensorflow.python.ops.control_flow_util import GraphOrParentsInXlaContext
 
-from gradclip.backends.formats import FLOAT32
+from gradclip.core.formats import FLOAT32
 
 # A widened piece of this size stays in cache. More pieces than `_PIECES` would make the graph too large.
 _PIECE, _PIECES = 1 << 18, 64

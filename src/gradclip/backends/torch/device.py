@@ -14,10 +14,6 @@ from array_api_compat import torch as namespace
 
 from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
-from gradclip.backends.memory import Region
-from gradclip.backends.protocols import Backend
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
@@ -35,7 +31,11 @@ from gradclip.backends.torch.tensors import (
     writable,
     write_back,
 )
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
+from gradclip.core.memory import Region
+from gradclip.core.protocols import Backend
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

@@ -23,12 +23,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import halving_sum
 from gradclip.backends.torch.tensors import mapped
-from gradclip.backends.values import Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import FLOAT64
+from gradclip.core.values import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient

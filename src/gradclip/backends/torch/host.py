@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gradclip.backends.arrays import Arrays, check_dtypes
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
 from gradclip.backends.host.backend import Host
-from gradclip.backends.host_protocol import HostBackend
-from gradclip.backends.memory import Region, any_overlap
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.torch.autograd import call_differentiably
 from gradclip.backends.torch.tensors import (
     dense,
@@ -30,6 +28,8 @@ from gradclip.backends.torch.tensors import (
     writable,
     write_back,
 )
+from gradclip.core.arrays import Arrays, check_dtypes
+from gradclip.core.memory import Region, any_overlap
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradclip.backends.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip.backends.torch.tensors import KNOWN, put_all, writable
-from gradclip.backends.values import AtOnce
+from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
+from gradclip.core.values import AtOnce
 
 if TYPE_CHECKING:
-    from gradclip.backends.arrays import Arrays
+    from gradclip.core.arrays import Arrays
     from gradclip.core.nearest import Multiplier
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}

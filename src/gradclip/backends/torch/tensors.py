@@ -10,10 +10,10 @@ from torch._subclasses.fake_tensor import FakeTensor
 
 from gradclip import native
 from gradclip.backends import whole_scalar
-from gradclip.backends.arrays import checked_dtype
-from gradclip.backends.formats import BFLOAT16, dtype_name
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.memory import Region, meeting
+from gradclip.core.arrays import checked_dtype
+from gradclip.core.formats import BFLOAT16, dtype_name
+from gradclip.core.memory import Region, meeting
 
 # Subclasses may redefine operations, so the contents of their memory need not be their values.
 PLAIN = {torch.Tensor, torch.nn.Parameter}

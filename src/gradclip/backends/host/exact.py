@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.arrays import Arrays
 from gradclip.backends.host.arrays import HostArray, split, wide_chunks
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends.host.protocol import HostBackend
+from gradclip.core.arrays import Arrays
 
 LARGEST_POWER = 1024
 _LARGEST_IN_PAIRS = 256

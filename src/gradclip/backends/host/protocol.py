@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from gradclip.backends.protocols import Backend
+from gradclip.core.protocols import Backend
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gradclip.backends.arrays import Arrays
     from gradclip.backends.host.arrays import HostArray, HostArrays
-    from gradclip.backends.values import Array
+    from gradclip.core.arrays import Arrays
+    from gradclip.core.values import Array
     from gradclip.native._kernels import Arrays as KernelArrays
 
 

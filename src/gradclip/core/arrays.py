@@ -5,11 +5,11 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gradclip.backends.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
-from gradclip.backends.values import elements_of
+from gradclip.core.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
+from gradclip.core.values import elements_of
 
 if TYPE_CHECKING:
-    from gradclip.backends.values import Array, Scope
+    from gradclip.core.values import Array, Scope
 
 
 A = TypeVar("A", bound="Array")

@@ -15,12 +15,12 @@ import numpy as np
 import optree
 
 from gradclip.backends import among_several
-from gradclip.backends.arrays import Arrays
-from gradclip.backends.formats import FLOAT64
-from gradclip.backends.host_protocol import HostBackend
+from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.registry import framework_of
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
+from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import KEPT, of_number
+from gradclip.core.formats import FLOAT64
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype, relative_error
 from gradclip.typing import Parameters

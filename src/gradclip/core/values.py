@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from gradclip.backends.arrays import Arrays
-    from gradclip.backends.formats import Format
+    from gradclip.core.arrays import Arrays
+    from gradclip.core.formats import Format
     from gradclip.core.nearest import Multiplier
 
 

@@ -9,7 +9,7 @@ import torch
 
 import gradclip
 from fast_paths import same, without
-from gradclip.core import fast_path
+from gradclip import fast_path
 from gradclip.core.norms import Order
 
 DOORS = ("grad_norm", "global_norm", "clip_grad_norm_", "clip_by_global_norm")

@@ -4,8 +4,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from gradclip.backends.arrays import Arrays, check_dtypes, checked_dtype
-from gradclip.backends.formats import BFLOAT16, FLOAT32
+from gradclip.core.arrays import Arrays, check_dtypes, checked_dtype
+from gradclip.core.formats import BFLOAT16, FLOAT32
 from gradclip.core.scopes import EXAMPLE, TREE
 
 

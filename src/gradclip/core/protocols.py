@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from gradclip.backends.arrays import Arrays
-    from gradclip.backends.formats import Format
-    from gradclip.backends.values import Array, AtOnce, Axes, Scope
+    from gradclip.core.arrays import Arrays
     from gradclip.core.coefficient import Coefficient
+    from gradclip.core.formats import Format
     from gradclip.core.rules import Rule
+    from gradclip.core.values import Array, AtOnce, Axes, Scope
 
 
 class Arithmetic(Protocol):
