@@ -43,6 +43,13 @@ def check_threshold(value: object, name: str = "max_norm", *, backend: Backend |
     return number
 
 
+def check_thresholds(values: Sequence[object], backend: Backend) -> list[Any]:
+    """Return thresholds, checked likewise; one that all layers share is checked once."""
+    if values and all(one is values[0] for one in values):
+        return [check_threshold(values[0], backend=backend)] * len(values)
+    return [check_threshold(one, backend=backend) for one in values]
+
+
 def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> Any:
     """Return a norm as a float; NaN is allowed.
 

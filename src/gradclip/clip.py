@@ -6,17 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradclip import fast_path
-from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array, warn_of_parameters
+from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
-from gradclip.layers import fast_path as fast_layers
-from gradclip.layers import traced
-from gradclip.layers.groups import backend_and_holders, clip_groups, measured_at_once, norm_of
+from gradclip.functional import clip_groups, layers_of, norms_of_groups
 from gradclip.leaves import counted
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
@@ -54,8 +52,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     if found is not None:
         return found
     flat = counted(tree)
-    warn_of_parameters(flat.leaves)
-    return norm_of(*backend_and_holders(flat, axis_name), flat.leaves, order)
+    return norms_of_groups(flat, [range(len(flat.leaves))], order, axis_name)[0]
 
 
 @ordinary_arithmetic
@@ -79,22 +76,9 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     (5.0, 2.0)
 
     """
-    order = Order.parse(ord)
-    quick = fast_layers.layer_norms(tree, order) if prefix is None and axis_name is None else None
-    if quick is not None:
-        return quick
-    flat = counted(tree)
-    warn_of_parameters(flat.leaves)
-    backend, holders = backend_and_holders(flat, axis_name)
-    shape, groups = flat.each_alone() if prefix is None else flat.split_by(prefix, "prefix")
-    with backend.precision():
-        known = measured_at_once(backend, flat, groups, order)
-        norms = known.norms(flat.leaves) if known else {}
-    norms.update(traced.measured(backend, holders, flat.leaves, groups, order))
-    for number, group in enumerate(groups):
-        if number not in norms:
-            norms[number] = norm_of(backend, holders, [flat.leaves[i] for i in group], order)
-    return shape.arrange([norms[number] for number in range(len(groups))])
+    order, flat = Order.parse(ord), counted(tree)
+    shape, groups = layers_of(flat) if prefix is None else flat.split_by(prefix, "prefix")
+    return shape.arrange(norms_of_groups(flat, groups, order, axis_name))
 
 
 @ordinary_arithmetic
@@ -174,12 +158,9 @@ def clip_by_layer_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    found = fast_layers.clip_by_layer_norm(tree, max_norm, clipping.order) if axis_name is None else None
-    if found is not None:
-        return found
     flat = counted(tree)
     if is_single_threshold(max_norm):
-        prefix, groups = flat.each_alone()
+        prefix, groups = layers_of(flat)
         thresholds = [max_norm] * len(groups)
     else:
         prefix, groups = flat.split_by(max_norm)

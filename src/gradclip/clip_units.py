@@ -7,15 +7,16 @@ from typing import Any
 
 from gradclip.arguments import is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import EUCLIDEAN, Order
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import Scope
-from gradclip.layers.units import clip_units, clip_units_adaptively, parameters_beside, scopes_beside, scopes_of
+from gradclip.functional import clip_units, clip_units_adaptively
 from gradclip.leaves import counted
 from gradclip.tree import FlatTree
 from gradclip.typing import Ord, Policy, Threshold, Thresholds, Tree, UnitAxis
+from gradclip.unit_axes import parameters_beside, scopes_beside, scopes_of
 
 
 @ordinary_arithmetic

@@ -182,4 +182,4 @@ def dtype_of_norm(dtypes: tuple[str, ...]) -> str:
 @lru_cache(maxsize=64)
 def error_of_norm(count: int, order: Order, dtypes: tuple[str, ...]) -> float:
     """Return a bound on the relative error of the norm of `count` elements that the kernels add."""
-    return relative_error(order, kernels_sum_error(count, alike(dtypes), order.p), FLOAT64, exact=False)
+    return relative_error(order, kernels_sum_error(count, alike(dtypes).only_halves, order.p), FLOAT64, exact=False)

@@ -11,7 +11,8 @@ import numpy as np
 
 from gradclip.backends import Shards, among_several, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
-from gradclip.tree import flatten
+from gradclip.leaves import counted
+from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Parameters
 from gradclip.wording import level_of_caller
 
@@ -37,6 +38,7 @@ class ParameterList:
     tree: Any = None
     names: Sequence[str | None] = ()
     _gradients: Any = field(init=False, repr=False, default=None)
+    _flat: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
     _lacking: int | None = field(init=False, repr=False, default=None)  # the first parameter without a `.grad`
 
@@ -76,6 +78,13 @@ class ParameterList:
             groups = [group for group in entries if _is_group(group)]
             listed = list(map(_listed_of, groups))
             return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(_beside, groups)))
+
+    @property
+    def flat(self) -> FlatTree:
+        """The leaves of the tree. Raises TypeError if all its numbers are integers."""
+        if self._flat is None:
+            object.__setattr__(self, "_flat", counted(self.tree))
+        return self._flat
 
     @property
     def gradients(self) -> list[Any]:
@@ -225,7 +234,7 @@ def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | N
 
 def _values(parameters: Mapping[Any, Any]) -> list[Any]:
     values = list(parameters.values())
-    if any(isinstance(value, np.ndarray) for value in values):
+    if any(issubclass(kind, np.ndarray) for kind in set(map(type, values))):
         raise TypeError(
             f"parameters is a {type(parameters).__name__}, which may return copies of its arrays: clipping the copies "
             "would have no effect. Make a dict, arrays = dict(...), then clip and save its arrays."
@@ -266,4 +275,5 @@ def _is_array_tree(parameters: Parameters) -> bool:
         return True
     if hasattr(parameters, "grad"):
         return False
-    return any(isinstance(leaf, np.ndarray) or lies_itself(leaf) for leaf in flatten(parameters).leaves)
+    kinds = {type(leaf): leaf for leaf in flatten(parameters).leaves}
+    return any(isinstance(leaf, np.ndarray) or lies_itself(leaf) for leaf in kinds.values())

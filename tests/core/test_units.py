@@ -8,12 +8,14 @@ import pytest
 
 from frameworks import ALL, by_name
 from gradclip.backends.registry import find
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
+from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
+from gradclip.core.pipeline import decide
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import units_along
-from gradclip.core.units import Adaptive, decide_units
+from gradclip.core.units import Adaptive
 from rational import power_of_norm
 
 ROWS = units_along((0,))
@@ -73,12 +75,12 @@ def test_units_that_are_undecided_are_compared_exactly():
     least = [norm, np.nextafter(norm, 1.0)][Fraction(norm) ** 2 < power_of_norm([x[1]], 2)]
     clipping = Clipping(np.array([5.0, least, 0.0, 9.0]), Order(2.0), PROPAGATE, CLIP)
     with backend.precision():
-        made = decide_units(backend, backend.enter([x]), clipping, "x", ROWS)
-    assert made.coefficient.coefficient.keep.tolist() == [True, True, True, False]
+        made = decide(backend, backend.enter([x]), clipping, lambda: ["x"], layout=ROWS, holders=ALONE)
+    assert made.coefficient.keep.tolist() == [True, True, True, False]
     below = Clipping(np.array([5.0, np.nextafter(least, 0.0), 0.0, 9.0]), Order(2.0), PROPAGATE, CLIP)
     with backend.precision():
-        made = decide_units(backend, backend.enter([x]), below, "x", ROWS)
-    assert made.coefficient.coefficient.keep.tolist() == [True, False, True, False]
+        made = decide(backend, backend.enter([x]), below, lambda: ["x"], layout=ROWS, holders=ALONE)
+    assert made.coefficient.keep.tolist() == [True, False, True, False]
 
 
 def test_an_array_may_be_one_unit():
@@ -86,5 +88,6 @@ def test_an_array_may_be_one_unit():
     backend = find([x], lambda: ["x"])
     with backend.precision():
         for scope, keep in ((units_along(()), True), (units_along((0, 1)), [[True, True]])):
-            made = decide_units(backend, backend.enter([x]), Clipping(5.0, Order(2.0), PROPAGATE, CLIP), "x", scope)
-            assert made.coefficient.coefficient.keep.tolist() == keep
+            asked = Clipping(5.0, Order(2.0), PROPAGATE, CLIP)
+            made = decide(backend, backend.enter([x]), asked, lambda: ["x"], layout=scope, holders=ALONE)
+            assert made.coefficient.keep.tolist() == keep

@@ -12,10 +12,10 @@ import numpy as np
 from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
 from gradclip.adaptive.settings import check_between
 from gradclip.backends.registry import entry_of, find, framework_of
-from gradclip.core.decide import Seen
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.pipeline import Seen
 from gradclip.typing import Scalar, Threshold
 from gradclip.wording import with_advice
 

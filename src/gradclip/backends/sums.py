@@ -12,7 +12,7 @@ from gradclip.core.formats import FLOAT64
 from gradclip.core.values import Array, Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.arrays import Arrays
+    pass
 
 
 class _Shaped(Protocol):
@@ -29,12 +29,12 @@ ENOUGH = 2.0**-900
 _ROUNDOFF = FLOAT64.roundoff
 
 
-def kernels_sum_error(count: int, arrays: Arrays, p: float) -> float:
+def kernels_sum_error(count: int, only_halves: bool, p: float) -> float:
     """Return a bound on the relative error when the kernels sum `count` powers of elements."""
     # The kernels add hierarchically, so each term goes through few additions, however many terms there are.
     error = min(count, native.ADDITIONS) * _ROUNDOFF
     # Only squares are added in float32, and only if no wider leaf needs float64 precision.
-    return error + native.HALF_SQUARES_ERROR if p == 2 and arrays.only_halves else error
+    return error + native.HALF_SQUARES_ERROR if p == 2 and only_halves else error
 
 
 def examples_sum_error(count: int) -> float:

@@ -37,7 +37,6 @@ norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -46,7 +45,6 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP, LOWERED, Target, raised_by
-from gradclip.core.scopes import LAYER, TREE
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -78,14 +76,6 @@ class Coefficient:
     blank: Any
     wide: Factors
     narrow: Factors
-
-    def scaled(self, backend: Backend, arrays: Arrays) -> list[Any]:
-        """Return the arrays, whose elements all share one norm, scaled."""
-        return backend.shrink(arrays, self, LAYER)
-
-    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
-        return backend.update(leaves, arrays, new, self, TREE)
 
     def weights(self, xp: ModuleType) -> Factors:
         """Return the factors of a sum over examples: 1 for kept examples."""

@@ -16,12 +16,14 @@ class Scope:
 
     `own` returns the own axes for a number of axes; negative ones count from the end. It is None if all elements of all
     arrays share one norm. Otherwise, arrays measured together have own axes of the same lengths. `fixed`: a norm must
-    be the same, to the last bit, whatever else is measured.
+    be the same, to the last bit, whatever else is measured. `exact`: norms close to their
+    thresholds are decided exactly.
     """
 
     name: str
     own: Callable[[int], Sequence[int]] | None = None
     fixed: bool = False
+    exact: bool = True
     whole: bool = field(init=False)  # whether all elements of all arrays share one norm
 
     def __post_init__(self) -> None:
@@ -81,5 +83,5 @@ def units_of_layer(shape: Sequence[int], *, first: bool) -> Scope:
 
 TREE = Scope("tree")
 LAYER = Scope("layer")
-EXAMPLE = Scope("example", lambda ndim: (0,))
+EXAMPLE = Scope("example", lambda ndim: (0,), exact=False)
 EXAMPLE_ALONE = replace(EXAMPLE, fixed=True)

@@ -15,70 +15,13 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-import numpy as np
-
-from gradclip.backends.host.arrays import HostArray, viewed_arrays
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, open_between
-from gradclip.core.decide import Clipping, Decision, decide
 from gradclip.core.derivative import At, ClipRule
-from gradclip.core.holders import ALONE, Check
 from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.norms import Norm, Order, measure
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
-
-
-@dataclass(frozen=True)
-class Units:
-    """Coefficients for arrays, one for each unit."""
-
-    coefficient: Coefficient
-    scope: Scope
-
-    def scaled(self, backend: Backend, arrays: Arrays) -> list[Any]:
-        """Return the arrays, scaled."""
-        return backend.shrink(arrays, self.coefficient, self.scope)
-
-    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
-        if backend.concrete and new is arrays and self.coefficient.keep.all():
-            return leaves
-        return backend.update(leaves, arrays, new, self.coefficient, self.scope)
-
-
-def decide_units(backend: Backend, arrays: Arrays, clipping: Clipping, name: str, scope: Scope) -> Decision:
-    """Measure each unit of one array, called `name` in errors, and decide what happens to it.
-
-    The threshold is one number for all units, or an array of the norms' shape.
-    """
-    made = decide(backend, arrays, clipping, lambda: [name], scope=scope, holders=ALONE)
-    at_most = ALONE.exact_check(backend)
-    chosen = made.coefficient
-    if at_most is not None:
-        chosen = _kept_exactly(backend, made, clipping, scope, at_most)
-    return replace(made, coefficient=Units(chosen, scope))
-
-
-def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: Scope, at_most: Check) -> Coefficient:
-    """Return the coefficient; units within their error of the threshold are kept if the exact norm fits."""
-    norm = settled(backend, made.norm)
-    thresholds = np.broadcast_to(np.asarray(backend.scalar(clipping.max_norm, made.arrays)), np.shape(norm.value))
-    undecided = np.asarray(open_between(norm, thresholds))
-    if not undecided.any():
-        return made.coefficient
-    (x,), keep = made.arrays, np.array(made.coefficient.keep)
-    own = scope.own_axes(len(x.shape))
-    for at in map(tuple, np.argwhere(undecided)):
-        place = tuple(at[own.index(axis)] if axis in own else slice(None) for axis in range(len(x.shape)))
-        keep[at] = at_most(viewed_arrays([_piece(x, place)]), clipping.order.p, float(thresholds[at]))
-    return replace(made.coefficient, keep=keep)
-
-
-def _piece(x: HostArray, place: tuple[Any, ...]) -> HostArray:
-    counted = None if x.counted is None else np.asarray(x.counted[place])
-    return HostArray(np.asarray(x.data[place]), x.dtype, counted=counted)
 
 
 @dataclass(frozen=True)

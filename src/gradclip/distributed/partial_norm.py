@@ -21,13 +21,13 @@ from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find, is_traced, without_values
 from gradclip.core import accumulators
 from gradclip.core.arrays import Arrays
-from gradclip.core.decide import Clipping, decide
+from gradclip.core.decision import Clipping
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
-from gradclip.core.scopes import TREE
 from gradclip.leaves import counted_part
 from gradclip.typing import Ord, Policy, Threshold, Tree
 
@@ -178,7 +178,7 @@ class PartialNorm:
                 return flat.rebuild([])
             clipping = Clipping(threshold, Order(self.ord), policy, CLIP)
             made = decide(backend, arrays, clipping, flat.paths, holders=holders)
-            return flat.rebuild(backend.leave_all(backend.shrink(made.arrays, made.coefficient, TREE), flat.leaves))
+            return flat.rebuild(backend.leave_all(made.scaled(backend), flat.leaves))
 
     def _norm(self) -> Norm:
         with HOST.precision():

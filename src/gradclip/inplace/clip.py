@@ -16,9 +16,10 @@ from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
-from gradclip.core.decide import Clipping, Seen, decide, from_norm, seen
+from gradclip.core.decision import Clipping, from_norm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.inplace.gradients import entered
@@ -177,7 +178,7 @@ def _clip_to(
         made = decide(backend, arrays, clipping, gradients.names, holders=holders)
         norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
         shown = None if skip_above is None else seen(backend, made.norm, clipping.max_norm, skip_above)
-        gradients.scale(backend, arrays, made.arrays, made.coefficient)
+        gradients.scale(backend, arrays, made)
     return norm, shown
 
 
@@ -203,8 +204,7 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
     threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
-            chosen = from_norm(backend, norm, threshold, arrays)
-            gradients.scale(backend, arrays, arrays, chosen)
+            gradients.scale(backend, arrays, from_norm(backend, norm, threshold, arrays))
 
 
 @ordinary_arithmetic

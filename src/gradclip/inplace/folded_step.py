@@ -14,10 +14,11 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.torch.optimizers import check_fused
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.arrays import Arrays
-from gradclip.core.decide import Clipping, Seen, decide, seen
+from gradclip.core.decision import Clipping
 from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import Processes, processes_of, telling

@@ -8,19 +8,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradclip.backends import Shards, any_distributed
-from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping, Decision
 from gradclip.core.formats import format_of
-from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.protocols import Backend
-from gradclip.core.units import Units
 from gradclip.core.values import Array
-from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
+from gradclip.tree import FlatTree
 from gradclip.wording import listed
 
 if TYPE_CHECKING:
@@ -41,7 +37,7 @@ class Gradients:
     held: Sequence[Any]
     owners: Sequence[Any]
     lying: Sequence[Any]
-    paths: Sequence[str] = ()
+    tree: FlatTree | None = None
     shards: Shards | None = None
     meeting: Sequence[Sequence[int]] = ()
     apart: bool = False
@@ -50,7 +46,7 @@ class Gradients:
     def of(cls, params: ParameterList) -> "Gradients":
         """Collect the gradients. Raises if the parameters cannot have any, so that a mistake does not stay silent."""
         if params.tree is not None:
-            return cls._of_tree(params.tree)
+            return cls._of_tree(params.flat)
         params.check_all_hold()
         owners, held = _once(params.parameters, params.gradients)
         if len(held) < len(params.parameters):
@@ -60,20 +56,14 @@ class Gradients:
         if not any_distributed(held):
             return cls(held, params, held, owners, held)
         shards = params.shards(held, owners)
-        return cls(shards.locals, params, held, owners, shards.locals, (), shards)
+        return cls(shards.locals, params, held, owners, shards.locals, None, shards)
 
     @classmethod
-    def _of_tree(cls, tree: object) -> "Gradients":
-        flat = counted(tree)
-        paths = [path or "the gradient" for path in flat.paths()]
-        for leaf, path in zip(flat.leaves, paths, strict=True):
-            if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
-                raise TypeError(
-                    f"a tree to clip in place must hold only NumPy arrays, got {type(leaf).__name__} at {path}. Pass "
-                    "NumPy arrays, or parameters with a .grad. For other arrays, call gradclip.clip_by_global_norm, "
-                    "which returns new ones."
-                )
-        if any(map(may_be_weights, flat.leaves)):
+    def _of_tree(cls, flat: FlatTree) -> "Gradients":
+        kinds = {type(leaf): leaf for leaf in flat.leaves}
+        if not all(isinstance(leaf, np.ndarray) or lies_itself(leaf) for leaf in kinds.values()):
+            _refuse_leaf(flat)
+        if any(map(may_be_weights, flat.leaves if kinds.keys() - {np.ndarray} else ())):
             warnings.warn(
                 "these variables are trainable, so they are probably weights, and their values are clipped. To clip "
                 "gradients, call gradclip.clip_by_global_norm(tape.gradient(loss, variables), max_norm), or store them "
@@ -81,14 +71,15 @@ class Gradients:
                 UserWarning,
                 stacklevel=5,
             )
-        named = {id(leaf): path for leaf, path in zip(reversed(flat.leaves), reversed(paths), strict=True)}
         grads, _ = _once(flat.leaves, flat.leaves)
-        return cls(grads, ParameterList(()), grads, grads, grads, [named[id(grad)] for grad in grads])
+        return cls(grads, ParameterList(()), grads, grads, grads, flat)
 
     def names(self) -> list[str]:
         """Return the name of each gradient, for errors."""
-        if self.paths:
-            return list(self.paths)
+        if self.tree is not None:
+            paths = reversed(self.tree.paths())
+            named = {id(leaf): path for leaf, path in zip(reversed(self.tree.leaves), paths, strict=True)}
+            return [named[id(owner)] or "the gradient" for owner in self.owners]
         places = {id(owner): index for index, owner in reversed(list(enumerate(self.params.parameters)))}
         return [f"{self.params.name(places[id(owner)])}.grad" for owner in self.owners]
 
@@ -99,10 +90,10 @@ class Gradients:
 
     def check_writable(self) -> None:
         """Raise a ValueError that names a read-only array which no parameter holds."""
-        for grad, path in zip(self.grads, self.paths, strict=True):
+        for index, grad in enumerate(self.grads):
             if isinstance(grad, np.ndarray) and not grad.flags.writeable:
                 raise ValueError(
-                    f"{path} is read-only, so it cannot be clipped in place. Pass a copy, or call "
+                    f"{self.names()[index]} is read-only, so it cannot be clipped in place. Pass a copy, or call "
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
@@ -140,11 +131,11 @@ class Gradients:
         """
         meeting = backend.meeting(self.grads, self.owners)
         mixed = [one for one in meeting if len({format_of(arrays[index]) for index in one}) > 1]
-        if mixed and self.paths:
+        if mixed and self.tree is not None:
             raise ValueError(f"{self.named(mixed[0])} share memory as numbers of different formats. Pass copies.")
         copied = {index for one in meeting for index in one[1:]}
         grads = [backend.copied(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
-        return replace(self, grads=grads, meeting=meeting, apart=bool(not self.paths and (apart or mixed)))
+        return replace(self, grads=grads, meeting=meeting, apart=bool(self.tree is None and (apart or mixed)))
 
     def named(self, indices: Sequence[int]) -> str:
         """Return the names of the gradients at `indices`, for errors."""
@@ -153,10 +144,10 @@ class Gradients:
 
     def chosen(self, indices: Sequence[int]) -> "Gradients":
         """Return the gradients at `indices`."""
-        each = (self.grads, self.held, self.owners, self.lying, self.paths)
-        grads, held, owners, lying, paths = ([of[i] for i in indices] if of else of for of in each)
+        each = (self.grads, self.held, self.owners, self.lying)
+        grads, held, owners, lying = ([of[i] for i in indices] for of in each)
         shards = self.shards and self.shards.chosen(indices)
-        return replace(self, grads=grads, held=held, owners=owners, lying=lying, paths=paths, shards=shards)
+        return replace(self, grads=grads, held=held, owners=owners, lying=lying, shards=shards)
 
     def writable(self, backend: Backend) -> bool:
         """Return whether all gradients can be written in place."""
@@ -173,31 +164,11 @@ class Gradients:
         at_once.clear(arrays)
         return replace(clipping, nonfinite=PROPAGATE)
 
-    def scale(
-        self, backend: Backend, arrays: Arrays, new: Arrays, coefficient: Coefficient | Multiplier | Units
-    ) -> None:
-        """Scale the gradients, which are `arrays`, starting from the values in `new`."""
-        written_back = self.meeting and not self.apart
-        if (
-            written_back
-            and new is arrays
-            and isinstance(coefficient, Coefficient)
-            and backend.concrete
-            and coefficient.keep
-        ):
+    def scale(self, backend: Backend, arrays: Arrays, made: Decision) -> None:
+        """Scale the gradients, which are `arrays`, as decided."""
+        if self.meeting and not self.apart and made.changes_nothing(backend, arrays):
             return
-        self._put(backend, coefficient.update(backend, self.grads, arrays, new))
-
-    def put(self, backend: HostBackend, arrays: Arrays, new: Arrays, numbers: Sequence[int]) -> None:
-        """Replace the gradients with these numbers by `new`; `arrays` are all gradients."""
-        if new is arrays:
-            backend.wrote([self.grads[number] for number in numbers])
-            self._put(backend, self.grads)
-            return
-        updated = list(self.grads)
-        for number in numbers:
-            updated[number] = backend.put(self.grads[number], arrays[number], new[number])
-        self._put(backend, updated)
+        self._put(backend, made.update(backend, self.grads, arrays))
 
     def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
         """Clamp each element of the gradients, which are `arrays`."""
@@ -235,6 +206,16 @@ def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], l
     return [owner for owner, _ in both.values()], [grad for _, grad in both.values()]
 
 
+def _refuse_leaf(flat: FlatTree) -> None:
+    for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+        if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
+            raise TypeError(
+                f"a tree to clip in place must hold only NumPy arrays, got {type(leaf).__name__} at "
+                f"{path or 'the gradient'}. Pass NumPy arrays, or parameters with a .grad. For other arrays, call "
+                "gradclip.clip_by_global_norm, which returns new ones."
+            )
+
+
 def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
     for index, parameter in enumerate(parameters):
         entry = entry_of(parameter)
@@ -261,7 +242,7 @@ def entered(
     gradients = Gradients.of(params)
     if to_write and not (may_lack or gradients.held):
         params.warn_of_no_gradient()
-    if to_write and gradients.paths:
+    if to_write and gradients.tree is not None:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)
     arrays = gradients.enter(backend)

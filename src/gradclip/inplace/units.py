@@ -3,39 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from gradclip.arguments import is_array, is_single_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed, whole_scalar
-from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.registry import find, known
 from gradclip.core.arrays import Arrays
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
+from gradclip.core.layouts import Rows
 from gradclip.core.nonfinite import Nonfinite
-from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.norms import Order
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
-from gradclip.core.scopes import Scope
-from gradclip.core.units import Adaptive, decide_units
+from gradclip.core.several import Each, Following
+from gradclip.core.units import Adaptive
 from gradclip.core.values import shape_of
 from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.functional import adaptive_of
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.inplace.layerwise import Layerwise
-from gradclip.layers.units import (
-    adaptive_of,
-    check_shapes,
-    parameters_beside,
-    scopes_of_leaves,
-    with_parameters,
-)
-from gradclip.layers.units_at_once import Decided, Following, decided
-from gradclip.leaves import counted
+from gradclip.inplace.parts import clip_parts
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, UnitAxis
+from gradclip.unit_axes import check_shapes, parameters_beside, scopes_of_leaves, with_parameters
 
 
 @ordinary_arithmetic
@@ -76,8 +70,8 @@ def clip_grad_unit_norm_(
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     call = _Call.of(parameters, "clip_grad_unit_norm_", flatten(max_norm).leaves)
-    layers = Layerwise.of(call.params, _for_each_leaf(call.params, max_norm), call.backend)
-    return call.clip(layers, _Numbers(layers.thresholds), clipping, unit_axis)
+    layers = Layerwise.of(call.params, _for_each_leaf(call.params, max_norm), call.backend, call.gradients)
+    return call.clip(layers, Each(layers.thresholds), clipping, unit_axis)
 
 
 @ordinary_arithmetic
@@ -124,44 +118,12 @@ def adaptive_grad_clip_(
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     call = _Call.of(parameters, "adaptive_grad_clip_", [whole_scalar(clipping), whole_scalar(eps)])
     adaptive, given = adaptive_of(call.backend, clipping, eps)
-    layers = Layerwise.of(call.params, 0.0, call.backend)
+    layers = Layerwise.of(call.params, 0.0, call.backend, call.gradients)
     beside = _weights(call.params, weights)
-    mine = call.checked([beside[id(owner)] for (owner,) in layers.layers], layers)
-    return call.clip(layers, _Following(call.backend, adaptive, mine, given), asked, unit_axis)
-
-
-@dataclass(frozen=True)
-class _Numbers:
-    """Fixed thresholds, one for each gradient."""
-
-    each: Sequence[Any]
-
-    def at_once(self) -> Sequence[Any]:
-        """Return all thresholds; their values are known."""
-        return self.each
-
-    def of(self, number: int, order: Order, scope: Scope) -> Any:
-        """Return the threshold of one gradient."""
-        return self.each[number]
-
-
-@dataclass(frozen=True)
-class _Following:
-    """Thresholds that follow the norms of weights, one for each gradient, and the settings given as arrays."""
-
-    backend: Backend
-    adaptive: Adaptive
-    weights: Sequence[Any]
-    given: Sequence[Any]
-
-    def at_once(self) -> Following:
-        """Return the data from which all thresholds follow; all values are known."""
-        return Following(Adaptive(self.adaptive.known), self.backend.enter(self.weights))
-
-    def of(self, number: int, order: Order, scope: Scope) -> Any:
-        """Return the thresholds of the units of one gradient."""
-        arrays = self.backend.enter([self.weights[number]])
-        return self.adaptive.thresholds(self.backend, arrays, order, scope, self.given)
+    mine = call.checked([beside[id(call.gradients.owners[index])] for (index,) in layers.groups], layers)
+    if call.backend.concrete:
+        adaptive, given = Adaptive(adaptive.known), []
+    return call.clip(layers, Following(adaptive, call.backend.enter(mine), given), asked, unit_axis)
 
 
 @dataclass(frozen=True)
@@ -195,59 +157,28 @@ class _Call:
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
         """Return the weights of each layer as backend arrays. Raises if one is no array or has another shape."""
-        groups = layers.among(self.gradients)
-        grads, names = self._grads(groups), partial(self.names, groups)
+        grads, names = self._grads(layers.groups), partial(self.names, layers.groups)
         find([*grads, *weights], lambda: with_parameters(names()))
         check_shapes(grads, weights, names)
         return list(map(self.backend.prepare, weights))
 
-    def clip(
-        self, layers: Layerwise, thresholds: _Numbers | _Following, clipping: Clipping, unit_axis: UnitAxis
-    ) -> Any:
+    def clip(self, layers: Layerwise, thresholds: Each | Following, clipping: Clipping, unit_axis: UnitAxis) -> Any:
         """Measure all gradients, then clip them; return their norms in the caller's structure."""
-        backend, made = self.backend, []
-        groups = layers.among(self.gradients)
-        scopes = scopes_of_leaves(self._grads(groups), partial(self.names, groups), unit_axis)
+        backend, indices = self.backend, [index for (index,) in layers.groups]
+        gradients, arrays = self.gradients, self.arrays
+        if indices != list(range(len(arrays))):
+            gradients, arrays = gradients.chosen(indices), backend.chosen(arrays, indices)
+        scopes = scopes_of_leaves(gradients.grads, gradients.names, unit_axis)
+        layout = Rows(scopes, list(map(shape_of, gradients.grads)))
         with backend.precision():
-            at_once = self._at_once(groups, thresholds, clipping.order, scopes)
-            norms = at_once.norms(self.gradients.grads) if at_once else {}
-            names = self.names(groups) if len(norms) < len(groups) else []
-            for number, (group, scope) in enumerate(zip(groups, scopes, strict=True)):
-                if number in norms:
-                    continue
-                mine, arrays = self.gradients.chosen(group), backend.chosen(self.arrays, group)
-                asked = replace(clipping, max_norm=thresholds.of(number, clipping.order, scope))
-                decision = decide_units(backend, arrays, asked, names[number], scope)
-                made.append((mine, arrays, decision))
-                norms[number] = backend.leave_scalar(decision.norm.product(), norm_dtype(arrays), mine.grads)
-            if at_once:
-                self.gradients.put(at_once.backend, self.arrays, at_once.arrays, at_once.scale())
-            for mine, arrays, decision in made:
-                mine.scale(backend, arrays, decision.arrays, decision.coefficient)
-        return layers.arranged([norms[number] for number in range(len(groups))])
-
-    def _at_once(
-        self,
-        groups: Sequence[Sequence[int]],
-        thresholds: _Numbers | _Following,
-        order: Order,
-        scopes: Sequence[Scope],
-    ) -> Decided | None:
-        """Decide for all gradients that one kernel call can clip."""
-        backend, grads, arrays = self.backend, self.gradients.grads, self.arrays
-        each_its_own = [index for (index,) in groups] == list(range(len(grads)))
-        if not in_host_memory(backend) or not grads or not each_its_own:
-            return None
-        if not backend.lie_writable(grads, arrays):
-            arrays = backend.entered_copies(backend.copies(arrays))
-        return decided(backend, arrays, list(map(shape_of, grads)), scopes, order, thresholds.at_once())
+            return layers.arranged(clip_parts(gradients, backend, arrays, layout, thresholds, clipping))
 
 
 def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
     """Expand thresholds given as a prefix to one per array; return other thresholds unchanged."""
     if params.tree is None or is_single_threshold(max_norm):
         return max_norm
-    flat = counted(params.tree)
+    flat = params.flat
     prefix, groups = flat.split_by(max_norm)
     of_leaf = {i: threshold for threshold, group in zip(prefix.leaves, groups, strict=True) for i in group}
     return flat.arrange([of_leaf[i] for i in range(len(of_leaf))], 0.0)
@@ -256,7 +187,7 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
 def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
     """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
     if params.tree is not None:
-        flat = counted(params.tree)
+        flat = params.flat
         if weights is None:
             raise TypeError(
                 "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."

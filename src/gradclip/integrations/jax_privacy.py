@@ -19,12 +19,12 @@ from gradclip.backends.batching import Batching
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import named
 from gradclip.clip import global_norm
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import PROPAGATE, ZERO
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP, Target
+from gradclip.functional import clip_groups
 from gradclip.integrations import needed_for
-from gradclip.layers.groups import clip_groups
 from gradclip.leaves import as_floats, counted
 from gradclip.per_example import transforms
 from gradclip.per_example.call_arguments import positions

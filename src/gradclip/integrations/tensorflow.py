@@ -19,15 +19,15 @@ import numpy as np
 from gradclip import clip
 from gradclip.arguments import check_norm, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.core.decide import Clipping, from_norm
+from gradclip.core.decision import Clipping, from_norm
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
 from gradclip.core.values import elements_of
 from gradclip.integrations import needed_for
-from gradclip.layers.units import clip_units, scopes_beside
 from gradclip.leaves import without_integers
 from gradclip.tree import flatten
+from gradclip.unit_axes import clip_units, scopes_beside
 
 with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf
@@ -148,4 +148,4 @@ def _scaled(t_list: list[Gradient | None], clip_norm: Any, use_norm: Any) -> Any
     norm = backend.scalar(check_norm(use_norm, "use_norm", backend=backend), ())
     arrays = backend.enter(list(map(backend.prepare, flat.leaves)))
     spoiled = tf.where(tf.math.is_inf(norm), tf.constant(math.nan, norm.dtype), norm)
-    return flat.rebuild(from_norm(backend, spoiled, threshold, arrays).scaled(backend, arrays))
+    return flat.rebuild(from_norm(backend, spoiled, threshold, arrays).scaled(backend))

@@ -11,7 +11,7 @@ from gradclip.arguments import check_mask, check_real, check_threshold, is_singl
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find, ways_to_examples
 from gradclip.core.arrays import Arrays
-from gradclip.core.decide import Clipping
+from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.norms import Order, norm_dtype

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 from gradclip.backends.sums import ENOUGH
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
-from gradclip.core.decide import Clipping, decide
+from gradclip.core.decision import Clipping
 from gradclip.core.formats import FLOAT64
 from gradclip.core.nonfinite import SKIP
 from gradclip.core.norms import Norm, relative_error, settled
+from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
@@ -57,7 +58,7 @@ class Batch:
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
         integers = clipping.target.integers
         scope = EXAMPLE_ALONE if integers else EXAMPLE
-        made = decide(backend, arrays, clipping, self.names, scope=scope, mask=mask, holders=self.holders)
+        made = decide(backend, arrays, clipping, self.names, layout=scope, mask=mask, holders=self.holders)
         if integers:
             sums: Sequence[Any] = [backend.rounded_sum(x, made.coefficient) for x in made.arrays]
         else:

@@ -13,7 +13,6 @@ from frameworks import DTYPES, numpy_dtype
 from gradclip import fast_path
 from gradclip.backends.tensorflow.framework import TENSORFLOW
 from gradclip.backends.tensorflow.host import HOST
-from gradclip.layers import fast_path as fast_layers
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 SHAPES = [(3,), (2, 5), (), (0, 4), (40_000,), (4, 1, 3)]  # more and less than what TensorFlow's own memory is for
@@ -76,10 +75,7 @@ def test_values_are_clamped_as_numpys(dtype):
 def test_the_fast_path_is_the_general_one(dtype, threshold):
     leaves = list(map(tf.constant, values(dtype)))
     assert fast_path.read(leaves) is not None
-    for module, door, call in (
-        (fast_path, "clip_by_global_norm", gradclip.clip_by_global_norm),
-        (fast_layers, "clip_by_layer_norm", gradclip.clip_by_layer_norm),
-    ):
+    for module, door, call in ((fast_path, "clip_by_global_norm", gradclip.clip_by_global_norm),):
         plain = without(module, [door], call, leaves, threshold)
         assert_all_same(call(leaves, threshold), [[x.numpy() for x in plain[0]], _numpy(plain[1])])
 

@@ -134,6 +134,8 @@ class HostArray:
 class HostArrays(Arrays):
     """Arrays in host memory. Arrays that the kernels can read get a NumPy view only if something else needs it."""
 
+    laid: Any = None  # the last layout of several norms, and the arrays as the kernels see them for it
+
     def __init__(self, sources: Sequence[Any], view: Callable[[Any], HostArray], described: Described) -> None:
         self._view = view
         self.kernels, self.left_out = described

@@ -18,15 +18,18 @@ import numpy as np
 from gradclip import native
 from gradclip.backends.host import chunkwise, examples
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
-from gradclip.backends.host.in_host_memory import InHostMemory
-from gradclip.backends.host.in_place import clamp_, scale_, scale_known
+from gradclip.backends.host.in_host_memory import ARRAYS, DTYPES, InHostMemory
+from gradclip.backends.host.in_place import clamp_, indices_written, scale_, scale_known
+from gradclip.backends.host.laid import factors_of, laid
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import SUPPORTED, bare_name, sum_dtype
+from gradclip.core.layouts import Groups, Layout, Several
 from gradclip.core.memory import Region, region_of_array
+from gradclip.core.norms import Norm, Order
 from gradclip.core.values import Array, Scope
 
 if TYPE_CHECKING:
@@ -60,7 +63,12 @@ class Host(InHostMemory, Portable):
         return np.asarray(leaf)
 
     def plain(self, leaves: Sequence[Any]) -> bool:
-        return native.kernels is not None
+        return True
+
+    def take(self, leaves: Sequence[Any]) -> HostArrays:
+        if set(map(type, leaves)) == ARRAYS and {leaf.dtype for leaf in leaves} <= DTYPES:
+            return HostArrays(leaves, HostArray.of, native.describe_buffers(leaves))
+        return self.enter(list(map(self.prepare, leaves)))
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         return HostArrays(prepared, HostArray.of, native.describe_buffers(list(map(known_to_buffers, prepared))))
@@ -95,6 +103,11 @@ class Host(InHostMemory, Portable):
         """Return an array for a result, with the same memory order."""
         return HostArray(np.empty_like(x.data), x.dtype)
 
+    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        if set(map(type, arrays)) == ARRAYS == set(map(type, leaves)) and {x.dtype for x in arrays} <= DTYPES:
+            return list(arrays)
+        return super().leave_all(arrays, leaves)
+
     def leave(self, array: HostArray | np.ndarray, leaf: Any) -> Any:
         data = array.data if isinstance(array, HostArray) else array
         data = data if data.dtype != np.uint16 else data.view(leaf.dtype)  # the bits of bfloat16
@@ -123,9 +136,10 @@ class Host(InHostMemory, Portable):
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         known, others = split(arrays, scope)
         if known and not others:
-            return kernels_sum_error(count, arrays, p)
+            return kernels_sum_error(count, arrays.only_halves, p)
         error = super().sum_error(count, arrays, p, scope)
-        return error + kernels_sum_error(0, arrays, p) if known else error  # `error` already covers the additions
+        # `error` already covers the additions.
+        return error + kernels_sum_error(0, arrays.only_halves, p) if known else error
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Any = None) -> Any:
         known, others = split(arrays, scope)
@@ -184,11 +198,18 @@ class Host(InHostMemory, Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
+    def norms_at_once(self, arrays: Arrays, layout: Several, order: Order) -> tuple[Norm, np.ndarray] | None:
+        found = laid(arrays, layout, self.threads())
+        return None if found is None else found.norms(order)
+
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
         if isinstance(arrays, OnlyFinite):
-            return self._shrunk_finite(arrays, coefficient, scope)
-        if not scope.whole:
-            return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
+            return self._shrunk_finite(arrays, coefficient, layout)
+        if isinstance(layout, Groups):
+            made = self._shrunk_groups(arrays, coefficient, layout)
+            return made or self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
+        if not layout.whole:
+            return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
         if coefficient.keep:
             return self.copies(arrays)
         results, targets = self.places_for(arrays)
@@ -196,10 +217,21 @@ class Host(InHostMemory, Portable):
         if known and not others and targets:
             scale_known(known, targets, coefficient, self.threads())
             return results
-        return self._shrunk_copies(self._filled_copies(arrays), coefficient, scope)
+        return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
 
-    def _shrunk_copies(self, copies: list[HostArray], coefficient: Coefficient, scope: Scope) -> list[HostArray]:
-        scale_(viewed_arrays(copies), coefficient, scope, self.threads())
+    def _shrunk_groups(self, arrays: Arrays, coefficient: Coefficient, layout: Groups) -> list[Any]:
+        """Return the results of one call of the kernels; an empty list if they cannot do it."""
+        known = laid(arrays, layout, self.threads())
+        if known is None or known.beyond or np.any(coefficient.blank):
+            return []
+        results, targets = self.places_for(arrays)
+        if targets is None:
+            return []
+        known.scale(coefficient.keep, factors_of(coefficient), targets)
+        return results
+
+    def _shrunk_copies(self, copies: list[HostArray], coefficient: Coefficient, layout: Layout) -> list[HostArray]:
+        scale_(viewed_arrays(copies), coefficient, layout, self.threads())
         return copies
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
@@ -224,30 +256,39 @@ class Host(InHostMemory, Portable):
             sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
             targets = [x.data for x in results]
         known = native.describe_buffers(list(map(known_to_buffers, targets)))
-        same_order = all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))  # else no kernel fits
+        given = split(arrays)[0]
+        in_order = given is not None and known.kernels is not None and given.in_order and known.kernels.in_order
+        # Else no kernel fits.
+        same_order = in_order or all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
         return results, known.kernels if same_order and not known.left_out else None
 
-    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
+    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
         results = self._filled_copies(arrays)
         for y in results:
             y.put_zeros()
-        return self._shrunk_copies(results, coefficient, scope)
+        return self._shrunk_copies(results, coefficient, layout)
+
+    def scale_(self, arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> None:
+        if new is not arrays:
+            for x in arrays:  # `new` is a view of these arrays without non-finite elements
+                x.put_zeros()
+        scale_(arrays, coefficient, layout, self.threads())
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
     ) -> Sequence[Any]:
-        # Nothing is clipped, so do not write anything.
-        if new is arrays and scope.whole and coefficient.keep:
+        # What is not clipped is not written.
+        written = indices_written(coefficient, layout, len(leaves)) if new is arrays else range(len(leaves))
+        if not written:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
-            if new is not arrays:
-                for x in arrays:  # `new` is a view of these arrays without non-finite elements
-                    x.put_zeros()
-            scale_(arrays, coefficient, scope, self.threads())
-            self.wrote(leaves)
+            self.scale_(arrays, new, coefficient, layout)
+            self.wrote(leaves if len(written) == len(leaves) else [leaves[index] for index in written])
             return leaves
-        results = self.shrink(new, coefficient, scope)
-        return [self.put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+        results, updated = self.shrink(new, coefficient, layout), list(leaves)
+        for index in written:
+            updated[index] = self.put(leaves[index], arrays[index], results[index])
+        return updated
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
         if self.can_write(leaves, arrays):

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.host.arrays import HostArray, split, wide_chunks
+from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays, wide_chunks
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.core.arrays import Arrays
 
@@ -56,6 +56,13 @@ def at_most(
             return difference < 0
     total = power_sum(backend, arrays, p, patient=patient)
     return isinstance(total, Fraction) and total <= limit
+
+
+def part_of(arrays: Arrays, place: tuple[Any, ...]) -> HostArrays:
+    """Return the part of a single array in host memory that an index selects."""
+    (x,) = arrays
+    counted = None if x.counted is None else np.asarray(x.counted[place])
+    return viewed_arrays([HostArray(np.asarray(x.data[place]), x.dtype, counted=counted)])
 
 
 def power_sum(backend: HostBackend, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:

@@ -12,8 +12,8 @@ from gradclip import native
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
 
-_ARRAYS = {np.ndarray}
-_DTYPES = {np.dtype(name) for name in ("float16", "float32", "float64")}
+ARRAYS = {np.ndarray}
+DTYPES = {np.dtype(name) for name in ("float16", "float32", "float64")}
 _SCALARS = {"float32": np.float32, "float64": np.float64}
 
 
@@ -22,7 +22,7 @@ class InHostMemory:
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
         # 16-bit integers would be mistaken for bfloat16.
-        ordinary = set(map(type, leaves)) == _ARRAYS and {leaf.dtype for leaf in leaves} <= _DTYPES
+        ordinary = set(map(type, leaves)) == ARRAYS and {leaf.dtype for leaf in leaves} <= DTYPES
         if native.kernels is None or not ordinary:
             return None
         kernels, left_out = native.kernels.describe_buffers(list(leaves))

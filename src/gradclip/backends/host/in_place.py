@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import split
+from gradclip.backends.host.laid import scale_parts
 from gradclip.core.arrays import Arrays
-from gradclip.core.values import Scope
+from gradclip.core.layouts import Groups, Layout, Rows
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient, Factors
     from gradclip.native._kernels import Arrays as KernelArrays
 
 
-def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int) -> None:
+def scale_(arrays: Arrays, coefficient: Coefficient, layout: Layout, threads: int) -> None:
     """Scale arrays by a coefficient with an entry for each norm. Elements that it keeps are not written."""
-    if not scope.whole:
+    if isinstance(layout, Groups | Rows):
+        scale_parts(arrays, coefficient, layout, threads, scale_)
+        return
+    if not layout.whole:
         for x in () if coefficient.keep.all() else arrays:
-            chunkwise.scale_rows(x, coefficient, scope)
+            chunkwise.scale_rows(x, coefficient, layout)
         return
     # Gradients that are not clipped are not written: memory access is what takes time.
     if coefficient.keep:
@@ -28,6 +35,13 @@ def scale_(arrays: Arrays, coefficient: Coefficient, scope: Scope, threads: int)
         scale_known(known, known, coefficient, threads)
     for x in others:
         chunkwise.scale_chunks(x, coefficient)
+
+
+def indices_written(coefficient: Coefficient, layout: Layout, count: int) -> Sequence[int]:
+    """Return the indices of the arrays, of which there are so many, that are not kept whole."""
+    if isinstance(layout, Groups | Rows):
+        return [index for number in layout.parts_of(~coefficient.keep) for index in layout.part(number).indices]
+    return () if np.all(coefficient.keep) else range(count)
 
 
 def scale_known(known: KernelArrays, to: KernelArrays, coefficient: Coefficient, threads: int) -> None:

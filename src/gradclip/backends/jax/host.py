@@ -91,7 +91,8 @@ class JaxHost(Host):
         return put([np.asarray(value, dtype) for value in values], [placed_first([leaf]) for leaf in leaves])
 
     def leave_scalars(self, values: Any, dtype: str, leaves: Sequence[Any]) -> list[jax.Array]:
-        return put([np.asarray(x, dtype) for x in values], list(map(placed_first, leaves)))
+        near = (leaf if isinstance(leaf, list) else [leaf] for leaf in leaves)
+        return put([np.asarray(x, dtype) for x in values], list(map(placed_first, near)))
 
 
 def _with_origin(pair: tuple[np.ndarray, jax.Array]) -> HostArray:

@@ -30,7 +30,7 @@ class JaxKernels(Jax):
     splits_by_range = False
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        return kernels_sum_error(count, arrays, p)
+        return kernels_sum_error(count, arrays.only_halves, p)
 
     # The kernels read subnormals correctly, so no second pass is needed, unlike with XLA's own sums.
     def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:

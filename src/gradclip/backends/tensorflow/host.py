@@ -17,7 +17,7 @@ from tensorflow.python.framework.ops import EagerTensor
 from gradclip import native
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
 from gradclip.backends.host.backend import Host
-from gradclip.backends.host.in_place import clamp_
+from gradclip.backends.host.in_place import clamp_, indices_written
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
@@ -33,7 +33,7 @@ from gradclip.backends.tensorflow.memory import (
 )
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import dtype_name
-from gradclip.core.values import Scope
+from gradclip.core.layouts import Layout
 
 if TYPE_CHECKING:
     from gradclip.core.coefficient import Coefficient
@@ -83,11 +83,11 @@ class TensorFlowHost(Host):
     def copies(self, arrays: Arrays) -> list[HostArray]:
         return self._filled_copies(arrays)  # their memory is from `empty_like`
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[HostArray]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
         # A tensor is immutable, so it can serve as its own copy.
-        if scope.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
+        if layout.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
             return list(arrays)
-        return super().shrink(arrays, coefficient, scope)
+        return super().shrink(arrays, coefficient, layout)
 
     def leave(self, array: Any, leaf: object) -> tf.Tensor:
         return placed(_tensor_over(array) if array.origin is None else array.origin, leaf)
@@ -132,11 +132,11 @@ class TensorFlowHost(Host):
         return leaf
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
     ) -> Sequence[Any]:
-        if new is arrays and scope.whole and coefficient.keep:
+        if new is arrays and not indices_written(coefficient, layout, len(leaves)):
             return leaves
-        return self._put_all(leaves, arrays, self.shrink(new, coefficient, scope))
+        return self._put_all(leaves, arrays, self.shrink(new, coefficient, layout))
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
         results = self.copies(arrays)

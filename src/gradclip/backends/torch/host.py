@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from gradclip.backends.host.backend import Host
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.torch.autograd import call_differentiably
 from gradclip.backends.torch.tensors import (
+    PLAIN,
     dense,
     described,
     floating,
@@ -35,6 +37,9 @@ if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
 
 _SCALARS = {"float32": torch.float32, "float64": torch.float64}
+_REQUIRES_GRAD = attrgetter("requires_grad")
+_STRIDED = {torch.strided}
+_IS_NEG, _IS_CONJ = torch.Tensor.is_neg, torch.Tensor.is_conj
 _FLOATING = {torch.float16, torch.bfloat16, torch.float32, torch.float64}
 
 
@@ -58,7 +63,7 @@ class TorchHost(Host):
     def plain(self, leaves: Sequence[Any]) -> bool:
         # Check the level, which costs nothing. Checking for tangents takes a call for each tensor.
         forward = torch.autograd.forward_ad._current_level >= 0
-        asked = torch.is_grad_enabled() and any(getattr(leaf, "requires_grad", False) for leaf in leaves)
+        asked = torch.is_grad_enabled() and _any_requires_grad(leaves)
         return super().plain(leaves) and not (forward or asked)
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
@@ -89,6 +94,16 @@ class TorchHost(Host):
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
             return viewed_arrays(list(map(viewed, prepared)))
         return HostArrays(prepared, viewed, described(prepared))
+
+    def take(self, leaves: Sequence[Any]) -> HostArrays:
+        # As for gradients in place, but conjugated and negated tensors are not changed, so copies will do.
+        if not set(map(type, leaves)) <= PLAIN or any(map(_IS_NEG, leaves)) or any(map(_IS_CONJ, leaves)):
+            return super().take(leaves)
+        known = described(leaves)
+        sources = list(leaves)
+        for index in known.left_out:
+            sources[index] = self.prepare(leaves[index])
+        return HostArrays(sources, viewed, known)
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> HostArrays:
         # The kernels describe nearly all tensors in one call, without a Python call for each. Only the others are
@@ -137,10 +152,19 @@ class TorchHost(Host):
         if self._plainly(arrays):
             results = list(map(torch.empty_like, arrays.sources))
             targets = described(results)
-            same_order = all(x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True))
+            same_order = arrays.kernels.in_order and not targets.left_out and targets.kernels.in_order
+            same_order = same_order or all(
+                x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True)
+            )
             if same_order and not targets.left_out:
                 return results, targets.kernels
         return super().places_for(arrays)
+
+    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
+        dense = set(map(type, arrays)) <= PLAIN and set(map(type, leaves)) <= PLAIN
+        if dense and {leaf.layout for leaf in leaves} <= _STRIDED:
+            return list(arrays)
+        return super().leave_all(arrays, leaves)
 
     def leave(self, array: HostArray | torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
         return restored(array if isinstance(array, torch.Tensor) else unviewed(array), leaf)
@@ -176,6 +200,13 @@ class TorchHost(Host):
 
 
 _checked: type[HostBackend] = TorchHost
+
+
+def _any_requires_grad(leaves: Sequence[Any]) -> bool:
+    try:
+        return any(map(_REQUIRES_GRAD, leaves))
+    except AttributeError:  # a number
+        return any(getattr(leaf, "requires_grad", False) for leaf in leaves)
 
 
 def _name(names: Callable[[], Sequence[str]], index: int) -> str:

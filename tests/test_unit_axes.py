@@ -11,8 +11,9 @@ import torch
 from gradclip.backends.registry import find
 from gradclip.core.scopes import units_along
 from gradclip.core.units import Adaptive
-from gradclip.layers.units import adaptive_of, check_shapes, parameters_beside, scopes_of
+from gradclip.functional import adaptive_of
 from gradclip.tree import flatten
+from gradclip.unit_axes import check_shapes, parameters_beside, scopes_of
 
 
 def test_units_lie_as_the_framework_keeps_weights():

@@ -1,4 +1,4 @@
-"""The fast path of many layers: to the bit what the general path makes of ordinary calls, nothing for others."""
+"""Several norms decided at once: to the bit what each part gives alone."""
 
 import math
 import warnings
@@ -8,11 +8,9 @@ import pytest
 import torch
 
 import gradclip
-from fast_paths import same, without
-from gradclip.core.norms import Order
-from gradclip.layers import fast_path
+from fast_paths import same
+from part_by_part import at_once, part_by_part
 
-DOORS = ("layer_norms", "clip_by_layer_norm", "clip_grad_layer_norm_")
 DTYPES = {"torch": ("float16", "bfloat16", "float32", "float64"), "numpy": ("float16", "float32", "float64")}
 
 
@@ -35,22 +33,20 @@ def holders(kind, tree):
 
 @pytest.mark.parametrize("ord", [1, 2])
 @pytest.mark.parametrize(("kind", "dtype"), [(kind, dtype) for kind in DTYPES for dtype in DTYPES[kind]])
-def test_the_bits_are_those_of_the_general_path(kind, dtype, ord):
+def test_the_bits_are_those_of_each_part_alone(kind, dtype, ord):
     tree = arrays(kind, dtype)
-    norms = gradclip.layer_norms(tree, ord)
-    assert fast_path.layer_norms(tree, Order.parse(ord)) is not None
-    assert all(map(same, norms, without(fast_path, DOORS, gradclip.layer_norms, tree, ord)))
-    for max_norm in (1.0, 10, 1e9, [0.1, 1.0, 2, math.inf, 3.0]):
-        assert fast_path.clip_by_layer_norm(tree, max_norm, Order.parse(ord)) is not None
-        clipped, before = gradclip.clip_by_layer_norm(tree, max_norm, ord=ord)
-        expected, told = without(fast_path, DOORS, gradclip.clip_by_layer_norm, tree, max_norm, ord=ord)
-        assert all(map(same, clipped, expected))
-        assert all(map(same, before, told))
-        assert not any(x is y for x, y in zip(clipped, tree, strict=True))
-        (given, grads), (others, expected_grads) = holders(kind, tree), holders(kind, tree)
-        told = without(fast_path, DOORS, gradclip.clip_grad_layer_norm_, others, max_norm, ord)
-        assert all(map(same, gradclip.clip_grad_layer_norm_(given, max_norm, ord), told))
-        assert all(map(same, grads(), expected_grads()))
+    found = []
+    for mode in (at_once, part_by_part):
+        made = []
+        with mode():
+            made += gradclip.layer_norms(tree, ord)
+            for max_norm in (1.0, 10, 1e9, [0.1, 1.0, 2, math.inf, 3.0]):
+                clipped, norms = gradclip.clip_by_layer_norm(tree, max_norm, ord=ord)
+                assert not any(x is y for x, y in zip(clipped, tree, strict=True))
+                given, grads = holders(kind, tree)
+                made += [*clipped, *norms, *gradclip.clip_grad_layer_norm_(given, max_norm, ord), *grads()]
+        found.append(made)
+    assert all(map(same, *found))
 
 
 def with_one(other):
@@ -73,20 +69,26 @@ UNUSUAL = {
 }
 
 
+def found_by(call):
+    """Return the numbers of a call as text, or its error."""
+    try:
+        return repr(call())
+    except (TypeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
 @pytest.mark.parametrize("case", UNUSUAL)
-def test_what_is_not_ordinary_is_left_to_the_general_path(case):
+def test_what_is_not_decided_at_once_is_decided_part_by_part(case):
     tree, max_norm, ord = UNUSUAL[case]
-    assert fast_path.clip_by_layer_norm(tree, max_norm, Order.parse(ord)) is None
-    assert fast_path.clip_grad_layer_norm_(tree, max_norm, Order.parse(ord)) is None
 
+    def in_place():
+        copies = [x.copy() if isinstance(x, np.ndarray) else [y.copy() for y in x] for x in tree]
+        return gradclip.clip_grad_layer_norm_(copies, max_norm, ord), copies
 
-def test_gradients_that_are_missing_or_shared_are_left_to_the_general_path():
-    given, _ = holders("torch", [torch.ones(2), torch.ones(3)])
-    assert fast_path.clip_grad_layer_norm_([given[0], torch.nn.Parameter(torch.ones(2))], 1.0, Order(2.0)) is None
-    given[1].grad = None
-    assert fast_path.clip_grad_layer_norm_(given, 1.0, Order(2.0)) is None
-    assert fast_path.clip_grad_layer_norm_([given[0], given[0]], 1.0, Order(2.0)) is None
-    assert fast_path.clip_grad_layer_norm_(tuple(given[:1]), 1.0, Order(2.0)) is None
+    for call in (lambda: gradclip.clip_by_layer_norm(tree, max_norm, ord=ord), in_place):
+        with part_by_part():
+            expected = found_by(call)
+        assert found_by(call) == expected
 
 
 @pytest.mark.parametrize("max_norm", [1.0, 100.0])
@@ -128,8 +130,31 @@ def test_norms_beyond_float32_are_no_mistake_to_warn_of():
         assert gradclip.clip_by_layer_norm([np.ones(3)] * 2, 1e-310)[0][0].max() < 1e-310
 
 
-def test_thresholds_in_another_tree_are_left_to_the_general_path():
-    tree = {"w": np.ones(3), "b": np.ones(3)}
-    assert fast_path.clip_by_layer_norm(tree, {"w": 1.0, "b": 1.0}, Order(2.0)) is not None
-    assert fast_path.clip_by_layer_norm(tree, [1.0, 1.0], Order(2.0)) is None
-    assert fast_path.clip_by_layer_norm({"x": tree}, {"x": 1.0}, Order(2.0)) is None
+def test_a_frozen_parameter_has_no_norm():
+    given, _ = holders("torch", [torch.full((2,), 3.0), torch.ones(3), torch.full((2,), 4.0)])
+    given[1].grad = None
+    with at_once():
+        norms = gradclip.clip_grad_layer_norm_(given, [1.0, 2.0, 3.0])
+    assert [norm if norm is None else round(float(norm), 5) for norm in norms] == [4.24264, None, 5.65685]
+    assert [parameter.grad.norm().item() for parameter in given[::2]] == pytest.approx([1.0, 3.0], rel=1e-6)
+
+
+def test_thresholds_may_be_in_another_tree():
+    tree = {"w": np.array([3.0, 4.0]), "b": np.array([6.0, 8.0])}
+    for tree_of, thresholds in (
+        (lambda: tree, {"w": 1.0, "b": 2.0}),
+        (lambda: {"x": tree}, {"x": {"w": 1.0, "b": 2.0}}),
+    ):
+        with at_once():
+            clipped, _ = gradclip.clip_by_layer_norm(tree_of(), thresholds)
+        found = clipped.get("x", clipped)
+        assert np.linalg.norm(found["w"]) == pytest.approx(1.0)
+        assert np.linalg.norm(found["b"]) == pytest.approx(2.0)
+
+
+def test_a_layer_without_a_leaf_has_norm_0():
+    tree = {"a": np.array([3.0, 4.0]), "b": [np.array([1, 2])]}
+    with at_once():
+        _, norms = gradclip.clip_by_layer_norm(tree, {"a": 1.0, "b": 1.0})
+    assert (norms["a"].dtype, norms["b"].dtype) == (np.float64, np.float32)
+    assert (norms["a"], norms["b"]) == (5.0, 0.0)

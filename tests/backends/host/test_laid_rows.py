@@ -10,8 +10,8 @@ import torch
 
 import gradclip
 from frameworks import ALL, by_name, numpy_dtype
-from gradclip.inplace import units as in_place
-from gradclip.layers import units
+from gradclip.core.several import Table
+from part_by_part import at_once, part_by_part
 from rational import power_of_norm
 
 HOST = [framework for framework in ALL if not framework.traced and not framework.jit]
@@ -34,17 +34,6 @@ def trees(dtype, shapes=SHAPES):
     return made
 
 
-def alone(monkeypatch):
-    """Have each leaf clipped by itself."""
-    monkeypatch.setattr(units, "_clip_at_once", lambda *_: {})
-    monkeypatch.setattr(in_place, "decided", lambda *_: None)
-
-
-def never_alone(monkeypatch):
-    monkeypatch.setattr(units.UnitClip, "leaf", None)
-    monkeypatch.setattr(in_place, "decide_units", None)
-
-
 CALLS = {
     "units": lambda x, w, **options: gradclip.clip_by_unit_norm(x, 0.9, **options),
     "each its threshold": lambda x, w, **options: gradclip.clip_by_unit_norm(
@@ -62,11 +51,9 @@ def test_as_each_leaf_alone(framework, ord, call):
         given, params = ([framework.array(x, dtype) for x in tree] for tree in trees(dtype))
         for unit_axis in (None, 0, -1, ()):
             found, results = [], []
-            for change in (never_alone, alone):
-                with pytest.MonkeyPatch.context() as monkeypatch:
-                    change(monkeypatch)
-                    with framework.mode():
-                        made, norms = call(given, params, ord=ord, unit_axis=unit_axis)
+            for mode in (at_once, part_by_part):
+                with mode(), framework.mode():
+                    made, norms = call(given, params, ord=ord, unit_axis=unit_axis)
                     found.append(framework.numbers(norms))
                     results.append(framework.numbers(made))
             for x, *both in zip(framework.numbers(given), *results, strict=True):
@@ -84,12 +71,11 @@ def test_as_each_leaf_alone(framework, ord, call):
 
 @pytest.mark.parametrize("framework", HOST, ids=by_name)
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_in_place_as_each_leaf_alone(framework, adaptive, monkeypatch):
+def test_in_place_as_each_leaf_alone(framework, adaptive):
     given, params = trees(framework.dtypes[-1])
     results = []
-    for change in (never_alone, alone):
-        with monkeypatch.context() as patched:
-            change(patched)
+    for mode in (at_once, part_by_part):
+        with mode():
             made, weights = (
                 [framework.array(x.copy(), framework.dtypes[-1]) for x in tree] for tree in (given, params)
             )
@@ -133,11 +119,11 @@ def test_leaves_may_lie_in_memory_in_any_way(unit_axis):
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-def test_kernels_of_convolutions_may_have_their_channels_last(layout, monkeypatch):
-    never_alone(monkeypatch)
+def test_kernels_of_convolutions_may_have_their_channels_last(layout):
     weight = torch.randn(80, 40, 5, 5)  # more elements than are copied
     given = weight.to(memory_format=layout)
-    clipped, norms = gradclip.clip_by_unit_norm([given, torch.ones(2)], 3.0)
+    with at_once():
+        clipped, norms = gradclip.clip_by_unit_norm([given, torch.ones(2)], 3.0)
     assert clipped[0].stride() == given.stride()
     lengths = weight.double().flatten(1).norm(dim=1)
     assert torch.allclose(norms[0].double(), lengths, rtol=1e-6)
@@ -146,12 +132,11 @@ def test_kernels_of_convolutions_may_have_their_channels_last(layout, monkeypatc
 
 
 def test_large_leaves_whose_units_do_not_lie_in_one_piece_are_clipped_alone(monkeypatch):
-    names = []
-    leaf = units.UnitClip.leaf
-    monkeypatch.setattr(units.UnitClip, "leaf", lambda *args: names.append(args[-1]) or leaf(*args))
+    parts, put = [], Table.put
+    monkeypatch.setattr(Table, "put", lambda self, number, *args: parts.append(number) or put(self, number, *args))
     tree = {"a": np.ones((3, 2)), "large": np.ones(LARGE), "rows": np.asfortranarray(np.ones(LARGE)), "z": np.ones(5)}
     clipped, norms = gradclip.clip_by_unit_norm(tree, 0.5)
-    assert names == ["['large']"]
+    assert parts == [1]
     for key, x in tree.items():
         own = np.linalg.norm(x, axis=0)
         assert np.allclose(norms[key], own, rtol=1e-12)
@@ -194,13 +179,13 @@ def test_a_unit_at_its_threshold_stays_beside_others():
     assert all(power_of_norm([row], 2) <= 25 for result in clipped for row in result)
 
 
-def test_squares_that_are_lost_count(monkeypatch):
+def test_squares_that_are_lost_count():
     tiny, zeros = np.full((2, 2), 1e-200), np.zeros((2, 2))
     norms = gradclip.clip_by_unit_norm([tiny, zeros], 1.0, unit_axis=0)[1]
     assert np.allclose(norms[0], math.sqrt(2) * 1e-200, rtol=1e-12)
     assert not norms[1].any()
-    never_alone(monkeypatch)
-    clipped, _ = gradclip.adaptive_grad_clip([np.array([[3.0, 4.0], [0.0, 0.0]])], [zeros], 0.5, 1.0, unit_axis=0)
+    with at_once():
+        clipped, _ = gradclip.adaptive_grad_clip([np.array([[3.0, 4.0], [0.0, 0.0]])], [zeros], 0.5, 1.0, unit_axis=0)
     assert clipped[0].round(6).tolist() == [[0.3, 0.4], [0.0, 0.0]]
 
 

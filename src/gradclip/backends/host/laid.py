@@ -1,0 +1,202 @@
+"""Several norms in one call of the kernels: those of groups of arrays, or of the units of each array.
+
+To the kernels a unit is a contiguous row of its array. Arrays with another layout in memory are copied so that their
+units are rows; large arrays are not copied. Parts that the kernels cannot read are scaled one by one.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
+from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
+from gradclip.core.arrays import Arrays
+from gradclip.core.coefficient import Coefficient, Factors
+from gradclip.core.formats import FLOAT64
+from gradclip.core.layouts import Groups, Rows, Several
+from gradclip.core.norms import Norm, Order, relative_error
+from gradclip.native import describe_buffers
+
+_COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache
+
+
+class Laid:
+    """Arrays, some of whose norms the kernels compute in one call. `beyond`: the parts that they cannot read."""
+
+    def __init__(self, arrays: HostArrays, kernels: Any, beyond: Sequence[int], threads: int) -> None:
+        # Not the arrays themselves: they keep this object.
+        self.formats, self.only_halves = arrays.formats, arrays.only_halves
+        self.kernels, self.beyond, self.threads = kernels, beyond, threads
+
+    def norms(self, order: Order) -> tuple[Norm, np.ndarray] | None:
+        """Return the norms as a vector, and which of them are settled: finite, and nothing was lost to underflow.
+
+        Return None if the kernels do not compute norms of this order.
+        """
+        if order.p not in (1, 2):
+            return None
+        sums = self.sums(order.p)
+        settled = np.isfinite(sums)
+        if FLOAT64 in self.formats:
+            enough = sums > ENOUGH
+            # Squares may underflow, magnitudes do not: if their sum is 0, all elements are zero.
+            settled &= enough | (self.sums(1.0) == 0) if (sums == 0).any() else enough
+        return Norm(np.sqrt(sums) if order.p == 2 else sums, None, self.error(order), 0.0), settled
+
+    def sums(self, p: float) -> np.ndarray:
+        """Return the sum of powers of each norm, NaN for those of parts `beyond`."""
+        raise NotImplementedError
+
+    def error(self, order: Order) -> Any:
+        """Return a bound on the relative error of the norms: one for all, or one for each."""
+        raise NotImplementedError
+
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+        """Scale the arrays in place, or write all of them to `to`, the kernels' arrays.
+
+        `factors` are the two of wide formats, then the two of narrow formats: vectors, or a number for all.
+        """
+        raise NotImplementedError
+
+
+class _Groups(Laid):
+    def __init__(self, arrays: HostArrays, layout: Groups, threads: int) -> None:
+        left_out = set(arrays.left_out)
+        self.number = layout.count
+        self.group_of: Sequence[int] = range(self.number)
+        beyond: set[int] = set()
+        if left_out or not layout.alone:
+            number_of = layout.group_of()
+            beyond = {number_of[index] for index in left_out}
+            self.group_of = [number_of[index] for index in range(len(arrays)) if index not in left_out]
+        super().__init__(arrays, arrays.kernels, sorted(beyond), threads)
+
+    def sums(self, p: float) -> np.ndarray:
+        found = self.kernels.group_sums(self.group_of, self.number, p, self.only_halves, self.threads)
+        sums = np.array(found, float)
+        sums[self.beyond] = np.nan
+        return sums
+
+    def error(self, order: Order) -> Any:
+        counts, halves = self.kernels.counts, self.only_halves
+        if not isinstance(self.group_of, range):
+            counts = np.bincount(self.group_of, counts, self.number).astype(np.int64).tolist()
+        errors = {count: _error_of_group(count, order, halves) for count in set(counts)}
+        return next(iter(errors.values())) if len(errors) == 1 else np.array([errors[count] for count in counts])
+
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+        each = [factor.tolist() if np.ndim(factor) else [float(factor)] * len(keep) for factor in factors]
+        self.kernels.scale_groups(to or self.kernels, self.group_of, keep.tolist(), each, self.threads)
+
+
+class _Rows(Laid):
+    """`copies` has, for each copied array, the view that was copied and the copy. `chosen`: where known rows are."""
+
+    def __init__(self, arrays: HostArrays, layout: Rows, threads: int) -> None:
+        self.layout = layout
+        kernels, known, self.copies = _as_rows(arrays, layout)
+        super().__init__(arrays, kernels, sorted(set(range(len(arrays))).difference(known)), threads)
+        self.known, self.counts = known, [layout.units[index].count for index in known]
+        self.chosen: Any = np.flatnonzero(np.isin(layout.array_of, known)) if self.beyond else slice(None)
+
+    def sums(self, p: float) -> np.ndarray:
+        sums, of_known = np.full(self.layout.count, np.nan), np.empty(sum(self.counts))
+        self.kernels.sum_rows(self.counts, p, describe_buffers([of_known]).kernels, self.threads)
+        sums[self.chosen] = of_known
+        return sums
+
+    def error(self, order: Order) -> Any:
+        counts = [units.elements for units in self.layout.units]
+        errors = {count: _error_of_unit(count, order) for count in set(counts)}
+        return np.array([errors[count] for count in counts])[self.layout.array_of]
+
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+        table = np.ones((5, len(keep)))
+        for line, values in enumerate((keep, *factors)):
+            table[line] = values
+        lines = describe_buffers([np.ascontiguousarray(table[:, self.chosen])]).kernels
+        self.kernels.scale_rows(self.counts, lines, self.threads)
+        for number in self.layout.parts_of(~keep):
+            if number in self.copies:
+                rows, copy = self.copies[number]
+                rows[...] = copy
+
+
+def laid(arrays: Arrays, layout: Several, threads: int) -> Laid | None:
+    """Return the arrays as the kernels see them; None if they can read none of them. Kept beside the arrays."""
+    if not isinstance(arrays, HostArrays):
+        return None
+    if arrays.laid is None or arrays.laid[0] is not layout:
+        made: Laid = _Groups(arrays, layout, threads) if isinstance(layout, Groups) else _Rows(arrays, layout, threads)
+        arrays.laid = layout, made
+    found: Laid = arrays.laid[1]
+    return found if found.kernels else None
+
+
+def scale_parts(arrays: Arrays, coefficient: Coefficient, layout: Several, threads: int, scale_: Any) -> None:
+    """Scale the arrays in place; `scale_` scales one part. Elements that the coefficient keeps are not written."""
+    at_once = laid(arrays, layout, threads)
+    one_by_one = set(layout.parts_of(coefficient.blank)) if np.any(coefficient.blank) else set()
+    one_by_one.update(range(layout.number) if at_once is None else at_once.beyond)
+    keep = coefficient.keep
+    for number in one_by_one.intersection(layout.parts_of(~keep)):
+        keep = keep.copy() if keep is coefficient.keep else keep
+        keep[layout.places(number)] = True
+        indices, scope = layout.part(number)
+        of_part = viewed_arrays([arrays[index] for index in indices])
+        scale_(of_part, entry(coefficient, layout, number), scope, threads)
+    if at_once is not None and not keep.all():
+        at_once.scale(keep, factors_of(coefficient))
+
+
+def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient:
+    """Return the coefficient of one part."""
+    places, shape = layout.places(number), () if isinstance(layout, Groups) else layout.units[number].norms_shape
+    of_part = [np.broadcast_to(x, layout.count)[places].reshape(shape)[()] for x in factors_of(coefficient)]
+    flags = [x[places].reshape(shape)[()] for x in (coefficient.keep, coefficient.blank)]
+    return Coefficient(*flags, Factors(*of_part[:2]), Factors(*of_part[2:]))
+
+
+def factors_of(coefficient: Coefficient) -> list[Any]:
+    """Return the two factors of wide formats, then the two of narrow formats."""
+    pairs = [(factors.first, factors.second) for factors in (coefficient.wide, coefficient.narrow)]
+    return [1.0 if factor is None else factor for factor in chain.from_iterable(pairs)]
+
+
+def _as_rows(arrays: HostArrays, layout: Rows) -> tuple[Any, list[int], dict[int, tuple[np.ndarray, np.ndarray]]]:
+    """Return the arrays whose units are rows to the kernels, their indices, and those that had to be copied."""
+    numbers = list(range(len(arrays)))
+    first = all(units.own == tuple(range(len(units.own))) for units in layout.units)
+    if first and arrays.kernels and not arrays.left_out and arrays.kernels.in_order:
+        return arrays.kernels, numbers, {}  # creating a view of each array would take long
+    rows = [_rows(x, units.own) for x, units in zip(arrays, layout.units, strict=True)]
+    numbers = [i for i in numbers if arrays[i].counted is None and _few_or_in_order(rows[i])]
+    copies = {i: (rows[i], np.ascontiguousarray(rows[i])) for i in numbers if not rows[i].flags.c_contiguous}
+    described = describe_buffers([copies[i][1] if i in copies else rows[i] for i in numbers])
+    left_out = {numbers[place] for place in described.left_out}
+    return described.kernels, [number for number in numbers if number not in left_out], copies
+
+
+def _few_or_in_order(rows: np.ndarray) -> bool:
+    return rows.flags.c_contiguous or rows.size <= _COPIED
+
+
+def _rows(x: HostArray, own: tuple[int, ...]) -> np.ndarray:
+    """Return a view with the own axes first and the other axes in memory order."""
+    others = [axis for axis in range(x.data.ndim) if axis not in own]
+    return x.data.transpose(*own, *sorted(others, key=lambda axis: -x.data.strides[axis]))
+
+
+# Cached: there are few different sizes, and this takes longer than measuring a small array.
+@lru_cache(maxsize=256)
+def _error_of_group(count: int, order: Order, halves: bool) -> float:
+    return relative_error(order, kernels_sum_error(count, halves, order.p), FLOAT64, exact=False)
+
+
+@lru_cache(maxsize=256)
+def _error_of_unit(count: int, order: Order) -> float:
+    # Squares of half types are also added in float64.
+    return relative_error(order, examples_sum_error(count), FLOAT64, exact=False)

@@ -1,0 +1,198 @@
+"""From a measured norm and a threshold to the coefficient that scales the elements which share the norm."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gradclip.backends.host.exact import part_of
+from gradclip.core import nearest
+from gradclip.core.arrays import Arrays
+from gradclip.core.coefficient import Coefficient, Factors, coefficient, needs_split, open_between, undecided
+from gradclip.core.formats import product_format
+from gradclip.core.layouts import Groups, Layout
+from gradclip.core.nearest import Multiplier
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import Norm, Order, settled
+from gradclip.core.protocols import Backend
+from gradclip.core.rules import CLIP, Target
+from gradclip.core.scopes import LAYER, TREE, Scope
+from gradclip.core.values import Array
+
+if TYPE_CHECKING:
+    from gradclip.core.holders import Check, Holders
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """One request: a checked threshold, an order, a policy for NaN and infinity, and a target."""
+
+    max_norm: Any
+    order: Order
+    nonfinite: Nonfinite
+    target: Target
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The measured norms, the coefficient that follows, and the arrays to scale, with their layout."""
+
+    norm: Norm
+    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
+    arrays: Arrays
+    layout: Layout = TREE
+
+    def scaled(self, backend: Backend) -> list[Any]:
+        """Return the arrays, scaled."""
+        if isinstance(self.coefficient, Multiplier):
+            return self.coefficient.scaled(backend, self.arrays)
+        if isinstance(self.layout, Groups) and not backend.concrete:
+            coefficients = split_up(backend, self.coefficient, self.layout, self.arrays)
+            return backend.shrink_each(self.arrays, coefficients, LAYER)
+        return backend.shrink(self.arrays, self.coefficient, self.layout)
+
+    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays) -> Sequence[Any]:
+        """Scale the gradients `leaves`, which are `arrays`, in place; return them or their replacements."""
+        if isinstance(self.coefficient, Multiplier):
+            return self.coefficient.update(backend, leaves, arrays, self.arrays)
+        if self.changes_nothing(backend, arrays):
+            return leaves
+        return backend.update(leaves, arrays, self.arrays, self.coefficient, self.layout)
+
+    def changes_nothing(self, backend: Backend, arrays: Arrays) -> bool:
+        """Return whether it is known that the gradients, which are `arrays`, stay as they are."""
+        known = backend.concrete and self.arrays is arrays and isinstance(self.coefficient, Coefficient)
+        return known and bool(np.all(self.coefficient.keep))
+
+
+def split_up(backend: Backend, coefficient: Coefficient, layout: Groups, arrays: Arrays) -> list[Coefficient]:
+    """Return the coefficient of each array, from vectors with one entry for each group."""
+    narrow = any(product_format(x, backend.wide) is not backend.wide for x in arrays)
+    pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
+    factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
+    found = iter(backend.unstacked(given))
+    keeps, blanks = next(found), next(found)
+    nothing = [None] * len(keeps)
+    scalars = [nothing if factor is None else next(found) for factor in factors]
+    wides = list(map(Factors, *scalars[:2]))
+    each = list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+    return [one for one, group in zip(each, layout.groups, strict=True) for _ in group]
+
+
+def decided(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    norm: Norm,
+    scope: Scope,
+    holders: "Holders",
+    *,
+    at_once: bool = True,
+) -> Decision:
+    """Decide what follows from the measured norm of `arrays`, or from each norm of the scope."""
+    in_range = norm if norm.divisor is None else settled(backend, norm)
+    several = scope.whole and not backend.concrete
+    found = _multiplier(backend, arrays, clipping, in_range, holders) if several and at_once else None
+    if found is not None:
+        return Decision(norm, found, arrays, scope)
+    threshold = backend.scalar(clipping.max_norm, arrays)
+    if several and holders.unseen_dtypes:
+        threshold = nearest.beside_processes(backend, threshold)
+    chosen = _chosen(backend, arrays, clipping, in_range, threshold, scope, holders)
+    chosen = clipping.nonfinite.settled(backend, backend.xp.isfinite(norm.value), chosen)
+    return Decision(norm, chosen, arrays, scope)
+
+
+def _multiplier(
+    backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
+) -> Multiplier | None:
+    """Return the one number that scales all elements; None if that does not apply."""
+    order, elsewhere = clipping.order, holders.unseen_dtypes
+    one_for_all = clipping.target.keeps and (order.p >= 1 or order.extreme)
+    # The 2-norm of complex numbers equals that of their parts.
+    by_parts = order.p == 2 or not arrays.any_complex
+    everything = holders.sees_all and isinstance(norm.error, float) and isinstance(norm.floor, float)
+    at_once = backend.at_once(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
+    if at_once is None:
+        return None
+    found = _bounds(backend, at_once.elements, clipping, norm, elsewhere=elsewhere)
+    if found is None:
+        return None
+    return nearest.multiplier(backend, at_once, norm, found, blanks=clipping.nonfinite.blanks)
+
+
+def _bounds(
+    backend: Backend, elements: nearest.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
+) -> nearest.Bounds | None:
+    max_norm, order, error, floor = clipping.max_norm, clipping.order, norm.error, norm.floor
+    if elsewhere:
+        return nearest.bounds_of_processes(backend, elements, max_norm, error)
+    if isinstance(max_norm, np.ndarray):
+        return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
+    if isinstance(max_norm, float) and not backend.varies(max_norm):
+        return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
+    return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
+
+
+def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays) -> Decision:
+    """Decide by a norm given by the caller, which is right up to rounding to float32.
+
+    If the norm is NaN, or negative and its value cannot be read, everything becomes NaN.
+    """
+    value = backend.scalar(total_norm, arrays)
+    norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
+    at_once = backend.at_once(arrays)
+    if at_once is not None:
+        # The order of the norm is unknown. Among orders >= 1, products below the normal range add the most at 1.
+        asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
+        found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
+        if found is not None:
+            known = isinstance(max_norm, float) and not backend.varies(max_norm)
+            kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
+            found = replace(found, limit=kept_up_to)
+            return Decision(norm, nearest.multiplier(backend, at_once, norm, found, spoils=False), arrays)
+    threshold = backend.scalar(max_norm, arrays)
+    chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
+    return Decision(norm, replace(chosen, keep=norm.value <= threshold), arrays)
+
+
+def _chosen(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    norm: Norm,
+    threshold: float | Array,
+    scope: Scope,
+    holders: "Holders",
+) -> Coefficient:
+    # Processes that share a norm must compute the same coefficient, whatever parts they hold.
+    split = holders.unseen_dtypes or needs_split(backend, arrays)
+    chosen = coefficient(backend, norm, threshold, clipping.target, split=split)
+    at_most = holders.exact_check(backend) if clipping.target.keeps and scope.exact else None
+    if at_most is None:
+        return chosen
+    if chosen.keep.ndim:
+        return _kept_exactly(arrays, clipping.order, norm, threshold, scope, chosen, at_most)
+    if not undecided(norm, threshold):
+        return chosen
+    fits = at_most(arrays, clipping.order.p, float(threshold))
+    return replace(chosen, keep=backend.xp.asarray(fits))
+
+
+def _kept_exactly(
+    arrays: Arrays, order: Order, norm: Norm, threshold: Any, scope: Scope, chosen: Coefficient, at_most: "Check"
+) -> Coefficient:
+    """Return the coefficient of one array's units; those within their error of the threshold are decided exactly."""
+    thresholds = np.broadcast_to(np.asarray(threshold), np.shape(norm.value))
+    unclear = np.asarray(open_between(norm, thresholds))
+    if not unclear.any():
+        return chosen
+    (x,), keep = arrays, np.array(chosen.keep)
+    own = scope.own_axes(len(x.shape))
+    for at in map(tuple, np.argwhere(unclear)):
+        place = tuple(at[own.index(axis)] if axis in own else slice(None) for axis in range(len(x.shape)))
+        keep[at] = at_most(part_of(arrays, place), order.p, float(thresholds[at]))
+    return replace(chosen, keep=keep)

@@ -1,0 +1,172 @@
+"""From arrays and thresholds to norms and coefficients: the one path for all ways of clipping, for any layout."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from gradclip.core.arrays import Arrays
+from gradclip.core.coefficient import exceeds
+from gradclip.core.decision import Clipping, Decision, decided
+from gradclip.core.layouts import Groups, Layout, Rows, Several
+from gradclip.core.nearest import Multiplier
+from gradclip.core.norms import Norm, Order, measure, settled
+from gradclip.core.protocols import Backend
+from gradclip.core.scopes import LAYER, TREE, Scope
+from gradclip.core.several import Table, quickly
+from gradclip.core.values import Array
+
+if TYPE_CHECKING:
+    from gradclip.core.holders import Holders
+
+
+class Seen(NamedTuple):
+    """What a norm shows: whether it is finite, above the threshold, and above so many times the threshold."""
+
+    finite: Any
+    above: Any
+    spike: Any
+
+
+def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:
+    """Return what a measured norm shows. Unlike the scalar that users get, it holds any finite norm."""
+    in_range, threshold = settled(backend, norm), backend.scalar(max_norm, ())
+    finite = backend.xp.isfinite(in_range.value)
+    return Seen(
+        finite, exceeds(in_range, threshold) & finite, exceeds(in_range, threshold, times=spikes_above) & finite
+    )
+
+
+def decide(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    *,
+    layout: Layout = TREE,
+    mask: Array | None = None,
+    holders: "Holders",
+    at_once: bool = True,
+) -> Decision:
+    """Measure `arrays`, each norm of the layout, and decide what happens to them.
+
+    `at_once`: a `Multiplier` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
+    `mask` count as zeros, whatever they contain. `holders` hold the whole gradient; `arrays` may be a part of it.
+    Raises FloatingPointError under the policy "raise".
+    """
+    if isinstance(layout, Groups | Rows):
+        several = _decide_in_host_memory if backend.concrete else _decide_without_values
+        return several(backend, arrays, clipping, names, layout, holders)
+    xp = backend.xp
+    if clipping.nonfinite.raises:
+        clipping.nonfinite.check_visible(backend)
+    # If reading the norm is free, only non-finite gradients are read twice.
+    if clipping.nonfinite.zeroes and not backend.concrete:
+        arrays = backend.without_nonfinite(arrays)
+    norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
+    if clipping.nonfinite.zeroes and backend.concrete and not xp.all(xp.isfinite(norm.value)):
+        arrays = backend.without_nonfinite(arrays)
+        norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
+    if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
+        holders.raise_nonfinite(backend, arrays, names())
+    made = decided(backend, arrays, clipping, norm, layout, holders, at_once=at_once)
+    if mask is None:
+        return made
+    chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
+    return replace(made, coefficient=chosen)
+
+
+def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, holders: "Holders") -> Norm:
+    """Return the norms of all groups as a vector, or those of a scope."""
+    if isinstance(layout, Scope):
+        return _measured(backend, arrays, order, layout, None, holders)
+    if not backend.concrete:
+        return holders.measure_each(backend, [backend.chosen(arrays, part.indices) for part in layout.parts], order)
+    found = backend.norms_at_once(arrays, layout, order)
+    if found is not None and found[1].all():
+        return found[0]
+    table = Table(layout, None)
+    left = range(layout.number) if found is None else layout.parts_of(~found[1])
+    if found is not None:
+        table.norms[:] = found[0].value
+    for number in left:
+        indices, scope = layout.part(number)
+        norm = _measured(backend, backend.chosen(arrays, indices), order, scope, None, holders)
+        table.norms[layout.places(number)] = norm.product().ravel()
+    return table.norm
+
+
+def _decide_in_host_memory(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Several,
+    holders: "Holders",
+) -> Decision:
+    """Decide with one look at all norms; what that leaves undecided, part by part."""
+    thresholds, order = clipping.max_norm, clipping.order
+    known = quickly(backend, arrays, layout, order, thresholds) if clipping.target.keeps else None
+    if known is not None and not known.undecided:
+        return Decision(known.norm, known.coefficient, arrays, layout)
+    table, finite = Table(layout, known), True
+    for number in range(layout.number) if known is None else known.undecided:
+        indices, scope = layout.part(number)
+        part = backend.chosen(arrays, indices)
+        asked = replace(clipping, max_norm=thresholds.of_part(backend, layout, number, order))
+        made = decide(backend, part, asked, partial(_chosen_names, names, indices), layout=scope, holders=holders)
+        finite = finite and made.arrays is part
+        table.put(number, made.norm, made.coefficient)
+    new = arrays if finite else backend.without_nonfinite(arrays)
+    return Decision(table.norm, table.coefficient, new, layout)
+
+
+def _decide_without_values(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Several,
+    holders: "Holders",
+) -> Decision:
+    """Decide for consecutive groups. The threshold is one number for all of them, or a vector."""
+    clipping.nonfinite.check_visible(backend)
+    if clipping.nonfinite.zeroes:
+        arrays = backend.without_nonfinite(arrays)
+    groups = [backend.chosen(arrays, part.indices) for part in layout.parts]
+    norm = holders.measure_each(backend, groups, clipping.order)
+    if clipping.nonfinite.raises:
+        _raise_for_first(backend, groups, norm, names, layout, holders)
+    made = decided(backend, arrays, clipping, norm, LAYER, holders)
+    if isinstance(made.coefficient, Multiplier):
+        made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, groups))))
+    return replace(made, layout=layout)
+
+
+def _raise_for_first(
+    backend: Backend,
+    groups: Sequence[Arrays],
+    norm: Norm,
+    names: Callable[[], Sequence[str]],
+    layout: Several,
+    holders: "Holders",
+) -> None:
+    """Raise a FloatingPointError for the first group whose norm is not finite, if there is one."""
+    finite = backend.xp.isfinite(norm.value)
+    if not backend.xp.all(finite):
+        number = next(number for number, one in enumerate(backend.unstacked([finite])[0]) if not one)
+        holders.raise_nonfinite(backend, groups[number], _chosen_names(names, layout.part(number).indices))
+
+
+def _chosen_names(names: Callable[[], Sequence[str]], indices: Sequence[int]) -> list[str]:
+    every = names()
+    return [every[index] for index in indices]
+
+
+def _measured(
+    backend: Backend, arrays: Arrays, order: Order, scope: Scope, mask: Array | None, holders: "Holders"
+) -> Norm:
+    if scope.whole:
+        return holders.measure(backend, arrays, order)
+    norm = measure(backend, arrays, order, scope)
+    return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

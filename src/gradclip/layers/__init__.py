@@ -1,1 +1,0 @@
-"""Groups of leaves that share a norm, clipped together."""

@@ -1,0 +1,132 @@
+"""The units of leaves: the axes that index them, and the parameters beside them."""
+
+import operator
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from gradclip.backends.framework import Sparse
+from gradclip.backends.registry import entries_of, entry_of, load
+from gradclip.core.scopes import Scope, units_along, units_of_layer
+from gradclip.core.values import shape_of
+from gradclip.leaves import is_integer
+from gradclip.tree import FlatTree, first_sparse
+from gradclip.typing import UnitAxis
+from gradclip.wording import listed
+
+
+def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
+    """Return the scope of each leaf's units: from its framework's layout, or from the given axis or axes.
+
+    Raises ValueError if a leaf lacks an axis, and TypeError for an invalid axis or a sparse leaf.
+    """
+    sparse = first_sparse(flat)
+    if sparse is not None:
+        raise TypeError(_no_units(sparse, names_of(flat)))
+    return scopes_of_leaves(flat.leaves, partial(names_of, flat), unit_axis)
+
+
+def scopes_of_leaves(leaves: Sequence[Any], names: Callable[[], Sequence[str]], unit_axis: UnitAxis) -> list[Scope]:
+    """Return the same for a list of leaves; `names` returns their names for errors."""
+    for entry in entries_of(leaves):
+        sparse = load(entry).first_sparse(leaves)
+        if sparse is not None:
+            raise TypeError(_no_units(sparse, names()))
+    shapes = list(map(shape_of, leaves))
+    if unit_axis is None:
+        firsts = [entry is not None and entry.outputs_first for entry in map(entry_of, leaves)]
+        return [units_of_layer(shape, first=first) for shape, first in zip(shapes, firsts, strict=True)]
+    axes = _axes(unit_axis, "unit_axis", "Pass unit_axis=0 for rows, or unit_axis=-1 for columns.")
+    return [_along(axes, shape, name) for shape, name in zip(shapes, names(), strict=True)]
+
+
+def scopes_beside(
+    flat: FlatTree, shared_axes: UnitAxis, what: str = "axis", names: Sequence[str] | None = None
+) -> list[Scope]:
+    """Return the scope of each leaf's units when elements share a norm along these axes, which every leaf must have.
+
+    Errors call the axes `what`, and the leaves by `names` instead of their paths.
+    """
+    scopes_of(flat, None)
+    scopes = []
+    for leaf, name in zip(flat.leaves, names or names_of(flat), strict=True):
+        shape = shape_of(leaf)
+        axes = [_axis(axis, shape, name, what) for axis in _axes(shared_axes, what, "Pass 0 for the first axis.")]
+        scopes.append(units_along(tuple(axis for axis in range(len(shape)) if axis not in axes)))
+    return scopes
+
+
+def _no_units(sparse: Sparse, names: Sequence[str]) -> str:
+    return f"units must be in dense arrays, got {sparse.kind} at {names[sparse.place]}. Call {sparse.method} on it."
+
+
+def _axes(axes: UnitAxis, what: str, advice: str) -> tuple[int, ...]:
+    given = axes if isinstance(axes, tuple | list) else (axes,)
+    try:
+        if not any(isinstance(axis, bool) for axis in given):
+            return tuple(map(operator.index, given))
+    except TypeError:
+        pass
+    raise TypeError(
+        f"{what} must be an axis, a tuple of axes, or None, got {axes!r:.80} of type {type(axes).__name__}. {advice}"
+    )
+
+
+def _along(axes: tuple[int, ...], shape: tuple[int, ...], name: str) -> Scope:
+    if len(shape) < 2:
+        return units_along(())
+    return units_along(tuple(sorted({_axis(axis, shape, name, "unit_axis") for axis in axes})))
+
+
+def _axis(axis: int, shape: tuple[int, ...], name: str, what: str) -> int:
+    """Return the axis counted from the start. Raises ValueError if the leaf of this name lacks it."""
+    if not -len(shape) <= axis < len(shape):
+        raise ValueError(
+            f"{what} is {axis}, but {name} of shape {shape} has no such axis. Pass an axis that it has. Clip "
+            "leaves with different layouts in separate calls."
+        )
+    return axis % len(shape)
+
+
+def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Callable[[], Sequence[str]]) -> None:
+    """Raise an error that names the first gradient whose parameter holds integers or has a different shape."""
+    for index, (leaf, param) in enumerate(zip(leaves, params, strict=True)):
+        if is_integer(param):
+            raise TypeError(
+                f"the parameter of {names()[index]} holds integers, but its gradient does not. Convert the parameter "
+                "to floating point."
+            )
+        shape, own = shape_of(leaf), shape_of(param)
+        if shape != own:
+            raise ValueError(
+                f"gradient and parameter must have the same shape: {names()[index]} has shape {shape}, and its "
+                f"parameter {own}. Pass the parameters in the order and layout of their gradients."
+            )
+
+
+def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
+    """Return the leaves of `params` in the order of the tree's. Raises ValueError if the trees differ."""
+    leaves, structure = flat.trees.flatten(params)
+    if structure == flat.structure:
+        return flat.of_leaves(leaves)
+    found = dict(zip(flat.trees.keys(structure), leaves, strict=True))
+    every = flat.trees.keys(flat.structure)
+    keys = flat.of_leaves(every)
+    if set(keys) <= found.keys() <= set(every):  # other containers with the same keys, such as plain dicts
+        return [found[key] for key in keys]
+    lacking = [path or "the gradient" for path, key in zip(flat.paths(), keys, strict=True) if key not in found]
+    paths = flat.trees.paths(structure)
+    beyond = [path or "the root" for path, key in zip(paths, found, strict=True) if key not in set(every)]
+    parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
+    parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
+    raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
+
+
+def names_of(flat: FlatTree) -> list[str]:
+    """Return the name of each leaf, for errors."""
+    return [path or "the gradient" for path in flat.paths()]
+
+
+def with_parameters(names: Sequence[str]) -> list[str]:
+    """Return the names of gradients, then of their parameters, for errors."""
+    return [*names, *(f"the parameter of {name}" for name in names)]

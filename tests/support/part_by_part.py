@@ -1,0 +1,21 @@
+"""Layouts of several norms: decide them part by part, or never."""
+
+from contextlib import contextmanager
+from unittest import mock
+
+from gradclip.backends.host.backend import Host
+from gradclip.core import pipeline
+
+
+@contextmanager
+def part_by_part():
+    """Have each part measured and decided by itself."""
+    with mock.patch.object(Host, "norms_at_once", return_value=None):
+        yield
+
+
+@contextmanager
+def at_once():
+    """Fail where a part is measured or decided by itself."""
+    with mock.patch.object(pipeline, "Table", None):
+        yield
