@@ -9,11 +9,11 @@ import numpy as np
 
 from gradclip.core import nearest
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, coefficient, exceeds, needs_split, undecided
-from gradclip.core.nearest import Multiplier
+from gradclip.core.coefficient import coefficient, exceeds, needs_split, undecided
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, measure, settled
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Multiplier
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.values import Array

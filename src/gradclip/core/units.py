@@ -17,15 +17,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gradclip.backends.host.arrays import HostArray, viewed_arrays
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, open_between
+from gradclip.core.coefficient import open_between
 from gradclip.core.decide import Clipping, Decision, decide
 from gradclip.core.derivative import At, ClipRule
-from gradclip.core.holders import ALONE, Check
+from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order, measure, settled
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
 
@@ -54,14 +54,11 @@ def decide_units(backend: Backend, arrays: Arrays, clipping: Clipping, name: str
     The threshold is one number for all units, or an array of the norms' shape.
     """
     made = decide(backend, arrays, clipping, lambda: [name], scope=scope, holders=ALONE)
-    at_most = ALONE.exact_check(backend)
-    chosen = made.coefficient
-    if at_most is not None:
-        chosen = _kept_exactly(backend, made, clipping, scope, at_most)
+    chosen = _kept_exactly(backend, made, clipping, scope) if backend.concrete else made.coefficient
     return replace(made, coefficient=Units(chosen, scope))
 
 
-def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: Scope, at_most: Check) -> Coefficient:
+def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: Scope) -> Coefficient:
     """Return the coefficient; units within their error of the threshold are kept if the exact norm fits."""
     norm = settled(backend, made.norm)
     thresholds = np.broadcast_to(np.asarray(backend.scalar(clipping.max_norm, made.arrays)), np.shape(norm.value))
@@ -72,13 +69,8 @@ def _kept_exactly(backend: Backend, made: Decision, clipping: Clipping, scope: S
     own = scope.own_axes(len(x.shape))
     for at in map(tuple, np.argwhere(undecided)):
         place = tuple(at[own.index(axis)] if axis in own else slice(None) for axis in range(len(x.shape)))
-        keep[at] = at_most(viewed_arrays([_piece(x, place)]), clipping.order.p, float(thresholds[at]))
+        keep[at] = backend.at_most(made.arrays, clipping.order.p, float(thresholds[at]), place)
     return replace(made.coefficient, keep=keep)
-
-
-def _piece(x: HostArray, place: tuple[Any, ...]) -> HostArray:
-    counted = None if x.counted is None else np.asarray(x.counted[place])
-    return HostArray(np.asarray(x.data[place]), x.dtype, counted=counted)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,11 @@ from gradclip.backends import Shards, any_distributed
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient
 from gradclip.core.decide import Clipping
 from gradclip.core.formats import format_of
-from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Multiplier
 from gradclip.core.units import Units
 from gradclip.core.values import Array
 from gradclip.leaves import counted

@@ -12,10 +12,10 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
 from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping, decide, decide_each
-from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order, norm_dtype
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Multiplier
 from gradclip.core.rules import CLIP
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS

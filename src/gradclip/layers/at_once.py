@@ -16,9 +16,10 @@ import numpy as np
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, coefficient, needs_split, open_between
+from gradclip.core.coefficient import coefficient, needs_split, open_between
 from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
+from gradclip.core.records import Coefficient
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays

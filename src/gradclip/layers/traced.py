@@ -12,15 +12,14 @@ from typing import Any
 import numpy as np
 
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors
 from gradclip.core.decide import Clipping, decide_each
 from gradclip.core.derivative import ClipRule, LayersRule
 from gradclip.core.formats import product_format
 from gradclip.core.holders import Holders
-from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Factors, Multiplier
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER
 from gradclip.core.values import Array

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 from gradclip.arguments import check_threshold, scalar_array, warn_of_parameters
-from gradclip.backends.framework import Sparse
 from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.registry import entries_of, entry_of, find, load
 from gradclip.core.decide import Clipping
@@ -19,8 +18,8 @@ from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.units import Adaptive, AdaptiveRule, decide_units
 from gradclip.core.values import Array, shape_of
 from gradclip.layers.units_at_once import Following, decided, entered_copies
-from gradclip.leaves import is_integer
-from gradclip.tree import FlatTree, first_sparse
+from gradclip.leaves import first_sparse, is_integer
+from gradclip.tree import FlatTree, Sparse
 from gradclip.typing import UnitAxis
 from gradclip.wording import listed
 

@@ -18,9 +18,10 @@ from gradclip.backends.host.arrays import HostArrays
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors, coefficient, open_between
+from gradclip.core.coefficient import coefficient, open_between
 from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.norms import Norm, Order, Partial, norm_dtype, relative_error, rooted
+from gradclip.core.records import Coefficient, Factors
 from gradclip.core.scopes import Scope
 from gradclip.native import describe_buffers
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import split
 from gradclip.core.arrays import Arrays
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Factors
+    from gradclip.core.records import Coefficient, Factors
     from gradclip.native._kernels import Arrays as KernelArrays
 
 

@@ -33,10 +33,10 @@ from gradclip.backends.tensorflow.memory import (
 )
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import dtype_name
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
     from gradclip.native._kernels import Arrays as KernelArrays
 
 
