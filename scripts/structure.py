@@ -1,7 +1,7 @@
-"""Print which part of gradclip imports which, and the longest chain of imports: `python scripts/structure.py [folder]`.
+"""Print how the parts of gradclip import each other: `python scripts/structure.py [folder]`.
 
-A room is a folder or a file of `src/gradclip`. Only imports that run when a module is imported count. Imports inside
-functions, which load a framework when needed, and imports for types do not.
+A room is a folder or a file of `src/gradclip`. Every import counts: those that run when a module is imported, those
+inside functions, those for types only, and modules named in a string, which `importlib` loads.
 """
 
 import ast
@@ -10,27 +10,6 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
-# Modules that every room may import. They import only the kernels. Some are in the `backends` folder.
-FLOOR = {
-    *("tree", "leaves", "arithmetic", "typing", "wording", "guesses"),
-    *(
-        "backends",
-        "core.formats",
-        "core.arrays",
-        "core.protocols",
-        "backends.host.protocol",
-        "core.values",
-        "core.memory",
-    ),
-    *(
-        "backends.registry",
-        "backends.strangers",
-        "backends.entries",
-        "backends.framework",
-        "backends.when_imported",
-        "backends.releases",
-    ),
-}
 
 
 def modules(root=ROOT):
@@ -42,32 +21,51 @@ def modules(root=ROOT):
     return found
 
 
-def imports(name, known):
-    """Return the modules that a module imports when it is imported."""
-    found = set()
-    for node in run_at_import(ast.parse(known[name].read_text())):
+def imported_names(name, known):
+    """Return pairs: a module that the module `name` imports, and what it takes from there, empty for the whole."""
+    pairs = set()
+    for node in ast.walk(ast.parse(known[name].read_text())):
         if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "gradclip":
-            each = {f"{node.module}.{alias.name}" for alias in node.names}
-            found |= {one if one in known else node.module for one in each}
+            for alias in node.names:
+                whole = f"{node.module}.{alias.name}"
+                pairs.add((whole, "") if whole in known else (_inside(node.module, known), alias.name))
         elif isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name in known}
-    return found - {name}
+            pairs |= {(_inside(alias.name, known), "") for alias in node.names if alias.name.startswith("gradclip")}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("gradclip.") and node.value in known:
+            pairs.add((node.value, ""))
+    return {(module, item) for module, item in pairs if module != name}
 
 
-def run_at_import(tree):
-    for node in ast.iter_child_nodes(tree):
-        for_types = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if not for_types and not isinstance(node, ast.FunctionDef | ast.Lambda):
-            yield node
-            yield from run_at_import(node)
+def _inside(module, known):
+    """Return the module, or for one that is not written in Python the package that holds it."""
+    return module if module in known else module.rpartition(".")[0]
 
 
 def graph(root=ROOT):
+    """Return a dict from each module to those that it imports."""
     known = modules(root)
-    return {name: imports(name, known) for name in known}
+    return {name: {module for module, _ in imported_names(name, known)} for name in known}
+
+
+def circles(edges):
+    """Return the lists of names that import each other, directly or through others."""
+    reached = {name: _reached(name, edges) for name in edges}
+    mutual = {frozenset(other for other in reached[name] if name in reached[other]) for name in edges}
+    return sorted(map(sorted, mutual - {frozenset()}))
+
+
+def _reached(name, edges):
+    found, waiting = set(), [name]
+    while waiting:
+        new = edges[waiting.pop()] - found
+        found |= new
+        waiting += new
+    return found
 
 
 def longest_chain(edges):
+    """Return a longest list of names each of which imports the next. There must be no circles."""
+
     @cache
     def chain_from(name):
         return [name, *max(map(chain_from, sorted(edges[name])), key=len, default=[])]
@@ -76,27 +74,42 @@ def longest_chain(edges):
 
 
 def room_of(module):
-    inside = module.partition(".")[2]
-    if inside in FLOOR:
-        return "floor"
-    first = inside.split(".")[0]
-    return {"": "gradclip", "__main__": "cli", "demo": "cli"}.get(first, first)
+    """Return the folder or file of a module; that of the package itself is `gradclip`."""
+    return module.partition(".")[2].split(".")[0] or "gradclip"
 
 
-def rooms():
-    return {room_of(module) for module in modules()} - {"gradclip"}
+def graph_of_rooms(edges):
+    """Return a dict from each room to the others that it imports."""
+    found = {room_of(module): set() for module in edges}
+    for module, others in edges.items():
+        found[room_of(module)] |= set(map(room_of, others)) - {room_of(module)}
+    return found
 
 
-def imports_of_rooms(root=ROOT):
-    """Return pairs of rooms: the first imports the second."""
-    pairs = {(room_of(module), room_of(other)) for module, others in graph(root).items() for other in others}
-    return {(room, other) for room, other in pairs if room != other and "gradclip" not in (room, other)}
+def names_of_backends_in_core(root=ROOT):
+    """Return how many names of `backends` the modules of `core` import, each counted once for each module."""
+    known = modules(root)
+    pairs = (pair for name in known if room_of(name) == "core" for pair in imported_names(name, known))
+    return sum(room_of(module) == "backends" for module, _ in pairs)
+
+
+def main(root):
+    """Print the rooms, the circles and the figures."""
+    edges = graph(root)
+    rooms = graph_of_rooms(edges)
+    for room in sorted(rooms):
+        print(f"{room:<14} imports {', '.join(sorted(rooms[room])) or 'nothing'}")
+    found = circles(edges)
+    for circle in found:
+        print(f"a circle of {len(circle)}: {', '.join(circle)}")
+    lines = sum(len(path.read_text().splitlines()) for path in modules(root).values())
+    print(f"{lines:,} lines in {len(edges)} modules; {len(found)} circles of modules, {len(circles(rooms))} of rooms")
+    print(f"core uses {names_of_backends_in_core(root)} names of backends")
+    if not found and not circles(rooms):
+        chain, floors = longest_chain(edges), longest_chain(rooms)
+        print(f"{len(floors)} floors, the longest chain of rooms: {', '.join(floors)}")
+        print(f"the longest chain of modules has {len(chain)}:\n  " + "\n  ".join(chain))
 
 
 if __name__ == "__main__":
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT
-    pairs, chain = imports_of_rooms(root), longest_chain(graph(root))
-    for room in sorted({room for pair in pairs for room in pair}):
-        print(f"{room:<14} imports {', '.join(sorted(other for one, other in pairs if one == room)) or 'nothing'}")
-    print(f"{len(modules(root))} modules; the longest chain of imports has {len(chain)}:")
-    print("  " + "\n  ".join(chain))
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else ROOT)

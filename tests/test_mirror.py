@@ -21,6 +21,7 @@ TESTED_ELSEWHERE = {
     "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/host/protocol": "nothing that decides; mypy checks it",
+    "core/records": "what rules and proofs make, tested with them in tests/core/test_coefficient.py",
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",

@@ -11,13 +11,24 @@ from contextlib import contextmanager
 from functools import cache, wraps
 from typing import Any, ParamSpec, TypeVar
 
-from gradclip.backends.registry import being_compiled
-
 P = ParamSpec("P")
 R = TypeVar("R")
 
 _SMALLEST_NORMAL = 2.0**-1022
 _callers = threading.local()
+
+
+def _never() -> bool:
+    return False
+
+
+_being_compiled: Callable[[], bool] = _never
+
+
+def ask_whether_compiling(being_compiled: Callable[[], bool]) -> None:
+    """Set the function that says whether a call is being compiled. The registry of frameworks does."""
+    global _being_compiled
+    _being_compiled = being_compiled
 
 
 def flushes() -> bool:
@@ -40,7 +51,7 @@ def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         try:
-            if _SMALLEST_NORMAL * 0.5 != 0.0 or being_compiled():
+            if _SMALLEST_NORMAL * 0.5 != 0.0 or _being_compiled():
                 return function(*args, **kwargs)
             with _ordinary():
                 return function(*args, **kwargs)

@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends.registry import framework_of, known
+from gradclip.backends.registry import entries_of, framework_of, known, load
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
-from gradclip.tree import FlatTree, flatten
+from gradclip.tree import FlatTree, Sparse, flatten
 from gradclip.typing import Tree
 from gradclip.wording import listed
 
@@ -80,6 +80,17 @@ def as_floats(tree: Tree) -> Tree:
 def is_integer(leaf: object) -> bool:
     """Say whether a leaf is an integer or boolean, or an array of these."""
     return _holds_integers(_kind(leaf)) and known(leaf)
+
+
+def first_sparse(flat: FlatTree) -> Sparse | None:
+    """Return the first leaf of a tree that is a sparse array; None if all are dense."""
+    for place, array in flat.sparse.items():
+        return flat.trees.described(place, array)
+    for entry in entries_of(flat.leaves):
+        found = load(entry).first_sparse(flat.leaves)
+        if found is not None:
+            return found
+    return None
 
 
 def _where(flat: FlatTree, chosen: Callable[[Hashable], bool]) -> set[int]:

@@ -5,17 +5,60 @@ array, or a node that only JAX knows, goes through `jax.tree_util`, so classes r
 handles TensorFlow's containers. `None` is an empty container: it has no leaves and stays None.
 """
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import optree
 
-from gradclip.backends.framework import Sparse, Trees
-from gradclip.backends.registry import entries_of, load, trees_of
 from gradclip.wording import listed
 
 T = TypeVar("T")
+
+
+class Sparse(NamedTuple):
+    """A sparse array among the leaves: its index, its kind for errors, and the method that makes it dense."""
+
+    place: int
+    kind: str
+    method: str
+
+
+class Trees(Protocol):
+    """A framework's own tree functions. A structure is a tree without its leaves."""
+
+    def knows(self, leaf: object) -> bool:
+        """Say whether a value that is not an array of any framework is this framework's tree node or sparse array."""
+
+    def flatten(self, tree: object) -> tuple[list[Any], Any]:
+        """Return the leaves in order, and the structure."""
+
+    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
+        """Return the tree with this structure and other leaves."""
+
+    def paths(self, structure: Any) -> list[str]:
+        """Return the path of each leaf, as the Python expression that accesses it."""
+
+    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
+        """Return the keys, indices and attribute names that lead to each leaf."""
+
+    def subtrees(self, structure: Any, tree: object) -> list[Any]:
+        """Return the subtrees of `tree` at the structure's leaves. Raises ValueError if it is not a prefix."""
+
+    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
+        """Return the sparse leaves by index."""
+
+    def described(self, place: int, array: Any) -> Sparse:
+        """Describe a sparse array for an error."""
+
+    def elements(self, array: Any) -> Any:
+        """Return the elements of a sparse array as an array. Sums of pieces in half precision become float32."""
+
+    def with_elements(self, array: Any, before: Any, elements: Any) -> Any:
+        """Return a sparse array like this one, with other elements; the same if they are those of `before`.
+
+        `before` is what the method `elements` returned. Elements are rounded toward zero to the array's dtype.
+        """
 
 
 class _Optree:
@@ -54,6 +97,19 @@ class _Optree:
 
 
 _OPTREE = _Optree()
+
+
+def _no_trees(leaves: Sequence[Any]) -> Trees | None:
+    return None
+
+
+_trees_of: Callable[[Sequence[Any]], Trees | None] = _no_trees
+
+
+def find_trees_with(finder: Callable[[Sequence[Any]], Trees | None]) -> None:
+    """Set the function that finds a framework's tree functions for leaves, or None. The registry of frameworks does."""
+    global _trees_of
+    _trees_of = finder
 
 
 @dataclass(frozen=True)
@@ -165,21 +221,10 @@ def _matched_by_keys(
     return list(groups.values()), alone
 
 
-def first_sparse(flat: FlatTree) -> Sparse | None:
-    """Return the first leaf of a tree that is a sparse array; None if all are dense."""
-    for place, array in flat.sparse.items():
-        return flat.trees.described(place, array)
-    for entry in entries_of(flat.leaves):
-        found = load(entry).first_sparse(flat.leaves)
-        if found is not None:
-            return found
-    return None
-
-
 def flatten(tree: object) -> FlatTree:
     """Flatten `tree` with the library that knows its nodes."""
     leaves, structure = optree.tree_flatten(tree)
-    trees = trees_of(leaves)
+    trees = _trees_of(leaves)
     if trees is None:
         return FlatTree(leaves, structure, _OPTREE)
     leaves, structure = trees.flatten(tree)

@@ -7,7 +7,7 @@ from array_api_compat import numpy as namespace
 
 from gradclip.backends.portable import Portable
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors
+from gradclip.core.records import Coefficient, Factors
 
 
 class Plain(Portable):

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from gradclip.backends.host.backend import HOST
+from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.nonfinite import PROPAGATE, RAISE
 from gradclip.core.norms import Norm, Order, measure
-from gradclip.core.pipeline import Clipping, decide
+from gradclip.core.pipeline import decide
 from gradclip.core.rules import CLIP
 
 EUCLIDEAN = Order(2.0)

@@ -11,12 +11,13 @@ import pytest
 import gradclip.backends.jax.host as jax_backend
 from frameworks import ALL, PAIRS, by_name, numpy_dtype
 from gradclip.backends.registry import find
-from gradclip.core.coefficient import Coefficient, Factors
+from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order, measure
-from gradclip.core.pipeline import Clipping, decide
+from gradclip.core.pipeline import decide
+from gradclip.core.records import Coefficient, Factors
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
 

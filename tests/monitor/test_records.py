@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Step, percentiles
+from gradclip.monitor.records import Columns, Counts, Layers, LayerTable, Overview, Step, percentiles
 
 STEPS = [
     Step(1, 5.0, 1.0),
@@ -65,7 +65,17 @@ def test_layers_of_steps_that_recorded_others():
     assert table.medians().tolist() == [1.0, 3.0, 0.0]
     assert table.top(2).names == ("b", "a")
     np.testing.assert_array_equal(table.top(1).norms, [[2], [4]])
+    assert table.largest(2) == {"b": 3.0, "a": 1.0}
     assert LayerTable.of(STEPS) is None
+
+
+def test_an_overview_is_of_kept_steps_and_counts_of_all():
+    layers = Layers(("a", "b"), np.array([1.0, 2.0], np.float32))
+    overview = Overview.of([*STEPS, Step(10, 1.0, 1.0, layers=layers)], Counts(20), top=1)
+    assert (len(overview.columns.steps), overview.last.step, overview.counts.steps) == (10, 10, 20)
+    assert overview.top_layers == {"b": 2.0}
+    nothing = Overview.of([], Counts(), top=1)
+    assert (nothing.last, nothing.layers, nothing.top_layers) == (None, None, {})
 
 
 def test_percentiles_are_of_finite_norms():

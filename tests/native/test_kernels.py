@@ -10,8 +10,8 @@ import gradclip
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.in_place import clamp_
-from gradclip.core.coefficient import Coefficient, Factors
 from gradclip.core.formats import FLOAT64, format_named
+from gradclip.core.records import Coefficient, Factors
 from gradclip.core.scopes import TREE
 from gradclip.native import HALF_SQUARES_ERROR, Described, describe_buffers, kernels
 from host_arrays import BEST, DTYPES, VARIANTS, host_array, number, random_array

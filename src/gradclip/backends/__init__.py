@@ -4,9 +4,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from gradclip.core.protocols import Backend as Backend
-from gradclip.core.values import Axes as Axes
-
 
 class Shards(Protocol):
     """The part of each gradient that this process holds, when gradients may be distributed tensors."""

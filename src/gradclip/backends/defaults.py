@@ -11,7 +11,8 @@ from gradclip.core.memory import Region, any_overlap, meeting
 if TYPE_CHECKING:
     from gradclip.core.arrays import Arrays
     from gradclip.core.formats import Format
-    from gradclip.core.values import Array, AtOnce
+    from gradclip.core.records import AtOnce
+    from gradclip.core.values import Array
 
 
 class Defaults:
@@ -63,6 +64,9 @@ class Defaults:
 
     def flushed_below(self, element: Format) -> float:
         return 0.0
+
+    def at_most(self, arrays: Arrays, p: float, max_norm: float, part: tuple[Any, ...] | None = None) -> bool:
+        raise NotImplementedError  # asked only about values in host memory
 
     def norm_at_once(self, arrays: Arrays, p: float) -> Array | None:
         return None

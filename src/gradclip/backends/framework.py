@@ -1,10 +1,12 @@
 """What a framework supplies besides its backend's operations. Its entry in `entries` loads it."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from gradclip.tree import Sparse, Trees
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -13,51 +15,6 @@ if TYPE_CHECKING:
     from gradclip.backends.host.arrays import HostArray
     from gradclip.backends.host.protocol import HostBackend
     from gradclip.core.protocols import Backend
-
-
-class Sparse(NamedTuple):
-    """A sparse array among the leaves: its index, its kind for errors, and the method that makes it dense."""
-
-    place: int
-    kind: str
-    method: str
-
-
-class Trees(Protocol):
-    """A framework's own tree functions. A structure is a tree without its leaves."""
-
-    def knows(self, leaf: object) -> bool:
-        """Say whether a value that is not an array of any framework is this framework's tree node or sparse array."""
-
-    def flatten(self, tree: object) -> tuple[list[Any], Any]:
-        """Return the leaves in order, and the structure."""
-
-    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
-        """Return the tree with this structure and other leaves."""
-
-    def paths(self, structure: Any) -> list[str]:
-        """Return the path of each leaf, as the Python expression that accesses it."""
-
-    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
-        """Return the keys, indices and attribute names that lead to each leaf."""
-
-    def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        """Return the subtrees of `tree` at the structure's leaves. Raises ValueError if it is not a prefix."""
-
-    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
-        """Return the sparse leaves by index."""
-
-    def described(self, place: int, array: Any) -> Sparse:
-        """Describe a sparse array for an error."""
-
-    def elements(self, array: Any) -> Any:
-        """Return the elements of a sparse array as an array. Sums of pieces in half precision become float32."""
-
-    def with_elements(self, array: Any, before: Any, elements: Any) -> Any:
-        """Return a sparse array like this one, with other elements; the same if they are those of `before`.
-
-        `before` is what the method `elements` returned. Elements are rounded toward zero to the array's dtype.
-        """
 
 
 class Framework(ABC):

@@ -17,10 +17,11 @@ from gradclip.backends.portable_batch import PortableBatch
 from gradclip.backends.sums import filled, halving_sum, raised
 from gradclip.core.arrays import Arrays, check_dtypes
 from gradclip.core.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
-from gradclip.core.values import Array, Scope
+from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
 
 
 class Portable(Defaults, PortableBatch):

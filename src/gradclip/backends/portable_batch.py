@@ -12,8 +12,7 @@ from gradclip.core.formats import FLOAT64
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Factors
-    from gradclip.core.rules import Rule
+    from gradclip.core.records import Coefficient, Factors, Rule
 
 
 class PortableBatch(ABC):

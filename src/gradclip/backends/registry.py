@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from gradclip.arithmetic import ask_whether_compiling
 from gradclip.backends.entries import ENTRIES, Entry, Models
 from gradclip.backends.releases import check_release, is_recent
 from gradclip.backends.strangers import how_to_convert
 from gradclip.backends.when_imported import when_imported
+from gradclip.core.protocols import Backend
+from gradclip.tree import Trees, find_trees_with
 
 if TYPE_CHECKING:
-    from gradclip.backends.framework import Framework, Trees
-    from gradclip.core.protocols import Backend
+    from gradclip.backends.framework import Framework
 
 _NUMBER = "number"
 _ALONE = {"numpy", _NUMBER}
@@ -53,7 +55,7 @@ def named(module: str) -> Entry:
     return _ENTRIES[module]
 
 
-def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: object) -> "Backend":
+def find(leaves: Sequence[Any], names: Callable[[], Sequence[str]], *scalars: object) -> Backend:
     """Return the backend for these leaves and for the thresholds and masks passed with them.
 
     Raises TypeError if a leaf is not an array of a supported framework, or if the leaves mix frameworks.
@@ -118,7 +120,7 @@ def differentiating(values: Iterable[Any] = ()) -> Entry:
     return next(own, None) or next(e for e in _ENTRIES.values() if e.has_derivatives and e.takes_numpy)
 
 
-def trees_of(leaves: Sequence[Any]) -> "Trees | None":
+def trees_of(leaves: Sequence[Any]) -> Trees | None:
     """Return a framework's tree functions if leaves are its arrays, or nodes that only it knows.
 
     Frameworks are asked only about leaves of unknown types, because `torch.compile` cannot trace those questions.
@@ -290,3 +292,5 @@ def _instead_of(leaf: object) -> str:
 
 for _entry in ENTRIES:
     register(_entry)
+find_trees_with(trees_of)
+ask_whether_compiling(being_compiled)

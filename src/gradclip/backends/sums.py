@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from gradclip import native
 from gradclip.core.formats import FLOAT64
-from gradclip.core.values import Array, Scope
+from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     pass

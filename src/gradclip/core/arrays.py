@@ -3,16 +3,13 @@
 import copy
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 from gradclip.core.formats import FLOAT32, SUPPORTED, Format, bare_name, dtype_name, format_named, is_complex_name
-from gradclip.core.values import elements_of
+from gradclip.core.scopes import Scope
+from gradclip.core.values import Array, elements_of
 
-if TYPE_CHECKING:
-    from gradclip.core.values import Array, Scope
-
-
-A = TypeVar("A", bound="Array")
+A = TypeVar("A", bound=Array)
 
 
 class Arrays(Sequence[Any]):
@@ -66,7 +63,7 @@ class Arrays(Sequence[Any]):
         """Return the total number of elements."""
         return sum(elements_of(x.shape) for x in self.items)
 
-    def sharing(self, scope: "Scope") -> int:
+    def sharing(self, scope: Scope) -> int:
         """Return how many elements share a norm."""
         return self.elements() if scope.whole else sum(scope.elements(x.shape) for x in self.items)
 

@@ -37,14 +37,14 @@ norm.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
 from gradclip.core.protocols import Backend
-from gradclip.core.rules import CLIP, LOWERED, Target, raised_by
+from gradclip.core.records import Coefficient, Factors, raised_by
+from gradclip.core.rules import CLIP, LOWERED, Target
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -54,38 +54,6 @@ _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
 _NARROW_LOWERED = 1.0 - 2.0**-23
-
-
-@dataclass(frozen=True)
-class Factors:
-    """The factors that elements are multiplied by, one after the other; a `second` of None is 1."""
-
-    first: Any
-    second: Any = None
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """What happens to the elements that share a norm. Each value is a scalar, or has one entry per norm.
-
-    `keep`: the elements stay bit-identical. `blank`: they become zeros. Otherwise they are multiplied: float32 and the
-    half types by `narrow`, in float32; all others, and sums over examples, by `wide`.
-    """
-
-    keep: Any
-    blank: Any
-    wide: Factors
-    narrow: Factors
-
-    def weights(self, xp: ModuleType) -> Factors:
-        """Return the factors of a sum over examples: 1 for kept examples."""
-        return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
-
-    def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
-        """Return the coefficient with NaN wherever `finite` is False."""
-        wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
-        narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
-        return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
 
 
 def coefficient(

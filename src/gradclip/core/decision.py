@@ -7,22 +7,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.backends.host.exact import part_of
 from gradclip.core import nearest
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors, coefficient, needs_split, open_between, undecided
+from gradclip.core.coefficient import coefficient, needs_split, open_between, undecided
 from gradclip.core.formats import product_format
 from gradclip.core.layouts import Groups, Layout
-from gradclip.core.nearest import Multiplier
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Factors, Multiplier
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.holders import Check, Holders
+    from gradclip.core.holders import Holders
 
 
 @dataclass(frozen=True)
@@ -175,7 +174,7 @@ def _chosen(
     if at_most is None:
         return chosen
     if chosen.keep.ndim:
-        return _kept_exactly(arrays, clipping.order, norm, threshold, scope, chosen, at_most)
+        return _kept_exactly(backend, arrays, clipping.order, norm, threshold, scope, chosen)
     if not undecided(norm, threshold):
         return chosen
     fits = at_most(arrays, clipping.order.p, float(threshold))
@@ -183,7 +182,7 @@ def _chosen(
 
 
 def _kept_exactly(
-    arrays: Arrays, order: Order, norm: Norm, threshold: Any, scope: Scope, chosen: Coefficient, at_most: "Check"
+    backend: Backend, arrays: Arrays, order: Order, norm: Norm, threshold: Any, scope: Scope, chosen: Coefficient
 ) -> Coefficient:
     """Return the coefficient of one array's units; those within their error of the threshold are decided exactly."""
     thresholds = np.broadcast_to(np.asarray(threshold), np.shape(norm.value))
@@ -194,5 +193,5 @@ def _kept_exactly(
     own = scope.own_axes(len(x.shape))
     for at in map(tuple, np.argwhere(unclear)):
         place = tuple(at[own.index(axis)] if axis in own else slice(None) for axis in range(len(x.shape)))
-        keep[at] = at_most(part_of(arrays, place), order.p, float(thresholds[at]))
+        keep[at] = backend.at_most(arrays, order.p, float(thresholds[at]), place)
     return replace(chosen, keep=keep)

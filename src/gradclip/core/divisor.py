@@ -21,8 +21,8 @@ on CPUs and in CUDA without fast math.
 
 import math
 
-from gradclip.core.coefficient import Coefficient
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient
 from gradclip.core.values import Array
 
 SMALLEST, LARGEST = 2.0**-50, 2.0**100

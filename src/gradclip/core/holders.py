@@ -7,11 +7,8 @@ answers these four questions; for answers it does not define, the usual ones app
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Protocol
 
-from gradclip.backends.host import exact
-from gradclip.backends.host.protocol import in_host_memory
 from gradclip.core import nonfinite, norms
 from gradclip.core.arrays import Arrays
 from gradclip.core.norms import Norm, Order
@@ -62,7 +59,7 @@ class Alone(Holders):
 
     def exact_check(self, backend: Backend) -> Check | None:
         """Return a function that checks a norm exactly, if the values can be read."""
-        return partial(exact.at_most, backend) if in_host_memory(backend) else None
+        return backend.at_most if backend.concrete else None
 
 
 ALONE = Alone()

@@ -50,10 +50,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.core.protocols import Backend
-from gradclip.core.values import Array, AtOnce
+from gradclip.core.records import AtOnce, Multiplier
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.norms import Norm, Order
@@ -71,30 +71,6 @@ _EXACT = 2.0**-960
 
 Elements = Mapping[Format, int]
 """The number of elements of each dtype, the widest first."""
-
-
-@dataclass(frozen=True)
-class Multiplier:
-    """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
-
-    `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
-    are NaN become zeros. `steps`: -1 if float16 products are stepped, 0 if they are kept, None if nothing is stepped.
-    With `sizes` these are vectors: the first sizes[0] arrays use the first number, and so on. `at_once` multiplies.
-    """
-
-    at_once: AtOnce
-    factors: dict[str, Any]
-    blanks: bool = False
-    steps: Any = None
-    sizes: Sequence[int] | None = None
-
-    def scaled(self, _backend: Backend, arrays: Arrays) -> list[Any]:
-        """Return the arrays scaled."""
-        return self.at_once.multiplied(arrays, self)
-
-    def update(self, _backend: Backend, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
-        return self.at_once.update(leaves, arrays, new, self)
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 from gradclip.wording import listed
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
     from gradclip.core.protocols import Backend
+    from gradclip.core.records import Coefficient
     from gradclip.core.values import Array
 
 

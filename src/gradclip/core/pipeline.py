@@ -9,9 +9,9 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decision import Clipping, Decision, decided
 from gradclip.core.layouts import Groups, Layout, Rows, Several
-from gradclip.core.nearest import Multiplier
 from gradclip.core.norms import Norm, Order, measure, settled
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Multiplier
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
 from gradclip.core.values import Array

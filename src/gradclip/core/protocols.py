@@ -1,8 +1,8 @@
-"""What the core asks of a backend, in small protocols. Only they and `host_protocol` document the methods.
+"""What the core asks of a backend, in small protocols. Only they and `backends.host.protocol` document the methods.
 
-`Backend` is everything the core may use with any framework. `host_protocol.HostBackend` adds what only backends with
-arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class against its
-protocol.
+`Backend` is everything the core may use with any framework. `backends.host.protocol.HostBackend` adds what only
+backends with arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class
+against its protocol.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from gradclip.core.arrays import Arrays
-    from gradclip.core.coefficient import Coefficient
-    from gradclip.core.formats import Format
-    from gradclip.core.rules import Rule
-    from gradclip.core.values import Array, AtOnce, Axes, Scope
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import Format
+from gradclip.core.records import AtOnce, Coefficient, Rule
+from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 
 class Arithmetic(Protocol):
@@ -119,6 +118,12 @@ class Reduce(Protocol):
 
     def quartered(self, arrays: Arrays) -> Arrays:
         """Return each array multiplied by 0.25, in the wide format."""
+
+    def at_most(self, arrays: Arrays, p: float, max_norm: float, part: tuple[Any, ...] | None = None) -> bool:
+        """Say in exact arithmetic whether the norm of all arrays, or of one array's `part`, is at most `max_norm`.
+
+        `part` is an index. This is asked only of a `concrete` backend, about finite arrays.
+        """
 
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         """Return the numbers of NaN and of infinite elements. This waits for the values."""
@@ -249,3 +254,19 @@ class Held(Protocol):
 
 class Backend(Arithmetic, Enter, Reduce, Scale, Batch, Leave, InPlace, Held, Protocol):
     """Everything the core asks of a framework."""
+
+
+class Axes(Protocol):
+    """Mesh axes over which arrays are sharded, in code that runs on each device's own shards."""
+
+    def count(self) -> int:
+        """Return the number of devices along the axes."""
+
+    def groups(self, arrays: Arrays) -> list[Arrays]:
+        """Return lists of arrays, one list for each set of axes over which arrays are sharded."""
+
+    def total(self, terms: Sequence[Any]) -> Any:
+        """Return the sum of all devices' terms. A replicated term counts once."""
+
+    def largest(self, terms: Sequence[Any]) -> Any:
+        """Return the largest of all devices' terms."""

@@ -8,39 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from gradclip.core.formats import FLOAT64
+from gradclip.core.records import Rule
 from gradclip.core.values import Array
 
 # Step 3 of the proof in `coefficient`, for arithmetic in float64.
 LOWERED = 1.0 - 16.0 * FLOAT64.roundoff
-
-
-class Rule(NamedTuple):
-    """The coefficient of a norm N: `kept` if upper <= keep_up_to, else numerator / upper.
-
-    Here upper = N * inflate + offset. Each value is a scalar, or has one entry per norm.
-    """
-
-    inflate: Any
-    offset: Any
-    keep_up_to: Any
-    kept: Any
-    numerator: Any
-
-    def upper(self, norms: Array) -> Array:
-        """Return upper for these norms, which is compared with keep_up_to and divides the numerator."""
-        return raised_by(norms, self.inflate, self.offset)
-
-
-def raised_by(norms: Array, inflate: Any, offset: Any) -> Array:
-    """Return norms * inflate + offset."""
-    raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
-    # A known zero is not added: in compiled code that would be an extra operation.
-    return raised if isinstance(offset, float) and offset == 0 else raised + offset
 
 
 @dataclass(frozen=True)

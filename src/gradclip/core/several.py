@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors, coefficient, needs_split, open_between
+from gradclip.core.coefficient import coefficient, needs_split, open_between
 from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Factors
 
 if TYPE_CHECKING:
     from gradclip.core.units import Adaptive

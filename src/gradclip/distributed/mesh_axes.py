@@ -13,8 +13,7 @@ from gradclip.core.accumulators import LARGEST_ORDER, check_order
 from gradclip.core.arrays import Arrays
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.norms import Norm, Order, floor_of, measure
-from gradclip.core.protocols import Backend
-from gradclip.core.values import Axes
+from gradclip.core.protocols import Axes, Backend
 from gradclip.typing import AxisName
 
 

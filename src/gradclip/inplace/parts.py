@@ -9,9 +9,9 @@ import numpy as np
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.layouts import Groups, Several
-from gradclip.core.nearest import Multiplier
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Multiplier
 from gradclip.core.several import Each, Following, left_norms
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.inplace.gradients import Gradients

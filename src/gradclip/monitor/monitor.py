@@ -15,7 +15,7 @@ from gradclip.monitor import lines
 from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.callbacks import Callbacks
 from gradclip.monitor.pending import Pending, named, resolved_each
-from gradclip.monitor.records import Columns, Counts, LayerTable, Step
+from gradclip.monitor.records import Columns, Counts, LayerTable, Overview, Step
 from gradclip.monitor.states import State
 from gradclip.typing import Policy
 
@@ -190,9 +190,7 @@ class Monitor:
     @property
     def top_layers(self) -> dict[str, float]:
         """The layers with the largest median norms, largest first; empty if none were recorded."""
-        table = self.layers
-        found = table and table.top(self.top)
-        return dict(zip(found.names, found.medians().tolist(), strict=True)) if found else {}
+        return self._overview().top_layers
 
     @property
     def counts(self) -> Counts:
@@ -220,6 +218,9 @@ class Monitor:
         """The number of steps with a non-finite norm."""
         return self.counts.nonfinite
 
+    def _overview(self) -> Overview:
+        return Overview.of(self.records, self.counts, self.top)
+
     def advise(self) -> Advice:
         """Propose a threshold from the kept steps. Print the result for the proposal, its reasons and alternatives."""
         return advise(self.columns)
@@ -231,7 +232,7 @@ class Monitor:
         """
         from gradclip.monitor.picture import draw
 
-        figure = draw(self)
+        figure = draw(self._overview())
         if path is not None:
             figure.savefig(path)
         return figure
@@ -244,7 +245,7 @@ class Monitor:
         from gradclip.monitor.page import page
 
         written = Path(path)
-        written.write_text(page(self, title), encoding="utf-8")
+        written.write_text(page(self._overview(), title), encoding="utf-8")
         return written
 
     def save(self, path: str | Path) -> None:

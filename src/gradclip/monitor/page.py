@@ -3,15 +3,11 @@
 import math
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import TYPE_CHECKING
 
-from gradclip.monitor.advice import Advice
+from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.picture import NARROW, WIDE, headline, svgs
-from gradclip.monitor.records import Columns, Counts, percentiles, printable
+from gradclip.monitor.records import Columns, Counts, Overview, percentiles, printable
 from gradclip.monitor.style import STYLE
-
-if TYPE_CHECKING:
-    from gradclip.monitor.monitor import Monitor
 
 _CAPTIONS = {
     "norms": (
@@ -33,18 +29,18 @@ _CAPTIONS = {
 }
 
 
-def page(monitor: "Monitor", title: str) -> str:
-    """Return the HTML page of a monitor."""
-    columns, advice, title = monitor.columns, monitor.advise(), printable(title)
+def page(shown: Overview, title: str) -> str:
+    """Return the HTML page of what a monitor recorded."""
+    columns, advice, title = shown.columns, advise(shown.columns), printable(title)
     body = [
         f"<h1>{escape(title)}</h1>",
-        f"<p class='lead'>{escape(headline(monitor))}. "
+        f"<p class='lead'>{escape(headline(shown))}. "
         "<strong>Every norm on this page is the one before clipping.</strong></p>",
-        *(f"<p class='note'>{escape(note)}</p>" for note in notes(monitor)),
-        _tiles(monitor),
-        *(_pictures(monitor) if len(columns.steps) else []),
+        *(f"<p class='note'>{escape(note)}</p>" for note in notes(shown)),
+        _tiles(shown),
+        *(_pictures(shown) if len(columns.steps) else []),
         _section("A threshold for these norms", _advised(advice)),
-        *_layers(monitor),
+        *_layers(shown),
         _section("Percentiles of the norm before clipping", _percentiles(columns)),
     ]
     return (
@@ -57,9 +53,9 @@ def page(monitor: "Monitor", title: str) -> str:
     )
 
 
-def notes(monitor: "Monitor") -> list[str]:
+def notes(shown: Overview) -> list[str]:
     """Return notes on what is easily overlooked or misread."""
-    counts, columns = monitor.counts, monitor.columns
+    counts, columns = shown.counts, shown.columns
     ordinary = columns.clipped[columns.finite & ~columns.skipped]
     found = []
     if ordinary.size and ordinary.all():
@@ -95,8 +91,8 @@ def _about_nonfinite(counts: Counts, columns: Columns) -> str:
     )
 
 
-def _tiles(monitor: "Monitor") -> str:
-    counts, last = monitor.counts, monitor.last
+def _tiles(shown: Overview) -> str:
+    counts, last = shown.counts, shown.last
     tiles = [
         ("steps", f"{counts.steps:,}"),
         ("clipped", f"{counts.share_clipped:.1%}" if counts.steps else "none"),
@@ -108,8 +104,8 @@ def _tiles(monitor: "Monitor") -> str:
     return f"<dl class='tiles'>{''.join(f'<div><dt>{name}</dt><dd>{value}</dd></div>' for name, value in tiles)}</dl>"
 
 
-def _pictures(monitor: "Monitor") -> Iterable[str]:
-    wide, narrow = svgs(monitor, WIDE, 10.4), svgs(monitor, NARROW, 4.2)
+def _pictures(shown: Overview) -> Iterable[str]:
+    wide, narrow = svgs(shown, WIDE, 10.4), svgs(shown, NARROW, 4.2)
     for name, drawn in wide.items():
         heading, caption = _CAPTIONS[name]
         label = f" aria-label='{heading}'>"
@@ -131,9 +127,9 @@ def _advised(advice: Advice) -> str:
     return f"<p class='proposal'>{proposal}</p><ul>{reasons}</ul>{table}"
 
 
-def _layers(monitor: "Monitor") -> Iterable[str]:
-    if monitor.top_layers:
-        rows = [(printable(name), f"{norm:.4g}") for name, norm in monitor.top_layers.items()]
+def _layers(shown: Overview) -> Iterable[str]:
+    if shown.top_layers:
+        rows = [(printable(name), f"{norm:.4g}") for name, norm in shown.top_layers.items()]
         yield _section("Largest layers", _table(("layer", "median norm before clipping"), rows))
 
 

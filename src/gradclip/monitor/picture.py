@@ -1,11 +1,12 @@
-"""The picture of a monitor. It is drawn with matplotlib, which is imported only when needed."""
+"""The picture of what a monitor recorded. It is drawn with matplotlib, which is imported only when needed."""
 
 import io
 import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+
+from gradclip.monitor.records import Overview
 
 try:
     import matplotlib
@@ -22,21 +23,18 @@ except ModuleNotFoundError as error:
         path=error.path,
     ) from error
 
-if TYPE_CHECKING:
-    from gradclip.monitor.monitor import Monitor
-
 _PALETTE = panels.Palette()
 WIDE = panels.Look()
 NARROW = panels.Look(points=150, letters=14, legend_columns=2)
 
 
-def draw(monitor: "Monitor") -> Figure:
+def draw(shown: Overview) -> Figure:
     """Return a figure with all panels."""
-    columns, layers = monitor.columns, monitor.layers
+    columns, layers = shown.columns, shown.layers
     rows = 3 if layers is None else 4
     figure = Figure(figsize=(11, 3 * rows + 0.6), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
-    figure.suptitle(headline(monitor), color=_PALETTE.ink, fontsize=13)
+    figure.suptitle(headline(shown), color=_PALETTE.ink, fontsize=13)
     grid = figure.add_gridspec(rows, 1, height_ratios=[1.5, 0.7, 1.1, 1][:rows])
     panels.norms_over_steps(figure.add_subplot(grid[0]), columns, WIDE)
     panels.share_clipped(figure.add_subplot(grid[1]), columns, WIDE)
@@ -46,9 +44,9 @@ def draw(monitor: "Monitor") -> Figure:
     return figure
 
 
-def headline(monitor: "Monitor") -> str:
+def headline(shown: Overview) -> str:
     """Sum up all steps in one line."""
-    counts = monitor.counts
+    counts = shown.counts
     if not counts.steps:
         return "No step was recorded"
     others = [f"{count:,} {what}" for count, what in ((counts.skipped, "skipped"), (counts.nonfinite, "not finite"))]
@@ -56,9 +54,9 @@ def headline(monitor: "Monitor") -> str:
     return f"{counts.share_clipped:.1%} of {steps} clipped; {', '.join(others)}"
 
 
-def svgs(monitor: "Monitor", look: panels.Look, width: float) -> dict[str, str]:
+def svgs(shown: Overview, look: panels.Look, width: float) -> dict[str, str]:
     """Return each panel by name as an SVG, `width` inches wide, with CSS variables as colours."""
-    columns, layers = monitor.columns, monitor.layers
+    columns, layers = shown.columns, shown.layers
     narrow = look is NARROW
     drawn = {
         "norms": _svg(lambda axes: panels.norms_over_steps(axes, columns, look), width, 4.2 if narrow else 3.8),

@@ -144,6 +144,31 @@ class LayerTable(NamedTuple):
         order = np.argsort(-self.medians(), kind="stable")[:count]
         return LayerTable(self.steps, tuple(self.names[index] for index in order.tolist()), self.norms[:, order])
 
+    def largest(self, count: int) -> dict[str, float]:
+        """Return the medians of the layers with the largest ones, largest first."""
+        found = self.top(count)
+        return dict(zip(found.names, found.medians().tolist(), strict=True))
+
+
+class Overview(NamedTuple):
+    """What a picture or a page shows: the kept steps, the counts of all steps, and how many layers to list."""
+
+    columns: Columns
+    layers: LayerTable | None
+    last: Step | None
+    counts: Counts
+    top: int
+
+    @classmethod
+    def of(cls, steps: Sequence[Step], counts: Counts, top: int) -> "Overview":
+        """Collect it from the kept steps."""
+        return cls(Columns.of(steps), LayerTable.of(steps), steps[-1] if steps else None, counts, top)
+
+    @property
+    def top_layers(self) -> dict[str, float]:
+        """The layers with the largest median norms, largest first; empty if none were recorded."""
+        return self.layers.largest(self.top) if self.layers else {}
+
 
 def narrowed(norms: np.ndarray) -> np.ndarray:
     """Return norms in float32, or unchanged if one of them is out of its range."""

@@ -19,13 +19,13 @@ from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target
 from gradclip.core.scopes import EXAMPLE
 from gradclip.core.values import Array, shape_of
-from gradclip.leaves import summed
+from gradclip.leaves import first_sparse, summed
 from gradclip.per_example import fast_path
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.outputs import PerExampleInfo
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Batch
-from gradclip.tree import FlatTree, first_sparse
+from gradclip.tree import FlatTree
 from gradclip.typing import Mask, Policy, RuleName, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 

@@ -5,7 +5,7 @@ import pytest
 
 from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import HostArray
-from gradclip.core.coefficient import Coefficient, Factors
+from gradclip.core.records import Coefficient, Factors
 from gradclip.core.scopes import EXAMPLE, TREE, units_along
 from host_arrays import DTYPES, random_array
 

@@ -21,6 +21,17 @@ def decide(values, p, threshold):
     return answer
 
 
+def test_a_part_of_an_array_is_decided_alone():
+    arrays = HOST.enter([np.array([[3.0, 4.0], [5.0, 1e-9]])])
+    with HOST.precision():
+        assert HOST.at_most(arrays, 2.0, 5.0, (0, slice(None)))
+        assert not HOST.at_most(arrays, 2.0, 5.0, (1, slice(None)))
+        assert not HOST.at_most(arrays, 2.0, 5.0)
+        blank = HOST.without_nonfinite(HOST.enter([np.array([[3.0, 4.0, np.nan], [5.0, 1.0, np.inf]])]))
+        assert HOST.at_most(blank, 2.0, 5.0, (0, slice(None)))
+        assert not HOST.at_most(blank, 2.0, 5.0, (1, slice(None)))
+
+
 @pytest.mark.parametrize("p", [1.0, 2.0, 3.0, 7.0])
 @pytest.mark.parametrize("scale", [1e-300, 1e-160, 1e-5, 1.0, 1e120, 1e200])
 def test_decisions_equal_those_of_fractions(p, scale):

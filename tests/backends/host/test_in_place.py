@@ -6,7 +6,7 @@ import numpy as np
 
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.in_place import clamp_, scale_
-from gradclip.core.coefficient import Factors
+from gradclip.core.records import Factors
 from gradclip.core.scopes import TREE
 
 

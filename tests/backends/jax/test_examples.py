@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradclip.backends.jax.examples import as_rows, sum_by_rows
-from gradclip.core.coefficient import Factors
+from gradclip.core.records import Factors
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])

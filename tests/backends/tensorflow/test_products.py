@@ -5,7 +5,7 @@ import tensorflow as tf
 from gradclip.backends.tensorflow.products import Products, assigned, without_nonfinite
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64
-from gradclip.core.nearest import Multiplier
+from gradclip.core.records import Multiplier
 
 
 def made(tensors, factor, **options):

@@ -20,7 +20,7 @@ from gradclip.core.formats import (
     is_complex,
     low_bits_mask,
 )
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15  # elements: 256 KiB in float64, small enough for the cache

@@ -30,11 +30,11 @@ from gradclip.core.formats import SUPPORTED, bare_name, sum_dtype
 from gradclip.core.layouts import Groups, Layout, Several
 from gradclip.core.memory import Region, region_of_array
 from gradclip.core.norms import Norm, Order
-from gradclip.core.values import Array, Scope
+from gradclip.core.scopes import Scope
+from gradclip.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
-    from gradclip.core.rules import Rule
+    from gradclip.core.records import Coefficient, Rule
 
 _is_writeable = attrgetter("flags.writeable")
 

@@ -22,10 +22,10 @@ from gradclip.backends.host.arrays import (
 )
 from gradclip.backends.sums import raised
 from gradclip.core.formats import FLOAT64, Format, format_of, is_complex, product_format
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Factors
+    from gradclip.core.records import Coefficient, Factors
 
 
 def power_sum_of(x: HostArray, p: float, scope: Scope, divisor: np.ndarray | np.generic | float | None) -> Any:

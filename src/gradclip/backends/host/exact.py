@@ -14,12 +14,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays, wide_chunks
-from gradclip.backends.host.protocol import HostBackend
 from gradclip.core.arrays import Arrays
 
 LARGEST_POWER = 1024
@@ -32,14 +31,19 @@ _PLAIN_VALUES = 4
 Pairs = tuple[np.ndarray, np.ndarray]
 
 
+class Threaded(Protocol):
+    """What is asked of the backend of the arrays."""
+
+    def threads(self) -> int:
+        """Return how many threads a call may use."""
+
+
 def decidable(p: float, *, any_complex: bool) -> bool:
     """Return whether norms of order `p` can be compared exactly. For complex numbers, p must be 2 or infinite."""
     return math.isinf(p) or p == 2 or (not any_complex and p.is_integer() and p <= LARGEST_POWER)
 
 
-def at_most(
-    backend: HostBackend, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False
-) -> bool:
+def at_most(backend: Threaded, arrays: Arrays, p: float, max_norm: float | Fraction, *, patient: bool = False) -> bool:
     """Return whether the norm of order `p` of finite arrays in host memory is <= `max_norm`, a finite number.
 
     Also return False, which clips, if this cannot be decided: `p` is not `decidable`, or the norms are too close and
@@ -65,7 +69,7 @@ def part_of(arrays: Arrays, place: tuple[Any, ...]) -> HostArrays:
     return viewed_arrays([HostArray(np.asarray(x.data[place]), x.dtype, counted=counted)])
 
 
-def power_sum(backend: HostBackend, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:
+def power_sum(backend: Threaded, arrays: Arrays, p: float, *, patient: bool = False) -> Fraction | float:
     """Return the exact sum of the powers |v|**p of finite arrays in host memory; NaN if it cannot be computed."""
     if math.isinf(p) or not decidable(p, any_complex=arrays.any_complex):
         return math.nan
@@ -89,7 +93,7 @@ def _wide_chunks(arrays: Iterable[HostArray]) -> Callable[[], Iterator[np.ndarra
 # Magnitudes and squares
 
 
-def _plain_sum(backend: HostBackend, arrays: Arrays, p: int) -> Fraction:
+def _plain_sum(backend: Threaded, arrays: Arrays, p: int) -> Fraction:
     known, others = split(arrays)
     total = Fraction(0)
     if known:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradclip import native
+from gradclip.backends.host import exact
+from gradclip.core.arrays import Arrays
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
@@ -27,6 +29,9 @@ class InHostMemory:
             return None
         kernels, left_out = native.kernels.describe_buffers(list(leaves))
         return None if left_out else kernels
+
+    def at_most(self, arrays: Arrays, p: float, max_norm: float, part: tuple[Any, ...] | None = None) -> bool:
+        return exact.at_most(self, arrays if part is None else exact.part_of(arrays, part), p, max_norm)
 
     def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
         return [leaf.copy() for leaf in leaves] if copied else list(map(np.empty_like, leaves))

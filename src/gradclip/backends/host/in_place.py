@@ -14,7 +14,7 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.layouts import Groups, Layout, Rows
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient, Factors
+    from gradclip.core.records import Coefficient, Factors
     from gradclip.native._kernels import Arrays as KernelArrays
 
 

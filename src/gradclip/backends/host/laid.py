@@ -14,10 +14,10 @@ import numpy as np
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
 from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip.core.arrays import Arrays
-from gradclip.core.coefficient import Coefficient, Factors
 from gradclip.core.formats import FLOAT64
 from gradclip.core.layouts import Groups, Rows, Several
 from gradclip.core.norms import Norm, Order, relative_error
+from gradclip.core.records import Coefficient, Factors
 from gradclip.native import describe_buffers
 
 _COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache

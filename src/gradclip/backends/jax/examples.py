@@ -20,7 +20,7 @@ from gradclip.backends.jax.axes import varying_alike
 from gradclip.core.formats import FLOAT32, format_of
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
 
 _AT_A_TIME = 4  # the fastest of 1, 4, 8 and 16
 

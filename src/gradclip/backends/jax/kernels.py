@@ -18,10 +18,10 @@ from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import is_complex
 from gradclip.core.protocols import Backend
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.rules import Rule
+    from gradclip.core.records import Rule
 
 
 class JaxKernels(Jax):

@@ -32,7 +32,7 @@ from gradclip.backends.portable import Portable
 from gradclip.backends.sums import raised
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 
 class JaxNorms(Portable):

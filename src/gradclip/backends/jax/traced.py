@@ -37,10 +37,10 @@ from gradclip.core.formats import (
     sum_dtype,
 )
 from gradclip.core.protocols import Backend
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
 
 
 class Zeroed(Arrays):

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import jax
 from jax import tree_util
 
-from gradclip.backends.framework import Sparse
 from gradclip.backends.jax.pieces import elements, pieces
+from gradclip.tree import Sparse
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import JAXSparse

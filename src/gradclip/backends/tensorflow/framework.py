@@ -8,7 +8,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip.backends.batching import Batching
-from gradclip.backends.framework import Framework, Sparse
+from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
 from gradclip.backends.tensorflow import namespace
@@ -23,6 +23,7 @@ from gradclip.backends.tensorflow.memory import (
 from gradclip.backends.tensorflow.trees import TENSORFLOW_TREES, TensorFlowTrees, described
 from gradclip.core.formats import BFLOAT16, bare_name
 from gradclip.core.protocols import Backend
+from gradclip.tree import Sparse
 
 
 class TensorFlow(Framework):

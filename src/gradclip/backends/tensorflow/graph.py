@@ -29,10 +29,10 @@ from gradclip.backends.tensorflow.squares import (
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
 from gradclip.core.protocols import Backend
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
 
 
 class Graph(Portable):

@@ -36,7 +36,7 @@ from gradclip.core.formats import dtype_name
 from gradclip.core.layouts import Layout
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
     from gradclip.native._kernels import Arrays as KernelArrays
 
 

@@ -9,10 +9,11 @@ import tensorflow as tf
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip.core.values import AtOnce, elements_of
+from gradclip.core.records import AtOnce
+from gradclip.core.values import elements_of
 
 if TYPE_CHECKING:
-    from gradclip.core.nearest import Multiplier
+    from gradclip.core.records import Multiplier
 
 Numbers = dict[str, tf.Tensor]
 

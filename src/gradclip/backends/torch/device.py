@@ -35,10 +35,10 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
 from gradclip.core.memory import Region
 from gradclip.core.protocols import Backend
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
+    from gradclip.core.records import Coefficient
 
 # Apple GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")

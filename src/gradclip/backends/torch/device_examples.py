@@ -28,11 +28,10 @@ from gradclip.backends.sums import halving_sum
 from gradclip.backends.torch.tensors import mapped
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
-from gradclip.core.values import Scope
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.coefficient import Coefficient
-    from gradclip.core.rules import Rule
+    from gradclip.core.records import Coefficient, Rule
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB; a copy of the whole batch might not fit
 _LOWEST = 2.0**-800  # the smallest numerator with quotients in the normal range

@@ -9,11 +9,12 @@ import torch
 from array_api_compat import torch as namespace
 
 from gradclip.backends.batching import Batching
-from gradclip.backends.framework import Framework, Sparse
+from gradclip.backends.framework import Framework
 from gradclip.backends.torch.choose import backend, on_fast_path
 from gradclip.backends.torch.engines import engine_of
 from gradclip.backends.torch.multi_tensor import sent
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
+from gradclip.tree import Sparse
 
 _REQUIRES_GRAD = attrgetter("requires_grad")
 

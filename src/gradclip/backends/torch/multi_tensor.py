@@ -18,11 +18,11 @@ import torch
 
 from gradclip.backends.torch.tensors import KNOWN, put_all, writable
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
-from gradclip.core.values import AtOnce
+from gradclip.core.records import AtOnce
 
 if TYPE_CHECKING:
     from gradclip.core.arrays import Arrays
-    from gradclip.core.nearest import Multiplier
+    from gradclip.core.records import Multiplier
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _HALVES = (torch.float16, torch.bfloat16)

@@ -1,0 +1,111 @@
+"""What becomes of elements that share a norm: rules, coefficients and multipliers. Backends receive them.
+
+`rules`, `coefficient` and `nearest` make them, and prove that the bound holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any, NamedTuple, Protocol
+
+from gradclip.core.arrays import Arrays
+from gradclip.core.formats import Format
+from gradclip.core.values import Array
+
+
+class Rule(NamedTuple):
+    """The coefficient of a norm N: `kept` if upper <= keep_up_to, else numerator / upper.
+
+    Here upper = N * inflate + offset. Each value is a scalar, or has one entry per norm.
+    """
+
+    inflate: Any
+    offset: Any
+    keep_up_to: Any
+    kept: Any
+    numerator: Any
+
+    def upper(self, norms: Array) -> Array:
+        """Return upper for these norms, which is compared with keep_up_to and divides the numerator."""
+        return raised_by(norms, self.inflate, self.offset)
+
+
+def raised_by(norms: Array, inflate: Any, offset: Any) -> Array:
+    """Return norms * inflate + offset."""
+    raised = norms if isinstance(inflate, float) and inflate == 1.0 else norms * inflate
+    # A known zero is not added: in compiled code that would be an extra operation.
+    return raised if isinstance(offset, float) and offset == 0 else raised + offset
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors that elements are multiplied by, one after the other; a `second` of None is 1."""
+
+    first: Any
+    second: Any = None
+
+
+@dataclass(frozen=True)
+class Coefficient:
+    """What happens to the elements that share a norm. Each value is a scalar, or has one entry per norm.
+
+    `keep`: the elements stay bit-identical. `blank`: they become zeros. Otherwise they are multiplied: float32 and the
+    half types by `narrow`, in float32; all others, and sums over examples, by `wide`.
+    """
+
+    keep: Any
+    blank: Any
+    wide: Factors
+    narrow: Factors
+
+    def weights(self, xp: ModuleType) -> Factors:
+        """Return the factors of a sum over examples: 1 for kept examples."""
+        return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
+
+    def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
+        """Return the coefficient with NaN wherever `finite` is False."""
+        wide = replace(self.wide, first=xp.where(finite, self.wide.first, xp.nan))
+        narrow = replace(self.narrow, first=xp.where(finite, self.narrow.first, xp.nan))
+        return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
+
+
+class AtOnce(Protocol):
+    """Arrays that a device multiplies by one number in one call, rounding products to nearest."""
+
+    elements: Mapping[Format, int]
+    """The number of elements of each format, the widest format first."""
+
+    def clear(self, arrays: Arrays) -> None:
+        """Replace NaN and infinities by zeros in place."""
+
+    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
+        """Return the arrays, multiplied."""
+
+    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
+        """Multiply `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements."""
+
+
+@dataclass(frozen=True)
+class Multiplier:
+    """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
+
+    `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
+    are NaN become zeros. `steps`: -1 if float16 products are stepped, 0 if they are kept, None if nothing is stepped.
+    With `sizes` these are vectors: the first sizes[0] arrays use the first number, and so on. `at_once` multiplies.
+    """
+
+    at_once: AtOnce
+    factors: dict[str, Any]
+    blanks: bool = False
+    steps: Any = None
+    sizes: Sequence[int] | None = None
+
+    def scaled(self, _backend: object, arrays: Arrays) -> list[Any]:
+        """Return the arrays scaled."""
+        return self.at_once.multiplied(arrays, self)
+
+    def update(self, _backend: object, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
+        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
+        return self.at_once.update(leaves, arrays, new, self)
