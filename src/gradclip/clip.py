@@ -11,10 +11,11 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ValueRule
+from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
-from gradclip.functional import clip_groups, layers_of, norms_of_groups
+from gradclip.functional import clip_groups, layers_of, norms_of_groups, split_by
 from gradclip.leaves import counted
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
@@ -52,7 +53,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     if found is not None:
         return found
     flat = counted(tree)
-    return norms_of_groups(flat, [range(len(flat.leaves))], order, axis_name)[0]
+    return norms_of_groups(flat, Groups([range(len(flat.leaves))]), order, axis_name)[0]
 
 
 @ordinary_arithmetic
@@ -77,8 +78,8 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
 
     """
     order, flat = Order.parse(ord), counted(tree)
-    shape, groups = layers_of(flat) if prefix is None else flat.split_by(prefix, "prefix")
-    return shape.arrange(norms_of_groups(flat, groups, order, axis_name))
+    shape, layers = layers_of(flat) if prefix is None else split_by(flat, prefix, "prefix")
+    return shape.arrange(norms_of_groups(flat, layers, order, axis_name))
 
 
 @ordinary_arithmetic
@@ -124,7 +125,7 @@ def clip_by_global_norm(
         found = fast_path.clip_by_global_norm(flat.leaves, max_norm, clipping.order)
         if found is not None:
             return flat.rebuild(found[0]), found[1]
-    leaves, norms = clip_groups(flat, [range(len(flat.leaves))], [max_norm], clipping, axis_name)
+    leaves, norms = clip_groups(flat, Groups([range(len(flat.leaves))]), [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 
 
@@ -160,12 +161,12 @@ def clip_by_layer_norm(
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
     flat = counted(tree)
     if is_single_threshold(max_norm):
-        prefix, groups = layers_of(flat)
-        thresholds = [max_norm] * len(groups)
+        prefix, layers = layers_of(flat)
+        thresholds = [max_norm] * layers.count
     else:
-        prefix, groups = flat.split_by(max_norm)
+        prefix, layers = split_by(flat, max_norm)
         thresholds = prefix.leaves
-    leaves, norms = clip_groups(flat, groups, thresholds, clipping, axis_name)
+    leaves, norms = clip_groups(flat, layers, thresholds, clipping, axis_name)
     return flat.rebuild(leaves), prefix.arrange(norms)
 
 

@@ -16,7 +16,7 @@ from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
-from gradclip.core.layouts import Groups, Layout, Rows, each_alone
+from gradclip.core.layouts import Groups, Layout, Rows
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide, measure_all
@@ -35,7 +35,7 @@ from gradclip.unit_axes import check_shapes, names_of, with_parameters
 @ordinary_arithmetic
 def clip_groups(
     flat: FlatTree,
-    groups: Sequence[Sequence[int]],
+    layers: Groups,
     max_norms: Sequence[Any],
     clipping: Clipping,
     axis_name: AxisName = None,
@@ -45,8 +45,8 @@ def clip_groups(
     backend, holders = backend_and_holders(flat, axis_name, *max_norms)
     thresholds, given = check_thresholds(max_norms, backend), _scalar_arrays(max_norms)
     if _in_one_pass(backend, flat.leaves, given):
-        return _clip_in_one_pass(backend, holders, flat, groups, thresholds, clipping)
-    clipped, norms = list(flat.leaves), [None] * len(groups)
+        return _clip_in_one_pass(backend, holders, flat, layers, thresholds, clipping)
+    clipped, norms, groups = list(flat.leaves), [None] * layers.count, layers.groups
     outline = flat.outline(backend.patterns(flat.leaves))
     for numbers in batches_of(backend, flat.leaves, groups, thresholds):
         known, traced = shared_threshold(backend, [thresholds[n] for n in numbers], [given[n] for n in numbers])
@@ -60,18 +60,17 @@ def clip_groups(
     return clipped, norms
 
 
-def norms_of_groups(
-    flat: FlatTree, groups: Sequence[Sequence[int]], order: Order, axis_name: AxisName = None
-) -> list[Any]:
+def norms_of_groups(flat: FlatTree, layers: Groups, order: Order, axis_name: AxisName = None) -> list[Any]:
     """Return the norm of each group of leaves."""
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name)
     if _in_one_pass(backend, flat.leaves):
         with backend.precision():
-            arrays, layout = backend.take(flat.leaves), _layout(groups)
+            arrays, layout = backend.take(flat.leaves), _layout(layers)
             norm = measure_all(backend, arrays, layout, order, holders)
             return _left(backend, holders, layout, norm, arrays, flat.leaves)
-    norms: list[Any] = [None] * len(groups)
+    norms: list[Any] = [None] * layers.count
+    groups = layers.groups
     outline = flat.outline(backend.patterns(flat.leaves))
     clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
     for numbers in batches_of(backend, flat.leaves, groups, [math.inf] * len(groups)):
@@ -137,9 +136,18 @@ def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -
     return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
 
 
-def layers_of(flat: FlatTree) -> tuple[FlatTree, Sequence[Sequence[int]]]:
+def layers_of(flat: FlatTree) -> tuple[FlatTree, Groups]:
     """Return all leaves of the tree, and for each a group with its index, empty for a leaf that does not count."""
-    return flat.each_alone() if flat.others else (flat, each_alone(len(flat.leaves)).groups)
+    if not flat.others:
+        return flat, Groups.each_alone(len(flat.leaves))
+    every, groups = flat.each_alone()
+    return every, Groups(groups)
+
+
+def split_by(flat: FlatTree, prefix: object, what: str = "the thresholds") -> tuple[FlatTree, Groups]:
+    """Return the leaves of the prefix, and for each a group with the indices of the leaves below it."""
+    every, groups = flat.split_by(prefix, what)
+    return every, Groups(groups)
 
 
 def _scalar_arrays(max_norms: Sequence[Any]) -> list[Any]:
@@ -154,19 +162,19 @@ def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] =
     return backend.concrete and backend.plain([*leaves, *{id(x): x for x in given if x is not None}.values()])
 
 
-def _layout(groups: Sequence[Sequence[int]]) -> Layout:
-    return LAYER if len(groups) == 1 else Groups.of(groups)
+def _layout(layers: Groups) -> Layout:
+    return LAYER if layers.count == 1 else layers
 
 
 def _clip_in_one_pass(
     backend: Backend,
     holders: Holders,
     flat: FlatTree,
-    groups: Sequence[Sequence[int]],
+    layers: Groups,
     thresholds: Sequence[Any],
     clipping: Clipping,
 ) -> tuple[list[Any], list[Any]]:
-    layout = _layout(groups)
+    layout = _layout(layers)
     asked = replace(clipping, max_norm=thresholds[0] if layout is LAYER else Each(thresholds))
     with backend.precision():
         arrays = backend.take(flat.leaves)

@@ -11,8 +11,7 @@ import numpy as np
 
 from gradclip.backends import Shards, among_several, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
-from gradclip.leaves import counted
-from gradclip.tree import FlatTree, flatten
+from gradclip.tree import flatten
 from gradclip.typing import Parameters
 from gradclip.wording import level_of_caller
 
@@ -38,7 +37,6 @@ class ParameterList:
     tree: Any = None
     names: Sequence[str | None] = ()
     _gradients: Any = field(init=False, repr=False, default=None)
-    _flat: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
     _lacking: int | None = field(init=False, repr=False, default=None)  # the first parameter without a `.grad`
 
@@ -78,13 +76,6 @@ class ParameterList:
             groups = [group for group in entries if _is_group(group)]
             listed = list(map(_listed_of, groups))
             return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(_beside, groups)))
-
-    @property
-    def flat(self) -> FlatTree:
-        """The leaves of the tree. Raises TypeError if all its numbers are integers."""
-        if self._flat is None:
-            object.__setattr__(self, "_flat", counted(self.tree))
-        return self._flat
 
     @property
     def gradients(self) -> list[Any]:

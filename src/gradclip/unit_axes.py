@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gradclip.backends.framework import Sparse
 from gradclip.backends.registry import entries_of, entry_of, load
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.values import shape_of
-from gradclip.leaves import is_integer
-from gradclip.tree import FlatTree, first_sparse
+from gradclip.leaves import first_sparse, is_integer
+from gradclip.tree import FlatTree, Sparse
 from gradclip.typing import UnitAxis
 from gradclip.wording import listed
 

@@ -84,7 +84,7 @@ def scaled_by_norms(x, scope, nonfinite="skip"):
             arrays,
             Clipping(2.0, Order(2.0), Nonfinite.named(nonfinite), CLIP),
             lambda: ["x"],
-            scope=scope,
+            layout=scope,
             holders=ALONE,
         )
         together = backend.leave_all(backend.shrink(made.arrays, made.coefficient, scope), backend.patterns([x]))[0]
@@ -178,7 +178,7 @@ def test_gradients_in_place_are_scaled_by_rows(framework):
                 arrays,
                 Clipping(2.0, Order(2.0), Nonfinite.named("skip"), CLIP),
                 lambda: ["x"],
-                scope=ROW,
+                layout=ROW,
                 holders=ALONE,
             )
             (updated,) = backend.update([x], arrays, arrays, made.coefficient, ROW)

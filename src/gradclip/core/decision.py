@@ -41,7 +41,7 @@ class Decision:
     norm: Norm
     coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
     arrays: Arrays
-    layout: Layout = TREE
+    layout: Layout
 
     def scaled(self, backend: Backend) -> list[Any]:
         """Return the arrays, scaled."""
@@ -152,10 +152,10 @@ def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Arr
             known = isinstance(max_norm, float) and not backend.varies(max_norm)
             kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             found = replace(found, limit=kept_up_to)
-            return Decision(norm, nearest.multiplier(backend, at_once, norm, found, spoils=False), arrays)
+            return Decision(norm, nearest.multiplier(backend, at_once, norm, found, spoils=False), arrays, TREE)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
-    return Decision(norm, replace(chosen, keep=norm.value <= threshold), arrays)
+    return Decision(norm, replace(chosen, keep=norm.value <= threshold), arrays, TREE)
 
 
 def _chosen(

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import accumulate, chain, pairwise
+from itertools import accumulate, pairwise
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -48,12 +48,9 @@ class Groups:
         return cls([range(start, end) for start, end in pairwise(ends)])
 
     @classmethod
-    def of(cls, groups: Sequence[Sequence[int]]) -> "Groups":
-        """Return the groups, one object for all calls in which each array is alone."""
-        if groups is each_alone(len(groups)).groups:
-            return each_alone(len(groups))
-        alone = set(map(len, groups)) == {1} and list(chain.from_iterable(groups)) == list(range(len(groups)))
-        return each_alone(len(groups)) if alone else cls(groups)
+    def each_alone(cls, count: int) -> "Groups":
+        """Return so many groups of one array each."""
+        return cls([(index,) for index in range(count)], alone=True)
 
     @property
     def number(self) -> int:
@@ -91,12 +88,6 @@ class Groups:
     def shaped(self, values: np.ndarray) -> list[Any]:
         """Return the entries of each part in the shape of its norms."""
         return list(values)
-
-
-@lru_cache(maxsize=64)
-def each_alone(count: int) -> Groups:
-    """Return so many groups of one array each."""
-    return Groups([(index,) for index in range(count)], alone=True)
 
 
 @dataclass(frozen=True, eq=False)

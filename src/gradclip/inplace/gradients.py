@@ -15,6 +15,7 @@ from gradclip.core.formats import format_of
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
+from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree
 from gradclip.wording import listed
@@ -46,7 +47,7 @@ class Gradients:
     def of(cls, params: ParameterList) -> "Gradients":
         """Collect the gradients. Raises if the parameters cannot have any, so that a mistake does not stay silent."""
         if params.tree is not None:
-            return cls._of_tree(params.flat)
+            return cls._of_tree(counted(params.tree))
         params.check_all_hold()
         owners, held = _once(params.parameters, params.gradients)
         if len(held) < len(params.parameters):

@@ -7,7 +7,6 @@ from typing import Any
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
 from gradclip.core.decision import Clipping
-from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
@@ -63,6 +62,6 @@ def clip_grad_layer_norm_(
         )
     gradients, backend, arrays = entered(params, ONE_PROCESS, *flatten(max_norm).leaves, to_write=True, apart=True)
     layers = Layerwise.of(params, max_norm, backend, gradients)
-    layout, thresholds = Groups.of(layers.groups), Each(layers.thresholds)
+    layout, thresholds = layers.groups, Each(layers.thresholds)
     with backend.precision():
         return layers.arranged(clip_parts(gradients, backend, arrays, layout, thresholds, clipping))

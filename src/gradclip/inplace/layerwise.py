@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from gradclip.arguments import check_thresholds, is_single_threshold
-from gradclip.core.layouts import each_alone
+from gradclip.core.layouts import Groups
 from gradclip.core.protocols import Backend
-from gradclip.functional import layers_of
+from gradclip.functional import layers_of, split_by
 from gradclip.inplace.gradients import Gradients
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree
@@ -21,7 +21,7 @@ class Layerwise:
     `arranged` puts the norms of the layers into the caller's structure.
     """
 
-    groups: Sequence[Sequence[int]]
+    groups: Groups
     thresholds: Sequence[Any]
     arranged: Callable[[Sequence[Any]], Any]
 
@@ -32,8 +32,8 @@ class Layerwise:
         Raises ValueError if the thresholds do not fit, or if arrays of a tree, which cannot be replaced, share memory
         but are in different layers.
         """
-        if params.tree is not None:
-            return cls._of_tree(params.flat, max_norm, backend, gradients)
+        if gradients.tree is not None:
+            return cls._of_tree(gradients.tree, max_norm, backend, gradients)
         grads = params.gradients
         max_norms: Sequence[object]
         if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
@@ -47,23 +47,23 @@ class Layerwise:
         thresholds = check_thresholds(max_norms, backend)
         filled = [number for number, grad in enumerate(grads) if grad is not None]
         if len(filled) == len(gradients.grads):  # no parameter occurs twice
-            groups = each_alone(len(filled)).groups
-            return cls._different(groups, thresholds, filled, list, None)
+            return cls._different(Groups.each_alone(len(filled)), thresholds, filled, list, None)
         layers = [[] if grad is None else [owner] for owner, grad in zip(params.parameters, grads, strict=True)]
         return cls._once(layers, thresholds, list, None, gradients)
 
     @classmethod
     def _of_tree(cls, flat: FlatTree, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> "Layerwise":
         single = is_single_threshold(max_norm)
-        prefix, groups = layers_of(flat) if single else flat.split_by(max_norm)
-        thresholds = check_thresholds([max_norm] * len(groups) if single else prefix.leaves, backend)
+        prefix, layers = layers_of(flat) if single else split_by(flat, max_norm)
+        thresholds = check_thresholds([max_norm] * layers.count if single else prefix.leaves, backend)
         with backend.precision():
             zero = backend.leave_scalar(backend.zeros((), ()), "float32", flat.leaves)
         if len(gradients.grads) == len(flat.leaves) and not gradients.meeting:  # no array occurs twice
-            filled = [number for number, group in enumerate(groups) if group]
-            return cls._different([groups[n] for n in filled], thresholds, filled, prefix.arrange, zero)
-        layers = [[flat.leaves[i] for i in group] for group in groups]
-        return cls._once(layers, thresholds, prefix.arrange, zero, gradients)
+            filled = [number for number, group in enumerate(layers.groups) if group]
+            layers = layers if len(filled) == layers.count else Groups([layers.groups[n] for n in filled])
+            return cls._different(layers, thresholds, filled, prefix.arrange, zero)
+        owners = [[flat.leaves[i] for i in group] for group in layers.groups]
+        return cls._once(owners, thresholds, prefix.arrange, zero, gradients)
 
     @classmethod
     def _once(
@@ -89,12 +89,12 @@ class Layerwise:
         def arranged(norms: Sequence[Any]) -> Any:
             return rebuild([norms[places[key]] if key else of_nothing for key in keys])
 
-        return cls(_indices(unique.values(), gradients), [asked[key] for key in unique], arranged)
+        return cls(Groups(_indices(list(unique.values()), gradients)), [asked[key] for key in unique], arranged)
 
     @classmethod
     def _different(
         cls,
-        groups: Sequence[Sequence[int]],
+        groups: Groups,
         thresholds: Sequence[Any],
         filled: Sequence[int],
         rebuild: Callable[[list[Any]], Any],

@@ -26,6 +26,7 @@ from gradclip.functional import adaptive_of
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.inplace.layerwise import Layerwise
 from gradclip.inplace.parts import clip_parts
+from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, UnitAxis
@@ -120,7 +121,7 @@ def adaptive_grad_clip_(
     adaptive, given = adaptive_of(call.backend, clipping, eps)
     layers = Layerwise.of(call.params, 0.0, call.backend, call.gradients)
     beside = _weights(call.params, weights)
-    mine = call.checked([beside[id(call.gradients.owners[index])] for (index,) in layers.groups], layers)
+    mine = call.checked([beside[id(call.gradients.owners[index])] for (index,) in layers.groups.groups], layers)
     if call.backend.concrete:
         adaptive, given = Adaptive(adaptive.known), []
     return call.clip(layers, Following(adaptive, call.backend.enter(mine), given), asked, unit_axis)
@@ -157,14 +158,14 @@ class _Call:
 
     def checked(self, weights: Sequence[Any], layers: Layerwise) -> list[Any]:
         """Return the weights of each layer as backend arrays. Raises if one is no array or has another shape."""
-        grads, names = self._grads(layers.groups), partial(self.names, layers.groups)
+        grads, names = self._grads(layers.groups.groups), partial(self.names, layers.groups.groups)
         find([*grads, *weights], lambda: with_parameters(names()))
         check_shapes(grads, weights, names)
         return list(map(self.backend.prepare, weights))
 
     def clip(self, layers: Layerwise, thresholds: Each | Following, clipping: Clipping, unit_axis: UnitAxis) -> Any:
         """Measure all gradients, then clip them; return their norms in the caller's structure."""
-        backend, indices = self.backend, [index for (index,) in layers.groups]
+        backend, indices = self.backend, [index for (index,) in layers.groups.groups]
         gradients, arrays = self.gradients, self.arrays
         if indices != list(range(len(arrays))):
             gradients, arrays = gradients.chosen(indices), backend.chosen(arrays, indices)
@@ -178,7 +179,7 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
     """Expand thresholds given as a prefix to one per array; return other thresholds unchanged."""
     if params.tree is None or is_single_threshold(max_norm):
         return max_norm
-    flat = params.flat
+    flat = counted(params.tree)
     prefix, groups = flat.split_by(max_norm)
     of_leaf = {i: threshold for threshold, group in zip(prefix.leaves, groups, strict=True) for i in group}
     return flat.arrange([of_leaf[i] for i in range(len(of_leaf))], 0.0)
@@ -187,7 +188,7 @@ def _for_each_leaf(params: ParameterList, max_norm: Thresholds) -> Thresholds:
 def _weights(params: ParameterList, weights: object) -> dict[int, Any]:
     """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
     if params.tree is not None:
-        flat = params.flat
+        flat = counted(params.tree)
         if weights is None:
             raise TypeError(
                 "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."
