@@ -99,7 +99,7 @@ class Batch:
     @property
     def _rule(self) -> Any:
         asked = self.clipping
-        scope = LAYER if isinstance(self.layout, Groups) else self.layout
+        scope = self.layout if isinstance(self.layout, Scope) else LAYER
         rule = ClipRule(asked.order, asked.max_norm, asked.nonfinite, asked.target, scope)
         if isinstance(self.layout, Groups):
             return LayersRule(rule, list(map(len, self.layout.groups)))
@@ -123,6 +123,7 @@ class Batch:
         if self.adaptive is not None:
             params = self.backend.enter(beside[:1])
             order, scope = self.clipping.order, self.layout
+            assert isinstance(scope, Scope)
             max_norm = self.adaptive.thresholds(self.backend, params, order, scope, beside[1:])
             return replace(self.clipping, max_norm=max_norm)
         return self.clipping if self.clipping.max_norm is not None else replace(self.clipping, max_norm=max_norm)

@@ -8,12 +8,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 from gradclip.arguments import check_threshold, check_thresholds, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
+from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.layouts import Groups, Layout, Rows
@@ -157,9 +158,9 @@ def _scalar_arrays(max_norms: Sequence[Any]) -> list[Any]:
     return list(map(scalar_array, max_norms))
 
 
-def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] = ()) -> bool:
+def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] = ()) -> TypeGuard[ConcreteBackend]:
     """Return whether all values are known and no derivative is asked for."""
-    return backend.concrete and backend.plain([*leaves, *{id(x): x for x in given if x is not None}.values()])
+    return is_concrete(backend) and backend.plain([*leaves, *{id(x): x for x in given if x is not None}.values()])
 
 
 def _layout(layers: Groups) -> Layout:
@@ -167,7 +168,7 @@ def _layout(layers: Groups) -> Layout:
 
 
 def _clip_in_one_pass(
-    backend: Backend,
+    backend: ConcreteBackend,
     holders: Holders,
     flat: FlatTree,
     layers: Groups,
@@ -184,7 +185,7 @@ def _clip_in_one_pass(
 
 
 def _clip_units_in_one_pass(
-    backend: Backend, flat: FlatTree, thresholds: Each | Following, clipping: Clipping, scopes: Sequence[Scope]
+    backend: ConcreteBackend, flat: FlatTree, thresholds: Each | Following, clipping: Clipping, scopes: Sequence[Scope]
 ) -> tuple[list[Any], Any]:
     asked = replace(clipping, max_norm=thresholds)
     with backend.precision():

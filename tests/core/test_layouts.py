@@ -26,7 +26,7 @@ def test_consecutive_groups_have_the_same_sizes():
 
 def test_rows_have_a_norm_for_each_unit():
     assert (ROWS.number, ROWS.count) == (3, 5)
-    assert [(units.count, units.elements) for units in ROWS.units] == [(2, 3), (1, 4), (2, 1)]
+    assert [(units.number, units.elements) for units in ROWS.units] == [(2, 3), (1, 4), (2, 1)]
     assert ROWS.array_of.tolist() == [0, 0, 1, 2, 2]
     assert ROWS.each([7.0, 8.0, 9.0]).tolist() == [7.0, 7.0, 8.0, 9.0, 9.0]
     assert ROWS.parts_of(np.array([False, True, False, False, False])) == [0]

@@ -222,8 +222,8 @@ class Portable(Defaults, PortableBatch):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[Any]:
-        return [self.shrunk(x, coefficient, scope) for x in arrays]
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[Any]:
+        return [self.shrunk(x, coefficient, layout) for x in arrays]
 
     def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
         return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]

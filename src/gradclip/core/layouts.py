@@ -29,7 +29,7 @@ class Units(NamedTuple):
 
     own: tuple[int, ...]
     norms_shape: tuple[int, ...]
-    count: int
+    number: int
     elements: int
 
 
@@ -115,12 +115,12 @@ class Rows:
     @cached_property
     def array_of(self) -> np.ndarray:
         """The index of the array of each norm."""
-        return np.repeat(np.arange(len(self.units)), [units.count for units in self.units])
+        return np.repeat(np.arange(len(self.units)), [units.number for units in self.units])
 
     @cached_property
     def ends(self) -> np.ndarray:
         """The place after the last norm of each array, in a vector of norms."""
-        return np.cumsum([units.count for units in self.units])
+        return np.cumsum([units.number for units in self.units])
 
     @property
     def number(self) -> int:
@@ -135,7 +135,7 @@ class Rows:
     def places(self, number: int) -> slice:
         """Return where the norms of a part are in a vector of norms."""
         end = int(self.ends[number])
-        return slice(end - self.units[number].count, end)
+        return slice(end - self.units[number].number, end)
 
     def parts_of(self, flags: Any) -> list[int]:
         """Return the numbers of the parts of which a flag is set, given one flag for each norm."""

@@ -5,8 +5,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
+from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.decision import Clipping, Decision, decided
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order, measure, settled
@@ -55,8 +58,9 @@ def decide(
     Raises FloatingPointError under the policy "raise".
     """
     if isinstance(layout, Groups | Rows):
-        several = _decide_in_host_memory if backend.concrete else _decide_without_values
-        return several(backend, arrays, clipping, names, layout, holders)
+        if is_concrete(backend):
+            return _decide_in_host_memory(backend, arrays, clipping, names, layout, holders)
+        return _decide_without_values(backend, arrays, clipping, names, layout, holders)
     xp = backend.xp
     if clipping.nonfinite.raises:
         clipping.nonfinite.check_visible(backend)
@@ -80,10 +84,10 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     """Return the norms of all groups as a vector, or those of a scope."""
     if isinstance(layout, Scope):
         return _measured(backend, arrays, order, layout, None, holders)
-    if not backend.concrete:
+    if not is_concrete(backend):
         return holders.measure_each(backend, [backend.chosen(arrays, part.indices) for part in layout.parts], order)
     found = backend.norms_at_once(arrays, layout, order)
-    if found is not None and found[1].all():
+    if found is not None and np.all(found[1]):
         return found[0]
     table = Table(layout, None)
     left = range(layout.number) if found is None else layout.parts_of(~found[1])
@@ -97,7 +101,7 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
 
 
 def _decide_in_host_memory(
-    backend: Backend,
+    backend: ConcreteBackend,
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],

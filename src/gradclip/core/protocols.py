@@ -1,7 +1,7 @@
-"""What the core asks of a backend, in small protocols. Only they and `backends.host.protocol` document the methods.
+"""What the core asks of a backend, in small protocols. Only they, `concrete` and the host's document the methods.
 
-`Backend` is everything the core may use with any framework. `backends.host.protocol.HostBackend` adds what only
-backends with arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class
+`Backend` is everything the core may use with any framework. `concrete.ConcreteBackend` adds what only backends with
+arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class
 against its protocol.
 """
 
@@ -138,8 +138,11 @@ class Scale(Protocol):
     def at_once(self, arrays: Arrays) -> AtOnce | None:
         """Return an object that multiplies all arrays by one number, or None if scaling them one by one is better."""
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[Any]:
-        """Return the arrays scaled by the coefficient, which has an entry for each norm."""
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Any) -> list[Any]:
+        """Return the arrays scaled by the coefficient, which has an entry for each norm.
+
+        The layout is a `Scope`; on a `concrete` backend any.
+        """
 
     def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
         """Return the arrays, each scaled by its own coefficient."""
@@ -228,9 +231,12 @@ class InPlace(Protocol):
         """Say whether all gradients can certainly be written in place. `arrays` are these gradients."""
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Any
     ) -> Sequence[Any]:
-        """Scale `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements."""
+        """Scale `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements.
+
+        The layout is as in `shrink`.
+        """
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | Array) -> Sequence[Any]:
         """Clamp `leaves` (as arrays: `arrays`) in place. Return them or replacements."""

@@ -13,6 +13,7 @@ import numpy as np
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import coefficient, needs_split, open_between
+from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.norms import Norm, Order
@@ -29,7 +30,7 @@ class Each:
 
     values: Sequence[Any]
 
-    def at_once(self, backend: Backend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
+    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
         """Return a threshold for each norm, and which of them are settled."""
         return layout.each(self.values), True
 
@@ -46,7 +47,7 @@ class Following:
     params: Arrays
     given: Sequence[Any] = ()
 
-    def at_once(self, backend: Backend, layout: Several, order: Order) -> tuple[np.ndarray, Any] | None:
+    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any] | None:
         """Return a threshold for each norm, and which of them are settled; None if not computed at once."""
         found = None if self.given else backend.norms_at_once(self.params, layout, order)
         if found is None:
@@ -70,7 +71,7 @@ class Quick(NamedTuple):
 
 
 def quickly(
-    backend: Backend, arrays: Arrays, layout: Several, order: Order, thresholds: Each | Following
+    backend: ConcreteBackend, arrays: Arrays, layout: Several, order: Order, thresholds: Each | Following
 ) -> Quick | None:
     """Decide as many norms as possible with one look at all of them; None if that is none."""
     found = backend.norms_at_once(arrays, layout, order)
@@ -129,12 +130,14 @@ def dtypes_of_norms(arrays: Arrays, layout: Several) -> dict[str, Sequence[int]]
 
 def left_norms(backend: Backend, layout: Several, norm: Norm, arrays: Arrays, leaves: Sequence[Any]) -> list[Any]:
     """Return the norms of each part as scalars or arrays of the framework, near the leaves."""
+    if not layout.number:
+        return []
     values, found = norm.product(), dict.fromkeys(range(layout.number))
     dtypes = dtypes_of_norms(arrays, layout)
-    if backend.concrete and isinstance(layout, Groups) and layout.alone and len(dtypes) == 1:  # nearly always
-        return backend.leave_scalars(values, *dtypes, leaves)
+    if is_concrete(backend) and isinstance(layout, Groups) and layout.alone and len(dtypes) == 1:  # nearly always
+        return backend.leave_scalars(values, next(iter(dtypes)), leaves)
     for dtype, numbers in dtypes.items():
-        if not backend.concrete:
+        if not is_concrete(backend):
             every = backend.unstacked([backend.leave_scalar(values, dtype, leaves)])[0]
             made = [every[number] for number in numbers]
         elif isinstance(layout, Groups):

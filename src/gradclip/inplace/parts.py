@@ -33,9 +33,9 @@ def clip_parts(
         gradients.scale(backend, arrays, made)
         return norms
     if isinstance(layout, Groups) and isinstance(thresholds, Each):
-        norms = _clip_with_few_operations(gradients, backend, arrays, layout, thresholds, clipping)
-        if norms is not None:
-            return norms
+        found = _clip_with_few_operations(gradients, backend, arrays, layout, thresholds, clipping)
+        if found is not None:
+            return found
     return _clip_one_by_one(gradients, backend, arrays, layout, thresholds, clipping)
 
 

@@ -24,10 +24,11 @@ from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
 from gradclip.core.values import elements_of
+from gradclip.functional import clip_units
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
 from gradclip.tree import flatten
-from gradclip.unit_axes import clip_units, scopes_beside
+from gradclip.unit_axes import scopes_beside
 
 with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf

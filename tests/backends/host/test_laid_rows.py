@@ -230,3 +230,17 @@ def test_variables_of_tensorflow_are_assigned_to():
     assert np.allclose(norms["w"].numpy(), [5.0, 0.5], rtol=1e-6)
     assert np.allclose(held["w"].numpy(), [[0.6, 0.3], [0.8, 0.4]], rtol=1e-6)
     assert held["b"].numpy().tolist() == [0.5]
+
+
+@pytest.mark.parametrize("policy", ["zero", "skip", "propagate"])
+def test_what_is_not_finite_is_not_finite_in_a_copy_either(policy):
+    matrix = np.array([[math.nan, 3.0], [1.0, 4.0]])
+    for x in (matrix.copy(), np.repeat(matrix, 2, axis=1)[:, ::2]):
+        gradclip.clip_grad_unit_norm_([SimpleNamespace(grad=x)], 1.0, unit_axis=1, nonfinite=policy)
+        first = {"zero": [0.0, 1.0], "skip": [0.0, 0.0], "propagate": [math.nan] * 2}[policy]
+        assert np.allclose(x, np.transpose([first, [0.6, 0.8]]), equal_nan=True)
+
+
+def test_no_gradients_have_no_norms():
+    with pytest.warns(UserWarning, match="no parameter has a gradient"):
+        assert gradclip.clip_grad_unit_norm_([torch.nn.Parameter(torch.ones(2))], 1.0) == [None]

@@ -20,7 +20,7 @@ from gradclip.backends.host import chunkwise, examples
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_host_memory import ARRAYS, DTYPES, InHostMemory
 from gradclip.backends.host.in_place import clamp_, indices_written, scale_, scale_known
-from gradclip.backends.host.laid import factors_of, laid
+from gradclip.backends.host.laid import factors_of, forget_copies, laid
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.portable import Portable
@@ -90,9 +90,6 @@ class Host(InHostMemory, Portable):
 
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         return self._all_known(arrays) or self._all_writable(leaves)
-
-    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return self.can_write(leaves, arrays)
 
     def _all_writable(self, leaves: Sequence[Any]) -> bool:
         if set(map(type, leaves)) <= {np.ndarray}:
@@ -272,6 +269,7 @@ class Host(InHostMemory, Portable):
         if new is not arrays:
             for x in arrays:  # `new` is a view of these arrays without non-finite elements
                 x.put_zeros()
+            forget_copies(arrays)
         scale_(arrays, coefficient, layout, self.threads())
 
     def update(

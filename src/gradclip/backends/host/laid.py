@@ -99,7 +99,7 @@ class _Rows(Laid):
         self.layout = layout
         kernels, known, self.copies = _as_rows(arrays, layout)
         super().__init__(arrays, kernels, sorted(set(range(len(arrays))).difference(known)), threads)
-        self.known, self.counts = known, [layout.units[index].count for index in known]
+        self.known, self.counts = known, [layout.units[index].number for index in known]
         self.chosen: Any = np.flatnonzero(np.isin(layout.array_of, known)) if self.beyond else slice(None)
 
     def sums(self, p: float) -> np.ndarray:
@@ -136,6 +136,12 @@ def laid(arrays: Arrays, layout: Several, threads: int) -> Laid | None:
     return found if found.kernels else None
 
 
+def forget_copies(arrays: Arrays) -> None:
+    """Read the arrays again when they are asked for next: their values have changed."""
+    if isinstance(arrays, HostArrays):
+        arrays.laid = None
+
+
 def scale_parts(arrays: Arrays, coefficient: Coefficient, layout: Several, threads: int, scale_: Any) -> None:
     """Scale the arrays in place; `scale_` scales one part. Elements that the coefficient keeps are not written."""
     at_once = laid(arrays, layout, threads)
@@ -155,9 +161,11 @@ def scale_parts(arrays: Arrays, coefficient: Coefficient, layout: Several, threa
 def entry(coefficient: Coefficient, layout: Several, number: int) -> Coefficient:
     """Return the coefficient of one part."""
     places, shape = layout.places(number), () if isinstance(layout, Groups) else layout.units[number].norms_shape
-    of_part = [np.broadcast_to(x, layout.count)[places].reshape(shape)[()] for x in factors_of(coefficient)]
+    wide = [np.broadcast_to(x, layout.count)[places].reshape(shape)[()] for x in factors_of(coefficient)]
+    # NumPy would multiply float32 numbers by float64 ones in float64.
+    narrow = [x.astype(np.float32) for x in wide[2:]]
     flags = [x[places].reshape(shape)[()] for x in (coefficient.keep, coefficient.blank)]
-    return Coefficient(*flags, Factors(*of_part[:2]), Factors(*of_part[2:]))
+    return Coefficient(flags[0], flags[1], Factors(*wide[:2]), Factors(*narrow))
 
 
 def factors_of(coefficient: Coefficient) -> list[Any]:

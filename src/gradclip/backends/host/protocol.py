@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
+from gradclip.core.concrete import ConcreteBackend
 from gradclip.core.protocols import Backend
 
 if TYPE_CHECKING:
@@ -12,11 +13,10 @@ if TYPE_CHECKING:
 
     from gradclip.backends.host.arrays import HostArray, HostArrays
     from gradclip.core.arrays import Arrays
-    from gradclip.core.values import Array
     from gradclip.native._kernels import Arrays as KernelArrays
 
 
-class HostBackend(Backend, Protocol):
+class HostBackend(ConcreteBackend, Protocol):
     """What only backends with arrays in host memory offer: the kernels, and many layers in one call."""
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
@@ -43,23 +43,8 @@ class HostBackend(Backend, Protocol):
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
         """Return new arrays for results and their description for the kernels, or None if the memory order differs."""
 
-    def copies(self, arrays: Arrays) -> list[Any]:
-        """Return copies of the arrays in the same memory order."""
-
-    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        """Return the result of `copies` as arrays that share its memory."""
-
-    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        """Say whether gradients may be written through the memory of `arrays`."""
-
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         """Write a result into the gradient `leaf`, which is `x`, or return a replacement."""
-
-    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return each entry of a wide vector in the named dtype. `leaves` holds a list of leaves for each entry."""
-
-    def leave_vectors(self, values: Sequence[np.ndarray], dtype: str, leaves: Sequence[Any]) -> list[Any]:
-        """Return wide arrays in the named dtype, each in the form of the corresponding leaf."""
 
 
 def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:

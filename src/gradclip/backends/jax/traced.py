@@ -98,9 +98,9 @@ class Jax(JaxNorms):
         return of_numpy(leaf) and bool(leaf.flags.writeable)
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
     ) -> list[Any]:
-        return list(map(self._put, leaves, self.shrink(new, coefficient, scope)))
+        return list(map(self._put, leaves, self.shrink(new, coefficient, layout)))
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | jax.Array) -> list[Any]:
         return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
@@ -177,13 +177,13 @@ class Jax(JaxNorms):
         """Return the product, or zero if it is below the normal range, where the compiler may or may not flush."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, scope: Scope) -> list[jax.Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[jax.Array]:
         if self.visible:
-            return super().shrink(arrays, coefficient, scope)
+            return super().shrink(arrays, coefficient, layout)
         given = arrays.given if isinstance(arrays, Zeroed) else None
         # Without the barrier, XLA may recompute the arrays for the scaling, or keep a float64 copy from the norm.
         apart = Arrays(self._apart(list(given or arrays)))
-        return super().shrink(super().without_nonfinite(apart) if given else apart, coefficient, scope)
+        return super().shrink(super().without_nonfinite(apart) if given else apart, coefficient, layout)
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         zeroed = Zeroed(super().without_nonfinite(arrays).items)

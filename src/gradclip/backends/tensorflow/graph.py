@@ -60,9 +60,9 @@ class Graph(Portable):
         return False  # assigning to a variable does not write into its old memory
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
     ) -> list[Any]:
-        return list(map(assigned, leaves, self.shrink(new, coefficient, scope)))
+        return list(map(assigned, leaves, self.shrink(new, coefficient, layout)))
 
     def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | tf.Tensor) -> list[Any]:
         return [assigned(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]

@@ -121,9 +121,6 @@ class TensorFlowHost(Host):
     def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         return all(map(self.writable, leaves))
 
-    def lie_writable(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return False  # variables are changed by `assign`
-
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         made = self.leave(result, leaf)
         if not self.writable(leaf):

@@ -242,10 +242,10 @@ class Torch(Examples):
         return writable(leaf)
 
     def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, scope: Scope
+        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
     ) -> Sequence[torch.Tensor]:
         # Written even if nothing is clipped: finding out would mean waiting for the device.
-        results = self.shrink(new, coefficient, scope)
+        results = self.shrink(new, coefficient, layout)
         return put_all(leaves, arrays, results)
 
     def clamped_all(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
+from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.torch.autograd import call_differentiably
@@ -152,7 +152,7 @@ class TorchHost(Host):
         if self._plainly(arrays):
             results = list(map(torch.empty_like, arrays.sources))
             targets = described(results)
-            same_order = arrays.kernels.in_order and not targets.left_out and targets.kernels.in_order
+            same_order = split(arrays)[0].in_order and not targets.left_out and targets.kernels.in_order
             same_order = same_order or all(
                 x.stride() == y.stride() for x, y in zip(arrays.sources, results, strict=True)
             )
