@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -80,6 +81,30 @@ def test_the_bits_are_those_of_the_general_path(taken, kind, dtypes, scale, ord)
     assert taken == ["global_norm", *["clip_by_global_norm", "clip_grad_norm_"] * 5, "grad_norm"]
 
 
+@pytest.mark.parametrize("max_norm", [torch.tensor(0.7), np.float32(0.7), np.array(0.7), 0.7], ids=repr)
+@pytest.mark.parametrize(
+    "spelling", [list, lambda params: {f"p{i}": p for i, p in enumerate(params)}], ids=["list", "dict"]
+)
+def test_other_spellings_are_ordinary_too(taken, spelling, max_norm):
+    pairs = [in_place(TORCH, leaves(TORCH, DTYPES, 1.0)) for _ in range(2)]
+    norm = gradclip.clip_grad_norm_(spelling(pairs[0][0]), max_norm)
+    assert same(norm, without(fast_path, DOORS, gradclip.clip_grad_norm_, spelling(pairs[1][0]), max_norm))
+    assert all(map(same, pairs[0][1](), pairs[1][1]()))
+    tree = leaves(TORCH, DTYPES, 1.0)
+    clipped, _ = gradclip.clip_by_global_norm(tree, max_norm)
+    expected, _ = without(fast_path, DOORS, gradclip.clip_by_global_norm, tree, max_norm)
+    assert all(map(same, clipped, expected))
+    assert taken == ["clip_grad_norm_", "clip_by_global_norm"]
+
+
+@pytest.mark.parametrize("max_norm", [torch.tensor(-1.0), np.float32(math.nan), torch.tensor(True)], ids=repr)
+def test_wrong_thresholds_in_arrays_are_refused(max_norm):
+    given = [parameter(torch.ones(3))]
+    with pytest.raises((ValueError, TypeError), match="max_norm must"):
+        gradclip.clip_grad_norm_(given, max_norm)
+    assert given[0].grad.tolist() == [1.0] * 3
+
+
 def in_place(kind, arrays):
     """Return what `clip_grad_norm_` takes, and what returns the gradients."""
     copies = [x.clone() if kind == TORCH else x.copy() for x in arrays]
@@ -117,8 +142,8 @@ UNUSUAL = {
     "as large as the threshold": ([parameter(torch.ones(4))], 2.0, 2),
     "a tiny threshold": ([parameter(torch.ones(2))], 1e-40, 2),
     "no threshold at all": ([parameter(torch.ones(2))], 0.0, 2),
-    "a threshold in a tensor": ([parameter(torch.ones(2))], torch.tensor(1.0), 2),
-    "a threshold of NumPy": ([parameter(torch.ones(2))], np.float32(1.0), 2),
+    "a threshold to differentiate": ([parameter(torch.ones(2))], torch.tensor(1.0, requires_grad=True), 2),
+    "a threshold of JAX": ([parameter(torch.ones(2))], jnp.float32(1.0), 2),
     "sums that underflow": ([np.full(3, 1e-200)], 1e-201, 2),
     "sums that overflow": ([np.full(3, 1e200)], 1.0, 2),
     "complex": ([np.ones(3, complex)], 1.0, 2),
@@ -134,7 +159,8 @@ UNUSUAL = {
     "a subclass": ([parameter(torch.ones(3).as_subclass(Subclass))], 1.0, 2),
     "holders of other kinds": ([SimpleNamespace(grad=np.ones(3))], 1.0, 2),
     "two frameworks": ([parameter(torch.ones(3)), np.ones(3)], 1.0, 2),
-    "parameters in a dict": ({"w": parameter(torch.ones(3))}, 1.0, 2),
+    "parameters in a nested dict": ({"a": {"w": parameter(torch.ones(3))}}, 1.0, 2),
+    "parameters beside arrays": ({"w": parameter(torch.ones(3)), "b": np.ones(3)}, 1.0, 2),
     "groups": ([{"params": [parameter(torch.ones(3))]}], 1.0, 2),
     "no gradient": ([torch.nn.Parameter(torch.ones(3))], 1.0, 2),
     "nothing": ([], 1.0, 2),

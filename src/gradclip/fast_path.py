@@ -1,19 +1,20 @@
 """The fast path: ordinary calls in a few steps, with plain Python numbers.
 
-A call is ordinary if one process makes it, the kernels read all arrays, the threshold is a number, the order is 1, 2 or
-infinite, and the norm is finite and clearly on one side of the threshold. The general path would do the same arithmetic
-and return the same bits, through a hundred functions. If a call is not ordinary, these functions change nothing and
-return None. The general path then takes over, and raises any errors.
+A call is ordinary if one process makes it, the kernels read all arrays, the threshold is a number or a scalar array in
+host memory, the order is 1, 2 or infinite, and the norm is finite and clearly on one side of the threshold. The general
+path would do the same arithmetic and return the same bits, through a hundred functions. If a call is not ordinary,
+these functions change nothing and return None. The general path then takes over, and raises any errors.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import optree
 
+from gradclip.arguments import check_threshold
 from gradclip.backends import among_several
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.registry import framework_of
@@ -45,9 +46,16 @@ class _Norm(NamedTuple):
     dtype: str  # of the returned scalar
 
 
-def is_number(max_norm: object) -> TypeGuard[float]:
-    """Return whether a threshold is a Python number that a float holds exactly."""
-    return type(max_norm) is float or (type(max_norm) is int and 0 <= max_norm <= 2**53)
+def known_threshold(max_norm: object) -> float | None:
+    """Return a threshold that is a number, or a scalar array in host memory without a derivative; else None.
+
+    Raises the errors of `check_threshold` for arrays.
+    """
+    if type(max_norm) is float or (type(max_norm) is int and 0 <= max_norm <= 2**53):
+        return max_norm
+    framework = framework_of(max_norm) if getattr(max_norm, "shape", None) == () else None
+    backend = framework.on_fast_path([max_norm]) if framework else None
+    return check_threshold(max_norm, backend=backend) if backend and backend.plain([max_norm]) else None
 
 
 def reusable(parameters: Parameters) -> Parameters:
@@ -72,15 +80,14 @@ def clip_grad_norm_(
 
     If `each` is a list, the sum of the powers of each gradient is written to it.
     """
-    if not is_number(max_norm):
-        return None
     given = gradients(parameters)
-    if given is None or not given.known.writable:
+    threshold = known_threshold(max_norm) if given is not None and given.known.writable else None
+    if given is None or threshold is None:
         return None
     # Check only now: with several processes, which never get here, an error must reach all of them.
     order, _ = Order.parse(ord), Nonfinite.named(nonfinite)
     norm = measured(given, order, each)
-    factors = norm and of_number(norm.value, norm.error, max_norm)
+    factors = norm and of_number(norm.value, norm.error, threshold)
     if norm is None or factors is None:
         return None
     if factors is not KEPT:
@@ -91,14 +98,13 @@ def clip_grad_norm_(
 
 def clip_by_global_norm(tree: object, max_norm: object, order: Order) -> tuple[Any, Any] | None:
     """Return a new tree, clipped, and the norm as a scalar of its framework."""
-    if not is_number(max_norm):
-        return None
     leaves, structure = optree.tree_flatten(tree)
     given = read(leaves)
-    if given is None or not given.known.in_order:
+    threshold = known_threshold(max_norm) if given is not None and given.known.in_order else None
+    if given is None or threshold is None:
         return None
     norm = measured(given, order)
-    factors = norm and of_number(norm.value, norm.error, max_norm)
+    factors = norm and of_number(norm.value, norm.error, threshold)
     if norm is None or factors is None:
         return None
     results = given.backend.new_like(leaves, copied=factors is KEPT)
@@ -112,16 +118,18 @@ def clip_by_global_norm(tree: object, max_norm: object, order: Order) -> tuple[A
 
 def gradients(parameters: object) -> Ordinary | None:
     """Return the gradients of parameters, or a tree of arrays that are gradients; None if some share memory."""
-    kind, listed = type(parameters), [parameters]
+    listed, in_tree = [parameters], False
     if isinstance(parameters, list | tuple):
         listed = list(parameters)
-    elif kind is dict:
+    elif type(parameters) is dict:
         listed = optree.tree_leaves(parameters)
+        in_tree = set(map(type, listed)) == {np.ndarray}
+        listed = listed if in_tree else list(parameters.values())
     framework = framework_of(listed[0]) if listed else None
-    if framework is None or among_several():
+    if framework is None or among_several() or (not in_tree and isinstance(listed[0], np.ndarray)):
         return None
-    leaves = framework.gradients_of(listed) if kind is not dict else listed
-    if not leaves or (kind is dict and set(map(type, leaves)) != {np.ndarray}):
+    leaves = listed if in_tree else framework.gradients_of(listed)
+    if not leaves:
         return None
     found = _known(framework.on_fast_path(leaves), leaves)
     return None if found is None or found.known.overlap() else found

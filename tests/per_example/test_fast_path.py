@@ -68,7 +68,7 @@ UNUSUAL = {
     "by layer": (batch("numpy", ["float32"]), {"per_layer": True}),
     "on a grid": (batch("numpy", ["float32"]), {"grid": 1000}),
     "a tree of thresholds": (batch("numpy", ["float32"]), {"max_norm": {"0": 1.0}}),
-    "a threshold in an array": (batch("numpy", ["float32"]), {"max_norm": np.float32(1.0)}),
+    "a threshold to differentiate": (batch("torch", ["float32"]), {"max_norm": torch.tensor(1.0, requires_grad=True)}),
     "complex": ({"w": np.ones((2, 3), complex)}, {}),
     "integers": ({"w": np.ones((2, 3), int)}, {}),
     "no common batch": ({"w": np.ones((2, 3)), "b": np.ones((3, 3))}, {}),
@@ -83,7 +83,7 @@ UNUSUAL = {
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_what_is_not_ordinary_is_left_to_the_general_path(case):
     grads, settings = UNUSUAL[case]
-    assert fast_path.clip_examples(grads, PerExampleSettings(**{"max_norm": 1.0, **settings})) is None
+    assert fast_path.clip_examples(grads, PerExampleSettings(**{"max_norm": 1.0, **settings}), None) is None
 
 
 def test_norms_and_sums_beyond_float32_are_no_mistake_to_warn_of():
@@ -95,7 +95,26 @@ def test_norms_and_sums_beyond_float32_are_no_mistake_to_warn_of():
         assert gradclip.per_example_clip([np.full((2, 2), 1e-30, np.float32)], 1e-44)[0][0].max() <= 2e-44
 
 
-def test_a_mask_is_left_to_the_general_path(taken):
-    _, info = gradclip.per_example_clip(batch("torch", ["float32"]), 0.1, mask=[True] * 4 + [False])
-    assert int(info.num_clipped) == 4
+@pytest.mark.parametrize("kind", ["torch", "numpy"])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_masks_and_thresholds_in_arrays_are_ordinary_too(taken, kind, dtype):
+    grads = batch(kind, [dtype] * 3)
+    grads["0"][4, 0] = math.nan
+    inside, max_norm = torch.tensor([True, False, True, True, False]), torch.tensor(0.5)
+    mask, threshold = (inside, max_norm) if kind == "torch" else (inside.numpy(), max_norm.numpy())
+    summed, info = gradclip.per_example_clip(grads, threshold, mask=mask)
+    expected, told = without(fast_path, ["clip_examples"], gradclip.per_example_clip, grads, threshold, mask=mask)
+    assert all(same(summed[key], expected[key]) for key in summed)
+    assert same(info.norms, told.norms)
+    assert same(info.num_clipped, told.num_clipped)
+    assert info.norms.tolist()[1::3] == [0.0, 0.0]
+    assert taken == [True]
+
+
+def test_other_masks_are_left_to_the_general_path(taken):
+    for mask in ([True] * 4 + [False], np.array([True] * 4 + [False])):
+        _, info = gradclip.per_example_clip(batch("torch", ["float32"]), 0.1, mask=mask)
+        assert int(info.num_clipped) == 4
+    with pytest.raises(ValueError, match="mask"):
+        gradclip.per_example_clip(batch("torch", ["float32"]), 0.1, mask=torch.tensor([True]))
     assert not any(taken)

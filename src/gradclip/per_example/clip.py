@@ -117,7 +117,7 @@ def per_example_clip(
         grid=grid,
         to_unit=to_unit,
     )
-    found = fast_path.clip_examples(grads, settings) if mask is None else None
+    found = fast_path.clip_examples(grads, settings, mask)
     if found is not None:
         total, clipped, norms = found
         return total, PerExampleInfo(clipped, norms)

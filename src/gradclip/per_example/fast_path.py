@@ -1,8 +1,8 @@
 """The fast path of sums over examples: fewer steps for ordinary batches, with the same bits as the general path.
 
-A batch is ordinary if the kernels can read it, each example is clipped as a whole to a number, without a mask or a
-grid, and the first reading settles every norm. For any other batch the functions return None, and the general path
-takes over.
+A batch is ordinary if the kernels can read it, each example is clipped as a whole to a number, without a grid, and the
+first reading settles every norm in the mask. For any other batch the functions return None, and the general path takes
+over.
 """
 
 import math
@@ -18,47 +18,64 @@ from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import EUCLIDEAN, relative_error
 from gradclip.core.rules import Target, known_rule_for_sums
-from gradclip.fast_path import Ordinary, alike, dtype_of_norm, is_number, read
+from gradclip.fast_path import Ordinary, alike, dtype_of_norm, known_threshold, read
 from gradclip.per_example.settings import PerExampleSettings
+from gradclip.typing import Mask
 
 
-def clip_examples(grads: object, settings: PerExampleSettings) -> tuple[Any, Any, Any] | None:
+def clip_examples(grads: object, settings: PerExampleSettings, mask: Mask) -> tuple[Any, Any, Any] | None:
     """Return the sums as a tree, the number of clipped examples, and the norms; None if the batch is not ordinary."""
-    if settings.per_layer or settings.grid is not None or not is_number(settings.max_norm):
+    if settings.per_layer or settings.grid is not None:
         return None
     leaves, structure = optree.tree_flatten(grads)
     given = read(leaves)
     if given is None or not given.known.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
         return None
+    max_norm = known_threshold(settings.max_norm)
+    if max_norm is None or not (mask is None or _is_ordinary(mask, leaves[0])):
+        return None
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
     if not leaves[0].ndim or not len(leaves[0]) or not sum(widths):
         return None
     with given.backend.precision():
-        found = _clipped(given, settings, float(settings.max_norm), widths)
+        inside = None if mask is None else given.backend.booleans(mask)
+        found = _clipped(given, settings, float(max_norm), widths, inside)
     return found and (optree.tree_unflatten(structure, found[0]), *found[1:])
 
 
 def _clipped(
-    given: Ordinary, settings: PerExampleSettings, max_norm: float, widths: Sequence[int]
+    given: Ordinary, settings: PerExampleSettings, max_norm: float, widths: Sequence[int], inside: np.ndarray | None
 ) -> tuple[list[Any], Any, Any] | None:
     dtypes, array = tuple(given.known.dtypes), given.backend.array
     arrays = alike(dtypes)
     if arrays.any_complex:
         return None
-    totals, norms = _added(given, settings.target, max_norm, widths)
-    if not np.isfinite(norms).all() or (FLOAT64 in arrays.formats and not (norms > math.sqrt(ENOUGH)).all()):
+    totals, squares = _added(given, settings.target, max_norm, widths, inside)
+    norms = np.sqrt(squares if inside is None else np.where(inside, squares, 0.0))
+    measured = norms if inside is None else norms[inside]
+    if not np.isfinite(measured).all() or (FLOAT64 in arrays.formats and not (measured > math.sqrt(ENOUGH)).all()):
         return None
     clipped = np.int64(np.count_nonzero(norms > max_norm))
     return _sums(given, settings, totals, widths), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
 
 
-def _added(given: Ordinary, target: Target, max_norm: float, widths: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums over examples, all leaves in one flat array, and the norms, in float64."""
-    squares, totals = np.zeros(len(given.leaves[0])), np.zeros(sum(widths))
+def _is_ordinary(mask: Mask, leaf: Any) -> bool:
+    """Return whether a mask is an array of booleans of the leaf's framework, one for each example."""
+    kind = getattr(mask, "dtype", None)
+    return kind is not None and type(mask) is type(leaf) and "bool" in str(kind) and mask.shape == leaf.shape[:1]
+
+
+def _added(
+    given: Ordinary, target: Target, max_norm: float, widths: Sequence[int], inside: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sums over examples, all leaves in one flat array, and the squares of the norms, in float64."""
+    # The kernels read the squares first: NaN means that the example is left out.
+    squares = np.zeros(len(given.leaves[0])) if inside is None else np.where(inside, 0.0, np.nan)
+    totals = np.zeros(sum(widths))
     into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
     rule = known_rule_for_sums(target, max_norm, error_of_norms(sum(widths)))
     native.kernels.add_examples(given.known, len(squares), rule, into[0], into[1], given.backend.threads())
-    return totals, np.sqrt(squares)
+    return totals, squares
 
 
 def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, widths: Sequence[int]) -> list[Any]:
