@@ -15,7 +15,7 @@ from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
-from gradclip.functional import clip_groups, layers_of, norms_of_groups, split_by
+from gradclip.functional import Leaves, clip_groups, layers_of, leaves_of, norms_of_groups, split_by
 from gradclip.leaves import counted
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
@@ -53,7 +53,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     if found is not None:
         return found
     flat = counted(tree)
-    return norms_of_groups(flat, Groups([range(len(flat.leaves))]), order, axis_name)[0]
+    return norms_of_groups(Leaves(flat), Groups([range(len(flat.leaves))]), order, axis_name)[0]
 
 
 @ordinary_arithmetic
@@ -77,9 +77,9 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     (5.0, 2.0)
 
     """
-    order, flat = Order.parse(ord), counted(tree)
-    shape, layers = layers_of(flat) if prefix is None else split_by(flat, prefix, "prefix")
-    return shape.arrange(norms_of_groups(flat, layers, order, axis_name))
+    order, leaves = Order.parse(ord), leaves_of(tree, axis_name)
+    shape, layers = layers_of(leaves.flat) if prefix is None else split_by(leaves.flat, prefix, "prefix")
+    return shape.arrange(norms_of_groups(leaves, layers, order, axis_name))
 
 
 @ordinary_arithmetic
@@ -125,7 +125,8 @@ def clip_by_global_norm(
         found = fast_path.clip_by_global_norm(flat.leaves, max_norm, clipping.order)
         if found is not None:
             return flat.rebuild(found[0]), found[1]
-    leaves, norms = clip_groups(flat, Groups([range(len(flat.leaves))]), [max_norm], clipping, axis_name)
+    together = Groups([range(len(flat.leaves))])
+    leaves, norms = clip_groups(Leaves(flat), together, [max_norm], clipping, axis_name)
     return flat.rebuild(leaves), norms[0]
 
 
@@ -159,15 +160,15 @@ def clip_by_layer_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = counted(tree)
+    leaves = leaves_of(tree, axis_name)
     if is_single_threshold(max_norm):
-        prefix, layers = layers_of(flat)
+        prefix, layers = layers_of(leaves.flat)
         thresholds = [max_norm] * layers.count
     else:
-        prefix, layers = split_by(flat, max_norm)
+        prefix, layers = split_by(leaves.flat, max_norm)
         thresholds = prefix.leaves
-    leaves, norms = clip_groups(flat, layers, thresholds, clipping, axis_name)
-    return flat.rebuild(leaves), prefix.arrange(norms)
+    clipped, norms = clip_groups(leaves, layers, thresholds, clipping, axis_name)
+    return leaves.flat.rebuild(clipped), prefix.arrange(norms)
 
 
 @ordinary_arithmetic

@@ -39,6 +39,10 @@ class Ordinary(NamedTuple):
     known: "KernelArrays"
     leaves: Sequence[Any]
 
+    def arrays(self) -> Arrays:
+        """Return the same as the `Arrays` that the pipeline takes."""
+        return self.backend.arrays_of(self.leaves, self.known)
+
 
 class _Norm(NamedTuple):
     value: float
@@ -56,6 +60,17 @@ def known_threshold(max_norm: object) -> float | None:
     framework = framework_of(max_norm) if getattr(max_norm, "shape", None) == () else None
     backend = framework.on_fast_path([max_norm]) if framework else None
     return check_threshold(max_norm, backend=backend) if backend and backend.plain([max_norm]) else None
+
+
+def known_thresholds(max_norms: Sequence[object]) -> list[float] | None:
+    """Return the same for each of several thresholds; None if one of them is None."""
+    if max_norms and all(one is max_norms[0] for one in max_norms):
+        first = known_threshold(max_norms[0])
+        found = [first] * len(max_norms)
+    else:
+        found = list(map(known_threshold, max_norms))
+    known = [one for one in found if one is not None and one >= 0]
+    return known if len(known) == len(found) else None
 
 
 def reusable(parameters: Parameters) -> Parameters:

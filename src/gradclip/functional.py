@@ -8,7 +8,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
+
+import optree
 
 from gradclip.arguments import check_threshold, check_thresholds, scalar_array, warn_of_parameters
 from gradclip.arithmetic import ordinary_arithmetic
@@ -28,25 +30,47 @@ from gradclip.core.several import Each, Following, left_norms
 from gradclip.core.units import Adaptive
 from gradclip.differentiable import Batch, batches_of, shared_threshold
 from gradclip.distributed.mesh_axes import holders_of, over_axes
-from gradclip.tree import FlatTree
+from gradclip.fast_path import Ordinary, known_thresholds, read
+from gradclip.leaves import counted
+from gradclip.tree import FlatTree, flattened
 from gradclip.typing import AxisName
 from gradclip.unit_axes import check_shapes, names_of, with_parameters
 
 
+class Leaves(NamedTuple):
+    """The leaves of a tree; if the kernels read all of them as they are, also as described to the kernels."""
+
+    flat: FlatTree
+    known: Ordinary | None = None
+
+
+def leaves_of(tree: object, axis_name: AxisName = None) -> Leaves:
+    """Return the leaves of a tree. Raises TypeError if all its numbers are integers."""
+    if axis_name is None:
+        leaves, structure = optree.tree_flatten(tree)
+        known = read(leaves)
+        if known is not None:
+            return Leaves(flattened(leaves, structure), known)
+    return Leaves(counted(tree))
+
+
 @ordinary_arithmetic
 def clip_groups(
-    flat: FlatTree,
-    layers: Groups,
-    max_norms: Sequence[Any],
-    clipping: Clipping,
-    axis_name: AxisName = None,
+    leaves: Leaves, layers: Groups, max_norms: Sequence[Any], clipping: Clipping, axis_name: AxisName = None
 ) -> tuple[list[Any], list[Any]]:
     """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
+    flat, known = leaves
+    thresholds = None if known is None else known_thresholds(max_norms)
+    if known is not None and thresholds is not None:
+        with known.backend.precision():
+            return _clip_in_one_pass(known.backend, ALONE, known.arrays(), flat, layers, thresholds, clipping)
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name, *max_norms)
     thresholds, given = check_thresholds(max_norms, backend), _scalar_arrays(max_norms)
     if _in_one_pass(backend, flat.leaves, given):
-        return _clip_in_one_pass(backend, holders, flat, layers, thresholds, clipping)
+        with backend.precision():
+            arrays = backend.take(flat.leaves)
+            return _clip_in_one_pass(backend, holders, arrays, flat, layers, thresholds, clipping)
     clipped, norms, groups = list(flat.leaves), [None] * layers.count, layers.groups
     outline = flat.outline(backend.patterns(flat.leaves))
     for numbers in batches_of(backend, flat.leaves, groups, thresholds):
@@ -61,15 +85,17 @@ def clip_groups(
     return clipped, norms
 
 
-def norms_of_groups(flat: FlatTree, layers: Groups, order: Order, axis_name: AxisName = None) -> list[Any]:
+def norms_of_groups(leaves: Leaves, layers: Groups, order: Order, axis_name: AxisName = None) -> list[Any]:
     """Return the norm of each group of leaves."""
+    flat, known = leaves
+    if known is not None:
+        with known.backend.precision():
+            return _norms_in_one_pass(known.backend, ALONE, known.arrays(), flat, layers, order)
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name)
     if _in_one_pass(backend, flat.leaves):
         with backend.precision():
-            arrays, layout = backend.take(flat.leaves), _layout(layers)
-            norm = measure_all(backend, arrays, layout, order, holders)
-            return _left(backend, holders, layout, norm, arrays, flat.leaves)
+            return _norms_in_one_pass(backend, holders, backend.take(flat.leaves), flat, layers, order)
     norms: list[Any] = [None] * layers.count
     groups = layers.groups
     outline = flat.outline(backend.patterns(flat.leaves))
@@ -148,7 +174,8 @@ def layers_of(flat: FlatTree) -> tuple[FlatTree, Groups]:
 def split_by(flat: FlatTree, prefix: object, what: str = "the thresholds") -> tuple[FlatTree, Groups]:
     """Return the leaves of the prefix, and for each a group with the indices of the leaves below it."""
     every, groups = flat.split_by(prefix, what)
-    return every, Groups(groups)
+    alone = every.structure == flat.structure and not flat.others
+    return every, Groups.each_alone(len(groups)) if alone else Groups(groups)
 
 
 def _scalar_arrays(max_norms: Sequence[Any]) -> list[Any]:
@@ -170,6 +197,7 @@ def _layout(layers: Groups) -> Layout:
 def _clip_in_one_pass(
     backend: ConcreteBackend,
     holders: Holders,
+    arrays: Arrays,
     flat: FlatTree,
     layers: Groups,
     thresholds: Sequence[Any],
@@ -177,11 +205,17 @@ def _clip_in_one_pass(
 ) -> tuple[list[Any], list[Any]]:
     layout = _layout(layers)
     asked = replace(clipping, max_norm=thresholds[0] if layout is LAYER else Each(thresholds))
-    with backend.precision():
-        arrays = backend.take(flat.leaves)
-        made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
-        norms = _left(backend, holders, layout, made.norm, arrays, flat.leaves)
-        return backend.leave_all(made.scaled(backend), flat.leaves), norms
+    made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
+    norms = _left(backend, holders, layout, made.norm, arrays, flat.leaves)
+    return backend.leave_all(made.scaled(backend), flat.leaves), norms
+
+
+def _norms_in_one_pass(
+    backend: ConcreteBackend, holders: Holders, arrays: Arrays, flat: FlatTree, layers: Groups, order: Order
+) -> list[Any]:
+    layout = _layout(layers)
+    norm = measure_all(backend, arrays, layout, order, holders)
+    return _left(backend, holders, layout, norm, arrays, flat.leaves)
 
 
 def _clip_units_in_one_pass(

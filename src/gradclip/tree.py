@@ -180,6 +180,8 @@ class FlatTree:
         Raises ValueError if `prefix` is not a prefix of this tree; the error calls it `what`.
         """
         leaves, structure = self.trees.flatten(prefix)
+        if structure == self.structure and not self.others:
+            return FlatTree(leaves, structure, self.trees), [[index] for index in range(len(leaves))]
         places = range(len(self.leaves) + len(self.others))
         index_of = {place: index for index, place in enumerate(self.of_leaves(list(places)))}
         try:
@@ -219,6 +221,11 @@ def _matched_by_keys(
         found = next((path[:n] for n in range(len(path) + 1) if path[:n] in groups), None)
         (alone if found is None else groups[found]).append(i)
     return list(groups.values()), alone
+
+
+def flattened(leaves: list[Any], structure: Any) -> FlatTree:
+    """Return what `optree` has flattened, if it knows all nodes."""
+    return FlatTree(leaves, structure, _OPTREE)
 
 
 def flatten(tree: object) -> FlatTree:

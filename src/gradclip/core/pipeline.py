@@ -87,7 +87,7 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     if not is_concrete(backend):
         return holders.measure_each(backend, [backend.chosen(arrays, part.indices) for part in layout.parts], order)
     found = backend.norms_at_once(arrays, layout, order)
-    if found is not None and np.all(found[1]):
+    if found is not None and np.all(np.asarray(found[1])):
         return found[0]
     table = Table(layout, None)
     left = range(layout.number) if found is None else layout.parts_of(~found[1])

@@ -24,7 +24,7 @@ from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import PROPAGATE, ZERO
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP, Target
-from gradclip.functional import clip_groups, split_by
+from gradclip.functional import Leaves, clip_groups, split_by
 from gradclip.integrations import needed_for
 from gradclip.leaves import as_floats, counted
 from gradclip.per_example import transforms
@@ -168,7 +168,7 @@ def clip_pytree(
     thresholds = [check_threshold(c, "clip_norm") for c in ([clip_norm] if prefix is None else prefix.leaves)]
     policy = ZERO if nan_safe else PROPAGATE
     clipping = Clipping(None, Order(2.0), policy, Target(1.0) if rescale_to_unit_norm else CLIP)
-    leaves, norms = clip_groups(flat, layers, thresholds, clipping)
+    leaves, norms = clip_groups(Leaves(flat), layers, thresholds, clipping)
     norms = [jnp.asarray(norm, jnp.float32) for norm in norms]
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
     clipped = kept if return_zero is not False else leaves

@@ -38,7 +38,7 @@ def clip_examples(grads: object, settings: PerExampleSettings, mask: Mask) -> tu
     if not leaves[0].ndim or not len(leaves[0]) or not sum(widths):
         return None
     with given.backend.precision():
-        inside = None if mask is None else given.backend.booleans(mask)
+        inside: Any = None if mask is None else given.backend.booleans(mask)
         found = _clipped(given, settings, float(max_norm), widths, inside)
     return found and (optree.tree_unflatten(structure, found[0]), *found[1:])
 
@@ -59,7 +59,7 @@ def _clipped(
     return _sums(given, settings, totals, widths), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
 
 
-def _is_ordinary(mask: Mask, leaf: Any) -> bool:
+def _is_ordinary(mask: Any, leaf: Any) -> bool:
     """Return whether a mask is an array of booleans of the leaf's framework, one for each example."""
     kind = getattr(mask, "dtype", None)
     return kind is not None and type(mask) is type(leaf) and "bool" in str(kind) and mask.shape == leaf.shape[:1]

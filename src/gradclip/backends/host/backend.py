@@ -65,6 +65,9 @@ class Host(InHostMemory, Portable):
     def plain(self, leaves: Sequence[Any]) -> bool:
         return True
 
+    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+        return HostArrays(leaves, HostArray.of, native.Described(kernels, ()))
+
     def take(self, leaves: Sequence[Any]) -> HostArrays:
         if set(map(type, leaves)) == ARRAYS and {leaf.dtype for leaf in leaves} <= DTYPES:
             return HostArrays(leaves, HostArray.of, native.describe_buffers(leaves))
@@ -252,7 +255,8 @@ class Host(InHostMemory, Portable):
         else:
             sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
             targets = [x.data for x in results]
-        known = native.describe_buffers(list(map(known_to_buffers, targets)))
+        plain = {x.dtype for x in targets} <= DTYPES
+        known = native.describe_buffers(targets if plain else list(map(known_to_buffers, targets)))
         given = split(arrays)[0]
         in_order = given is not None and known.kernels is not None and given.in_order and known.kernels.in_order
         # Else no kernel fits.

@@ -25,6 +25,9 @@ class HostBackend(ConcreteBackend, Protocol):
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
         """Return the leaves as described to the kernels, or None if the kernels cannot read all of them."""
 
+    def arrays_of(self, leaves: Sequence[Any], kernels: KernelArrays) -> HostArrays:
+        """Return leaves that `known` has described to the kernels as arrays."""
+
     def new_like(self, leaves: Sequence[Any], *, copied: bool) -> list[Any]:
         """Return new leaves with the same memory order: copies, or with arbitrary values."""
 

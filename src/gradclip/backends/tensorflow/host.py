@@ -61,6 +61,9 @@ class TensorFlowHost(Host):
     def enter(self, prepared: Sequence[tf.Tensor]) -> HostArrays:
         return HostArrays(prepared, viewed, described(prepared))
 
+    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+        return HostArrays(leaves, viewed, native.Described(kernels, ()))
+
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:
         # Results for tensors on other devices would have to be copied there.
         if not all_tensors_on_cpu(leaves) or not {leaf.dtype for leaf in leaves} <= FLOATING:

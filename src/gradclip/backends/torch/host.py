@@ -32,6 +32,7 @@ from gradclip.backends.torch.tensors import (
 )
 from gradclip.core.arrays import Arrays, check_dtypes
 from gradclip.core.memory import Region, any_overlap
+from gradclip.native import Described
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
@@ -94,6 +95,9 @@ class TorchHost(Host):
         if any(tensor.is_conj() or tensor.is_neg() for tensor in prepared):
             return viewed_arrays(list(map(viewed, prepared)))
         return HostArrays(prepared, viewed, described(prepared))
+
+    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+        return HostArrays(leaves, viewed, Described(kernels, ()))
 
     def take(self, leaves: Sequence[Any]) -> HostArrays:
         # As for gradients in place, but conjugated and negated tensors are not changed, so copies will do.
