@@ -63,3 +63,20 @@ def test_a_complex_extreme_that_another_device_may_hold(ord):
     slopes = jax.jit(jax.grad(norm))
     for x in complex_rows(np.complex64, 12):
         np.testing.assert_allclose(np.conj(slopes(x)), direction(x, ord), atol=1e-6)
+
+
+@pytest.mark.parametrize("ord", [1, 2, 3, "inf"])
+def test_large_gradients_pass_what_stays(ord):
+    """The inner product of both is out of range, but it counts nothing."""
+    x, slopes = np.array([2e30, -1e30], np.float32), np.array([3e20, 4e20], np.float32)
+    clip = lambda x: gradclip.clip_by_global_norm(x, 1e35, ord=ord)[0]
+    assert jax.vjp(clip, jnp.array(x))[1](jnp.array(slopes))[0].tolist() == slopes.tolist()
+    assert jax.jvp(clip, (jnp.array(x),), (jnp.array(slopes),))[1].tolist() == slopes.tolist()
+    given = torch.tensor(x, requires_grad=True)
+    assert torch.autograd.grad(clip(given), given, torch.tensor(slopes))[0].tolist() == slopes.tolist()
+
+
+def test_a_smallest_magnitude_far_below_the_others_lets_gradients_pass():
+    given = torch.tensor([1e-30, 1e30], requires_grad=True)
+    clipped, _ = gradclip.clip_by_global_norm(given, 1.0, ord="-inf")
+    assert torch.autograd.grad(clipped, given, torch.tensor([1.0, 2.0]))[0].tolist() == [1.0, 2.0]

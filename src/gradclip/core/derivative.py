@@ -5,8 +5,8 @@ With N = ||x||, its direction w = dN/dx and the coefficient k, clipping is y = k
     dy = k*dx + (x / scale) * (a*dN + b*dC),  dN = <w, dx>.
 
 If a `rules.Rule` scales the elements, k = numerator / upper, scale = upper, a = -k, and b is 1 if the numerator is
-the threshold, else 0. If it keeps them, k = kept and a = 0. Then b = 0 and scale = 1 if bits are kept, else b = -k
-and scale = keep_up_to.
+the threshold, else 0. If it keeps them, k = kept and a = 0. Then b = 0 and scale = N if bits are kept (1 for the
+smallest magnitude, which others may exceed by any factor), else b = -k and scale = keep_up_to.
 
 At zero, where a norm has no derivative, w is 0, and k is 0 if it would be a quotient by 0. Elements that share an
 extreme magnitude share its derivative equally. The rounding that makes the bound hold is not differentiated. Elements
@@ -75,14 +75,15 @@ class ClipRule:
         """Return the changes of the results, in these dtypes, and of the norm; `change` is the threshold's."""
         counted, norm = self._counted(xp, at)
         xs, dxs = self._wide(xp, at.leaves, norm, counted), self._wide(xp, changes, norm, counted)
-        dnorm = self.total(self._inner(xp, self._directions(xp, xs, norm), dxs)) if xs else xp.zeros_like(norm)
+        ws = self._directions(xp, xs, norm)
+        dnorm = self._inner(xp, ws, dxs) if xs else xp.zeros_like(norm)
         if not dtypes:
             return [], dnorm
         by = self._multiplier(xp, norm, at.max_norm)
         dk = by.a * dnorm + by.b * (change * self.share)
         dys = [
-            self._over(by.k, x) * dx + (x / self._over(by.scale, x)) * self._over(dk, x)
-            for x, dx in zip(xs, dxs, strict=True)
+            self._over(by.k, x) * dx + quotient * self._over(dk, x)
+            for x, dx, quotient in zip(xs, dxs, self._quotients(xp, xs, ws, by.scale), strict=True)
         ]
         dys = [xp.sum(dy, axis=0) for dy in dys] if self.summed else dys
         return [xp.astype(dy, dtype) for dy, dtype in zip(dys, dtypes, strict=True)], dnorm
@@ -94,13 +95,14 @@ class ClipRule:
         """
         counted, norm = self._counted(xp, at)
         xs = self._wide(xp, at.leaves, norm, counted)
+        ws = self._directions(xp, xs, norm)
         along, by = gnorm, self._multiplier(xp, norm, at.max_norm)
         gmax = xp.zeros_like(norm)
         if gys:
             gys = [xp.astype(gy, x.dtype) for gy, x in zip(gys, xs, strict=True)]
-            inner = self.total(self._inner(xp, [x / self._beside(xp, by.scale, x) for x in xs], gys))
+            inner = self._inner(xp, self._quotients(xp, xs, ws, by.scale), gys)
             along, gmax = gnorm + by.a * inner, by.b * inner * self.share
-        gxs = [w * self._beside(xp, along, w) for w in self._directions(xp, xs, norm)]
+        gxs = [w * self._beside(xp, along, w) for w in ws]
         if gys:
             gxs = [self._beside(xp, by.k, gx) * gy + gx for gx, gy in zip(gxs, gys, strict=True)]
         gxs = [
@@ -134,7 +136,9 @@ class ClipRule:
         rule, zero, one = self.target.rule(xp, threshold), xp.zeros_like(norm), xp.ones_like(norm)
         upper = rule.upper(norm)
         above = upper > rule.keep_up_to
-        divisor = xp.where(above, upper, one if self.target.keeps else rule.keep_up_to)
+        # Divided by 1, large elements of a result that stays may overflow in a sum whose factor is 0.
+        kept = _divisor(xp, norm) if self.order.p > 0 else one
+        divisor = xp.where(above, upper, kept if self.target.keeps else rule.keep_up_to)
         some = (divisor > 0) & (threshold >= 0)
         scale = xp.where(some, divisor, one)
         # An unused threshold may be infinite, which would spoil the derivative of this rule.
@@ -144,9 +148,15 @@ class ClipRule:
         b = xp.where(above, slope, zero if self.target.keeps else -k)
         return _Multiplier(k, scale, xp.where(above, -k, zero), xp.where(threshold >= 0, b, zero))
 
+    def _quotients(self, xp: ModuleType, xs: Sequence[Array], ws: list[Array], scale: Array) -> list[Array]:
+        """Return x / scale: for p = 2 the directions `ws`, if the scale is the norm (or its factor is 0)."""
+        if self.order.p == 2 and self.target.keeps:
+            return ws
+        return [x / self._beside(xp, scale, x) for x in xs]
+
     def _directions(self, xp: ModuleType, xs: Sequence[Array], norm: Array) -> list[Array]:
         p = self.order.p
-        safe = xp.where(norm > 0, norm, xp.ones_like(norm))
+        safe = _divisor(xp, norm)
         if p == 2:
             return [x / self._beside(xp, safe, x) for x in xs]
         magnitudes = [xp.abs(x) for x in xs]
@@ -166,12 +176,11 @@ class ClipRule:
         powers = [(xp.where(m > 0, m, self._over(safe, m)) / self._over(safe, m)) ** (p - 1) for m in magnitudes]
         return [sign * _real_beside(xp, power, sign) for sign, power in zip(signs, powers, strict=True)]
 
-    def _inner(self, xp: ModuleType, left: Sequence[Array], right: Sequence[Array]) -> list[Array]:
-        products = [
-            xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b) if xp.isdtype(a.dtype, "complex floating") else a * b
-            for a, b in zip(left, right, strict=True)
-        ]
-        return [xp.sum(product, axis=self.scope.shared_axes(product.ndim)) for product in products]
+    def _inner(self, xp: ModuleType, left: Sequence[Array], right: Sequence[Array]) -> Array:
+        """Return the inner product of what shares a norm. Each product is summed before the next one is made."""
+        return self.total(
+            [xp.sum(_product(xp, a, b), axis=self.scope.shared_axes(a.ndim)) for a, b in zip(left, right, strict=True)]
+        )
 
     def _over(self, value: Array, like: Array) -> Array:
         return self.scope.over(value, like)
@@ -225,6 +234,18 @@ class LayersRule:
             dys.extend(found)
             dnorms.append(dnorm)
         return dys, dnorms
+
+
+def _divisor(xp: ModuleType, norm: Array) -> Array:
+    """Return the norm, with 1 in place of 0 and NaN."""
+    return xp.where(norm > 0, norm, xp.ones_like(norm))
+
+
+def _product(xp: ModuleType, a: Array, b: Array) -> Array:
+    """Return products of numbers, of complex ones as pairs."""
+    if not xp.isdtype(a.dtype, "complex floating"):
+        return a * b
+    return xp.real(a) * xp.real(b) + xp.imag(a) * xp.imag(b)
 
 
 def _real_beside(xp: ModuleType, value: Array, like: Array) -> Array:
