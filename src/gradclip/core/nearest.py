@@ -235,8 +235,9 @@ def multiplier(
         value = xp.where(value == 0, 1.0, value)
     # K / inf would be 0. (K - inf * 0) / inf is NaN.
     quotient = (numerator - value * 0.0 if spoils else numerator) / value
+    alive = quotient == quotient if blanks else None
     if blanks:
-        quotient = xp.where(quotient == quotient, quotient, 0.0)
+        quotient = xp.where(alive, quotient, 0.0)
     factors = {}
     for element, share in found.shares.items():
         own = quotient if share == 1.0 else quotient * share
@@ -246,7 +247,8 @@ def multiplier(
         lowered = own - _HALF_STEP if backend.wide is FLOAT64 else xp.where(own < FLOAT32.tiny, 0.0, own)
         # Numbers below zero become -0.0 in float32, then 0.
         factors[element.name] = xp.abs(backend.single(xp.where(keep, 1.0, lowered)))
-    return Multiplier(at_once, factors, blanks, xp.where(keep, 0.0, -1.0) if found.stepped else None)
+    steps = xp.where(keep, 0.0, -1.0) if found.stepped else None
+    return Multiplier(at_once, factors, blanks, alive, steps)
 
 
 def _in_units_of(divisor: Any, backend: Backend, found: Bounds) -> tuple[Any, Any]:

@@ -92,13 +92,14 @@ class Multiplier:
     """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
 
     `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
-    are NaN become zeros. `steps`: -1 if float16 products are stepped, 0 if they are kept, None if nothing is stepped.
+    are NaN become zeros; `alive` says whether any other product is left. `steps`: -1 if float16 products are stepped, 0 if they are kept, None if nothing is stepped.
     With `sizes` these are vectors: the first sizes[0] arrays use the first number, and so on. `at_once` multiplies.
     """
 
     at_once: AtOnce
     factors: dict[str, Any]
     blanks: bool = False
+    alive: Any = None
     steps: Any = None
     sizes: Sequence[int] | None = None
 

@@ -38,7 +38,7 @@ TENSOR = "clip_grad_norm_, a tensor for max_norm"
 MORE = {
     TENSOR: (12, 0, 0),
     "clip_grad_layer_norm_": (2, 0, 0),
-    "clip_grad_norm_, skip": (3, 1, 1.05),
+    "clip_grad_norm_, skip": (5, 0, 1.05),
     "clip_grad_norm_, zero": (1, 1, 1.05),
     "clip_by_global_norm": (1, 0, 1.05),
     "clip_by_layer_norm": (1, 0, 1.05),

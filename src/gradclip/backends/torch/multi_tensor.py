@@ -25,6 +25,12 @@ if TYPE_CHECKING:
     from gradclip.core.records import Multiplier
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.float16: torch.int16,
+    torch.bfloat16: torch.int16,
+}
 _HALVES = (torch.float16, torch.bfloat16)
 _UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices with the operation that GradScaler uses to unscale
 # Before 2.13, the CUDA kernels count a tensor's elements in 32 bits.
@@ -102,7 +108,7 @@ class MultiTensor:
                 values = by.factors[dtype_name(some[0])]
                 results = torch._foreach_mul(some, _numbers(values, some, kind, by.sizes))
                 if by.blanks:
-                    without_nonfinite_(results)
+                    _blank(results, by, kind)
                 return results
             # The products would be float32. Multiplying by a Python number just copies the tensors.
             results = torch._foreach_mul(some, 1.0)
@@ -238,7 +244,13 @@ def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int])
     if by.steps is not None and dtype is torch.float16:
         _step(some, _numbers(by.steps.to(dtype), some, kind, by.sizes))
     if by.blanks:
-        without_nonfinite_(some)
+        _blank(some, by, kind)
+
+
+def _blank(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
+    """Make zeros of tensors whose norm is not finite: the bits of a number times 0 are those of zero, also for NaN."""
+    bits = _BITS[some[0].dtype]
+    torch._foreach_mul_([x.view(bits) for x in some], _numbers(by.alive.to(bits), some, kind, by.sizes))
 
 
 def _step(some: Sequence[torch.Tensor], steps: torch.Tensor | list[torch.Tensor]) -> None:
