@@ -14,6 +14,7 @@ LAYERS = [
     {"distributed", "monitor"},
     {"layers"},
     {"clip", "clip_units", "inplace", "norm_at_most", "per_example"},
+    {"fused"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},
@@ -75,6 +76,11 @@ def test_an_engine_imports_no_engine_but_host(edges, engine):
     assert [other for name in own for other in edges[name] if other.startswith(tuple(others))] == []
 
 
+def test_frameworks_are_named_in_few_rooms():
+    rooms = {"backends", "demo", "fused", "integrations", "typing"}
+    assert {structure.room_of(name) for name in structure.importing({"jax", "tensorflow", "torch"})} == rooms
+
+
 def test_the_check_sees_a_violation():
     assert violations({"core": {"wording", "backends"}, "clip": {"core"}}) == ["core imports backends"]
 
@@ -115,7 +121,7 @@ def test_names_of_backends_are_counted(written, tmp_path):
 
 
 def test_there_are_as_many_layers_as_floors_and_no_long_chains(edges):
-    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 12
+    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 13
     assert len(structure.longest_chain(edges)) <= MOST_IN_A_CHAIN
 
 

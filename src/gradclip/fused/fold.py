@@ -11,11 +11,11 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.backends.torch.optimizers import Guard, check_fused, clear_momentum, lay_out_gradients, without_momentum
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import processes_of, telling
-from gradclip.inplace.folded_step import Measured, Request, checked
+from gradclip.fused.optimizers import Guard, check_fused, clear_momentum, lay_out_gradients, without_momentum
+from gradclip.fused.step import Measured, Request, checked
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
@@ -23,7 +23,7 @@ _FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _OF_STEP = ("grad_scale", "found_inf")
 
 
-class Folded:
+class FusedClipping:
     """Clipping within the steps of one optimizer, until `remove()`.
 
     Attributes:
@@ -140,7 +140,7 @@ def fold_into(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
-) -> Folded:
+) -> FusedClipping:
     """Make each `optimizer.step()` clip the gradients of all its parameters together, without an extra pass over them.
 
     The step measures the norm N, and the optimizer divides every gradient by max(1, N / max_norm) as it reads it.
@@ -160,8 +160,8 @@ def fold_into(
         mesh: the same, given as a mesh.
 
     Returns:
-        A `Folded`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()` to
-        stop.
+        A `FusedClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()`
+        to stop.
 
     Raises:
         TypeError: the optimizer is not one of those above.
@@ -175,7 +175,7 @@ def fold_into(
 
     The gradients that the update uses have a norm of at most `max_norm`, in exact arithmetic, for float32 and float64
     parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
-    the bound holds; `.grad` gets them rounded to nearest. `gradclip.core.divisor` has the proof.
+    the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.divisor` has the proof.
 
     With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
     infinities on one process, all skip the step. All processes must have the same scale. The clipping
@@ -202,7 +202,7 @@ def fold_into(
         request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
         _check_foldable(optimizer, request.nonfinite)
         request.ask(processes, checked(max_norm))
-    return Folded(optimizer, max_norm, request)
+    return FusedClipping(optimizer, max_norm, request)
 
 
 def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
@@ -214,6 +214,6 @@ def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
     check_fused(optimizer)
     if optimizer in _FOLDED:
         raise ValueError(
-            "fold_into was already called for this optimizer. Assign max_norm of the Folded it returned, or call its "
-            "remove() first."
+            "fold_into was already called for this optimizer. Assign max_norm of the FusedClipping it returned, or "
+            "call its remove() first."
         )

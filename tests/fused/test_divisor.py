@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 
 from gradclip.backends.host.backend import HOST
-from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled
 from gradclip.core.records import Coefficient, Factors
+from gradclip.fused.divisor import check_foldable, divisor, threshold_of_scaled
 
 
 def coefficient(first, second=None, *, keep=False):

@@ -12,9 +12,9 @@ import torch
 
 from gradclip.arguments import check_threshold
 from gradclip.backends import any_distributed
-from gradclip.backends.torch.optimizers import with_memory_of_its_own
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.fused.optimizers import with_memory_of_its_own
 from gradclip.inplace.clip import clip_grad_norm_
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Threshold

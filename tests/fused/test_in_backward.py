@@ -8,7 +8,7 @@ import torch
 
 import gradclip
 from gradclip.core.norms import Order
-from gradclip.inplace.in_backward import shares
+from gradclip.fused.in_backward import shares
 from gradclip.integrations.torch import clip_in_backward
 from rational import at_most
 

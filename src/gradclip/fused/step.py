@@ -11,16 +11,16 @@ from torch.optim import Optimizer
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.torch.optimizers import check_fused
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.arrays import Arrays
 from gradclip.core.decide import Clipping, Seen, decide, seen
-from gradclip.core.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import Processes, processes_of, telling
+from gradclip.fused.divisor import check_foldable, divisor, threshold_of_scaled, within_range
+from gradclip.fused.optimizers import check_fused
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
