@@ -14,7 +14,7 @@ LAYERS = [
     {"distributed", "monitor"},
     {"layers"},
     {"clip", "clip_units", "inplace", "norm_at_most", "per_example"},
-    {"fused"},
+    {"audit", "fused"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from gradclip.audit.hostile import CROWDS, KINDS, Room
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64
-from gradclip.per_example.hostile import CROWDS, KINDS, Room
 
 FORMATS = [FLOAT16, BFLOAT16, FLOAT32, FLOAT64]
 

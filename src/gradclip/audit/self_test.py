@@ -15,18 +15,18 @@ from typing import Any
 
 import numpy as np
 
+from gradclip.audit.arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
+from gradclip.audit.hostile import CROWDS, KINDS, Room
+from gradclip.audit.kinks import MOVING, Kinks, combinations, kinked, of_gradients, step_of, threshold_of
+from gradclip.audit.report import SensitivityCase, SensitivityReport
 from gradclip.backends.conversions import framework_of, numbers_of
 from gradclip.backends.host.exact import squared_distance
 from gradclip.backends.registry import differentiating, load
 from gradclip.core.arrays import check_dtypes
 from gradclip.core.formats import bare_name, format_named
-from gradclip.per_example.check_arguments import as_dtypes, as_promise, check_alike, check_settings, check_sums
 from gradclip.per_example.clip import check_batch
 from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.hostile import CROWDS, KINDS, Room
-from gradclip.per_example.kinks import MOVING, Kinks, combinations, kinked, of_gradients, step_of, threshold_of
 from gradclip.per_example.promise import Sensitivity
-from gradclip.per_example.report import SensitivityCase, SensitivityReport
 from gradclip.per_example.rounding import root_up
 from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Dtype, Relation, Tree
