@@ -19,6 +19,7 @@ TORCH = f"torch=={os.environ.get('TORCH') or '2.13.0'}"
 TESTS = [
     *("test_clip.py", "test_tree.py", "core/test_norms*", "core/test_nonfinite*", "inplace/test_clip*", "backends"),
     *(f"per_example/test_{name}*" for name in ("clip", "function", "settings", "sums", "transforms")),
+    "per_example/batching",
 ]
 
 

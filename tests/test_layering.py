@@ -77,8 +77,11 @@ def test_an_engine_imports_no_engine_but_host(edges, engine):
 
 
 def test_frameworks_are_named_in_few_rooms():
-    rooms = {"backends", "demo", "fused", "integrations", "typing"}
-    assert {structure.room_of(name) for name in structure.importing({"jax", "tensorflow", "torch"})} == rooms
+    rooms = {"backends", "demo", "fused", "integrations", "per_example", "typing"}
+    found = structure.importing({"jax", "tensorflow", "torch"})
+    assert {structure.room_of(name) for name in found} == rooms
+    sums = [name for name in found if structure.room_of(name) == "per_example"]
+    assert all(name.startswith("gradclip.per_example.batching.") for name in sums)
 
 
 def test_the_check_sees_a_violation():

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.batching import Programs, Step
 from gradclip.backends.jax.axes import varying_alike
-from gradclip.backends.jax.programs import by_program
+from gradclip.per_example.batching.jax_programs import by_program
+from gradclip.per_example.batching.verbs import Programs, Step
 
 
 class JaxBatching:

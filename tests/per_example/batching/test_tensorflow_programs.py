@@ -1,8 +1,8 @@
 import numpy as np
 import tensorflow as tf
 
-from gradclip.backends.batching import Programs
-from gradclip.backends.tensorflow.programs import by_program
+from gradclip.per_example.batching.tensorflow_programs import by_program
+from gradclip.per_example.batching.verbs import Programs
 
 
 def run(scale):

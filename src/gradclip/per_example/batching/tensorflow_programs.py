@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from gradclip.backends.batching import Programs
+from gradclip.per_example.batching.verbs import Programs
 from gradclip.tree import FlatTree, flatten
 
 # Values of these types cannot change, so they may be part of a program's key.

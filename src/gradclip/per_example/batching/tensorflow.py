@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from gradclip.backends.batching import Programs, Step, mapped, mapped_args
-from gradclip.backends.tensorflow.programs import by_program
+from gradclip.per_example.batching.tensorflow_programs import by_program
+from gradclip.per_example.batching.verbs import Programs, Step, mapped, mapped_args
 from gradclip.tree import FlatTree, flatten
 
 

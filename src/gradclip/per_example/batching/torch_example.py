@@ -15,8 +15,8 @@ import torch
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from gradclip.backends.batching import mapped
 from gradclip.backends.torch.tensors import tensor_of
+from gradclip.per_example.batching.verbs import mapped
 from gradclip.tree import FlatTree, flatten
 
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.batching import mapped
-from gradclip.backends.torch.batching import TorchBatching
-from gradclip.backends.torch.example import alone, batch_norm_named, example
+from gradclip.per_example.batching.torch import TorchBatching
+from gradclip.per_example.batching.torch_example import alone, batch_norm_named, example
+from gradclip.per_example.batching.verbs import mapped
 from gradclip.tree import flatten
 
 

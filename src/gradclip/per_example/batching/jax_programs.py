@@ -15,7 +15,7 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip.backends.batching import Programs
+from gradclip.per_example.batching.verbs import Programs
 
 # Values of these types cannot change, so they may be part of a program's key.
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
