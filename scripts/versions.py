@@ -52,7 +52,7 @@ def too_old():
     for release in TOO_OLD:
         python = new_environment(".venv-versions", *CORE, release)
         install(python)
-        subprocess.run([str(python), "-W", "error", str(ROOT / "scripts" / "too_old_smoke.py")], check=True)
+        subprocess.run([str(python), "-W", "error", str(ROOT / "scripts" / "smoke.py"), "too-old-jax"], check=True)
 
 
 TOO_OLD = ("jax==0.6.2", "jax==0.7.2")

@@ -1,9 +1,10 @@
 """Count what XLA makes of a jitted `clip_by_global_norm` without the kernels, as on accelerators, and of optax's.
 
-python benchmarks/dispatches_jax.py [--write]
+python benchmarks/counts_jax.py [--write]
 """
 
 import os
+import sys
 import time
 
 os.environ["GRADCLIP_NATIVE"] = "0"
@@ -13,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax import export
-from report import DISPATCHES_JAX, keep
+from report import COUNTS_JAX, keep
 from workloads import GPT2_SMALL
 
 import gradclip
@@ -71,7 +72,7 @@ def main():
                 print(
                     f"{dtype:9} {name:9}", *(f"{key} {value:.4g}" for key, value in found.items()), sep="  ", flush=True
                 )
-    keep(DISPATCHES_JAX, lines, jax=jax.__version__)
+    keep(COUNTS_JAX, lines, "--write" in sys.argv, jax=jax.__version__)
 
 
 if __name__ == "__main__":

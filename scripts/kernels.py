@@ -1,4 +1,7 @@
-"""Build the kernels with GCC's sanitizers and run tests/native with them, in this Python's environment."""
+"""Build the kernels and run tests/native: `kernels.py sanitize`, or with each named compiler: `kernels.py g++ clang++`.
+
+`sanitize` builds with GCC's sanitizers, in this Python's environment.
+"""
 
 import os
 import shutil
@@ -7,10 +10,24 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from environments import pip_install, run_native_tests
+from environments import new_environment, pip_install, run_native_tests
 
 CXX = os.environ.get("CXX", "g++")
 WATCHES = {"address,undefined": "asan", "thread": "tsan"}
+
+
+def compile_with(compilers):
+    if missing := [name for name in compilers if shutil.which(name) is None]:
+        sys.exit(
+            f"`make compilers` did not find {' and '.join(missing)}. Install what is missing (on Debian: apt install "
+            "clang-14), or name other compilers: make compilers COMPILERS='g++ clang++'."
+        )
+    for compiler in compilers:
+        print(f"== {compiler}", flush=True)
+        c_compiler = compiler.replace("clang++", "clang").replace("g++", "gcc")
+        python = new_environment(".venv-compilers", "pytest", "ml_dtypes")
+        pip_install(python, "--no-cache-dir", ".", CXX=compiler, CC=c_compiler, GRADCLIP_REQUIRE_NATIVE="1")
+        run_native_tests(python, "-q")
 
 
 def install(watch):
@@ -50,7 +67,7 @@ def run_tests(runtime):
     run_native_tests(sys.executable, "-s", without, **environment)
 
 
-if __name__ == "__main__":
+def sanitize():
     if shutil.which(CXX) is None:
         sys.exit(f"`make sanitize` did not find {CXX}. It needs GCC on Linux.")
     for watch, name in WATCHES.items():
@@ -58,3 +75,7 @@ if __name__ == "__main__":
         install(watch)
         check_watched(f"__{name}_init")
         run_tests(library(f"lib{name}.so"))
+
+
+if __name__ == "__main__":
+    sanitize() if sys.argv[1:] == ["sanitize"] else compile_with(sys.argv[1:])
