@@ -98,9 +98,8 @@ def _sum(terms: Sequence[jax.Array]) -> jax.Array:
     blocks = count // _AT_A_TIME
     rest = [x[..., blocks * _AT_A_TIME :] for x in terms]
     if blocks:
-        # Columns are added, not rows: XLA adds many columns at once.
-        shape = (*rows, _AT_A_TIME, blocks)
-        found = sums([x[..., : blocks * _AT_A_TIME].reshape(shape) for x in terms], (len(rows),))
+        shape = (*rows, blocks, _AT_A_TIME)
+        found = sums([x[..., : blocks * _AT_A_TIME].reshape(shape) for x in terms], (len(rows) + 1,))
         rest = [jnp.concatenate(pair, -1) for pair in zip(found, rest, strict=True)]
     return sum(halving_sum(jnp, x, (len(rows),)) for x in rest)
 
