@@ -64,32 +64,30 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/tables.py --write
 
 accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with PyTorch, Opacus and optax; needs no GPU
-	$(BIN)/python benchmarks/dispatches.py --write
-	$(BIN)/python benchmarks/compiled.py --write
-	$(BIN)/python benchmarks/dispatches_examples.py --write
-	$(BIN)/python benchmarks/dispatches_jax.py --write
+	$(BIN)/python benchmarks/counts.py --write
+	$(BIN)/python benchmarks/counts_jax.py --write
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
 gpu: $(VENV)/ready  ## Run the tests that need a GPU, count operations and time them; needs a GPU
 	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python benchmarks/dispatches.py --write
+	$(BIN)/python benchmarks/counts.py calls --write
 
 wheel: .venv-lint/ready  ## Build the wheel, and install it with and without a compiler in an empty environment
 	rm -rf dist .venv-wheel
 	.venv-lint/bin/python -m build --outdir dist .
 	$(PYTHON) -m venv .venv-wheel
 	.venv-wheel/bin/$(INSTALL) dist/*.whl
-	.venv-wheel/bin/python scripts/wheel_smoke.py
+	.venv-wheel/bin/python scripts/smoke.py
 	.venv-wheel/bin/python scripts/wheel_without_compiler.py dist/*.tar.gz
 
 compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; COMPILERS="g++ clang++-16" for others
-	$(PYTHON) scripts/compilers.py $(COMPILERS)
+	$(PYTHON) scripts/kernels.py $(COMPILERS)
 
 versions:  ## Test the oldest and the newest releases of gradclip's dependencies; TORCH=2.6.0 for a different PyTorch
 	$(PYTHON) scripts/versions.py oldest newest too_old
 
 sanitize: .venv-sanitize/ready  ## Run the kernels' tests with GCC's sanitizers
-	.venv-sanitize/bin/python scripts/sanitize.py
+	.venv-sanitize/bin/python scripts/kernels.py sanitize
 
 .PHONY: lucid
 lucid:

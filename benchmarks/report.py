@@ -13,10 +13,10 @@ PER_EXAMPLE = RESULTS / "per_example.json"
 PRIVATE_STEPS = RESULTS / "private_steps.json"
 SHARDED = RESULTS / "sharded.json"
 SHARDED_JAX = RESULTS / "sharded_jax.json"
-DISPATCHES = RESULTS / "dispatches.json"
-COMPILED = RESULTS / "compiled.json"
-DISPATCHES_JAX = RESULTS / "dispatches_jax.json"
-DISPATCHES_EXAMPLES = RESULTS / "dispatches_examples.json"
+COUNTS = RESULTS / "counts.json"
+COUNTS_COMPILED = RESULTS / "counts_compiled.json"
+COUNTS_EXAMPLES = RESULTS / "counts_examples.json"
+COUNTS_JAX = RESULTS / "counts_jax.json"
 FOLDED = RESULTS / "folded.json"
 SCENARIOS = RESULTS / "scenarios.json"
 SCENARIOS_PICTURE = RESULTS / "scenarios.png"
@@ -36,11 +36,9 @@ def parser(description, out, less):
     return options
 
 
-def keep(path, lines, **described):
-    """Write the counts if `--write` is given."""
-    options = argparse.ArgumentParser()
-    options.add_argument("--write", action="store_true", help="store the figures in benchmarks/results")
-    if options.parse_args().write:
+def keep(path, lines, write, **described):
+    """Write the counts if asked."""
+    if write:
         path.write_text(json.dumps({**described, "lines": lines}, indent=1) + "\n")
 
 

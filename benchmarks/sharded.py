@@ -15,16 +15,17 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from report import SHARDED, write
-from sharded_layouts import LAYOUTS, UNEVEN, WORLD, Meshes, parameter
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.debug import CommDebugMode
+from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
 from gradclip.backends.torch.reductions import ROOM
 from gradclip.core import accumulators
 from gradclip.core.norms import Order
 
+WORLD = 4
 TENSORS, PROCESSES = (10, 500), (2, 4, 8)
 WIRE_CALLS = 20
 TIMEOUT = 10
@@ -49,6 +50,95 @@ def _join(rank, function, world, folder, queue, arguments):
     queue.put((rank, function(*arguments)))
     os._exit(0)  # a normal exit would wait for a call that timed out
 
+
+# Layouts of gradients over four processes, as in real training
+
+
+class Meshes:
+    """Meshes of four processes: one dimension, and 2 x 2."""
+
+    def __init__(self):
+        self.line = init_device_mesh("cpu", (WORLD,))
+        self.square = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+        self.tp = self.square["tp"]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def parameter(x, mesh=None, *placements):
+    """Return a parameter with the gradient `x`, either whole on each process or sharded over a mesh."""
+    settled = [Replicate() if placement.is_partial() else placement for placement in placements]
+    whole = x if mesh is None else distribute_tensor(x, mesh, settled)
+    p = torch.nn.Parameter(torch.zeros_like(whole))
+    p.grad = whole
+    if any(placement.is_partial() for placement in placements):
+        p = torch.nn.Parameter(distribute_tensor(torch.zeros_like(x), mesh, [Shard(0)]))
+        term = whole.to_local() / WORLD
+        p.grad = DTensor.from_local(term, mesh, placements, run_check=False)
+    return p
+
+
+def laid(*given, **options):
+    """Return parameters with gradients, the whole gradients, and the options of a call."""
+    return [parameter(*one) for one in given], [full for full, *_ in given], options
+
+
+def strided(meshes):
+    full = numbers(8, 4)
+    dp, tp = meshes.square.get_coordinate()
+    local = full.chunk(2)[tp].chunk(2)[dp].clone()
+    placements = [_StridedShard(0, split_factor=2), Shard(0)]
+    p = torch.nn.Parameter(DTensor.from_local(torch.zeros_like(local), meshes.square, placements, run_check=False))
+    p.grad = DTensor.from_local(local, meshes.square, placements, run_check=False)
+    return [p], [full], {}
+
+
+def empty_shards(meshes, **options):
+    return laid((numbers(8, 4), meshes.line, Shard(0)), (numbers(1, 4, seed=1), meshes.line, Shard(0)), **options)
+
+
+def stages(meshes):
+    full = [numbers(4, seed=seed) for seed in range(WORLD)]
+    return [parameter(full[dist.get_rank()])], full, {"process_group": dist.group.WORLD}
+
+
+def experts(meshes):
+    full = [numbers(2, 4), numbers(6, seed=1)]
+    mine = [parameter(full[0][meshes.tp.get_local_rank()]), parameter(full[1])]
+    return [{"params": mine[:1], "mesh": meshes.tp}, {"params": mine[1:]}], full, {}
+
+
+def nothing_on_one(meshes):
+    parameters, full, _ = laid((numbers(8, 4), meshes.line, Shard(0)), (numbers(8, seed=1), meshes.line, Shard(0)))
+    if dist.get_rank() == WORLD - 1:
+        parameters[0].grad = parameters[1].grad = None
+    return parameters, [x[:6] for x in full], {}
+
+
+MATRICES = (numbers(8, 4), numbers(6, 4, seed=1))
+LAYOUTS = {
+    "shards on one mesh": lambda on: laid((MATRICES[0], on.line, Shard(0)), (numbers(6, seed=1), on.line, Shard(0))),
+    "shards on 2 x 2": lambda on: laid(*((x, on.square, Shard(0), Shard(1)) for x in MATRICES)),
+    "replicated x sharded (HSDP)": lambda on: laid(*((x, on.square, Replicate(), Shard(0)) for x in MATRICES)),
+    "strided shards (FSDP x TP)": strided,
+    "a shard is empty": empty_shards,
+    "a shard is empty, ord inf": lambda on: empty_shards(on, ord=math.inf),
+    "a shard is empty, ord -inf": lambda on: empty_shards(on, ord=-math.inf),
+    "shards on two meshes": lambda on: laid((MATRICES[0], on.line, Shard(0)), (MATRICES[1], on.tp, Shard(0))),
+    "shards and plain tensors": lambda on: laid((MATRICES[0], on.line, Shard(0)), (numbers(6, seed=1),)),
+    "shards and a partial gradient": lambda on: laid(
+        (MATRICES[0], on.line, Shard(0)), (MATRICES[1], on.line, Partial())
+    ),
+    "700 bfloat16 tensors": lambda on: laid(*((torch.ones(4).bfloat16(), on.line, Shard(0)) for _ in range(700))),
+    "float32 numbers of 1e25": lambda on: laid((1e25 * MATRICES[0], on.line, Shard(0))),
+    "pipeline: other layers on each": stages,
+    "experts split over a pair": experts,
+    "no gradients on one process": nothing_on_one,
+}
+UNEVEN = ("a shard is empty, ord inf", "a shard is empty, ord -inf", "no gradients on one process")
+"""Layouts in which PyTorch may continue on one process while others wait."""
 
 # Times
 
@@ -110,7 +200,7 @@ def times(repeats, worlds):
         yield from rows
 
 
-# Layouts
+# Outcomes
 
 
 def outcome(clip, parameters, full, options):

@@ -8,10 +8,10 @@ from pathlib import Path
 from report import (
     CALLS,
     CLIPPING,
-    COMPILED,
-    DISPATCHES,
-    DISPATCHES_EXAMPLES,
-    DISPATCHES_JAX,
+    COUNTS,
+    COUNTS_COMPILED,
+    COUNTS_EXAMPLES,
+    COUNTS_JAX,
     FOLDED,
     GRAPHS,
     PER_EXAMPLE,
@@ -149,7 +149,7 @@ def of_meshes(rows):
     return lines
 
 
-def of_dispatches(lines):
+def of_counts(lines):
     """Return a line for each call, with operations, bytes and memory for each dtype."""
     calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
     found = {(dtype, name): f"{ops:,}, {moved:.1f}, {peak:.1f}" for dtype, name, ops, moved, peak, *_ in lines}
@@ -287,10 +287,10 @@ TABLES = [
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
-    Table("docs/accelerators.md", "counts", DISPATCHES, of_dispatches, "lines"),
-    Table("docs/accelerators.md", "compiled", COMPILED, of_compiled, "lines"),
-    Table("docs/accelerators.md", "programs", DISPATCHES_JAX, of_programs, "lines"),
-    Table("docs/accelerators.md", "examples", DISPATCHES_EXAMPLES, of_examples, "lines"),
+    Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),
+    Table("docs/accelerators.md", "compiled", COUNTS_COMPILED, of_compiled, "lines"),
+    Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
+    Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
     Table("docs/sharded.md", "times", SHARDED, of_processes),

@@ -47,6 +47,19 @@ def graph(root=ROOT):
     return {name: {module for module, _ in imported_names(name, known)} for name in known}
 
 
+def importing(packages, root=ROOT):
+    """Return the modules that import one of these other packages, at any time."""
+    return {name for name, path in modules(root).items() if packages & set(_packages(path))}
+
+
+def _packages(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield (node.module or "").split(".")[0]
+
+
 def circles(edges):
     """Return the lists of names that import each other, directly or through others."""
     reached = {name: _reached(name, edges) for name in edges}

@@ -19,6 +19,7 @@ TORCH = f"torch=={os.environ.get('TORCH') or '2.13.0'}"
 TESTS = [
     *("test_clip.py", "test_tree.py", "core/test_norms*", "core/test_nonfinite*", "inplace/test_clip*", "backends"),
     *(f"per_example/test_{name}*" for name in ("clip", "function", "settings", "sums", "transforms")),
+    "per_example/batching",
 ]
 
 
@@ -51,7 +52,7 @@ def too_old():
     for release in TOO_OLD:
         python = new_environment(".venv-versions", *CORE, release)
         install(python)
-        subprocess.run([str(python), "-W", "error", str(ROOT / "scripts" / "too_old_smoke.py")], check=True)
+        subprocess.run([str(python), "-W", "error", str(ROOT / "scripts" / "smoke.py"), "too-old-jax"], check=True)
 
 
 TOO_OLD = ("jax==0.6.2", "jax==0.7.2")

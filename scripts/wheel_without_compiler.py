@@ -8,7 +8,7 @@ import tarfile
 import tomllib
 from pathlib import Path
 
-SMOKE = Path(__file__).with_name("wheel_smoke.py")
+SMOKE = Path(__file__).with_name("smoke.py")
 BROKEN = shutil.which("false")
 
 
@@ -42,4 +42,4 @@ if __name__ == "__main__":
     optional = install(sdist, "")
     if optional.returncode != 0:
         sys.exit(f"expected to install without the kernels, got {optional.stdout}{optional.stderr}")
-    sys.exit(subprocess.run([sys.executable, SMOKE, "--without-kernels"], check=False).returncode)
+    sys.exit(subprocess.run([sys.executable, SMOKE, "without-kernels"], check=False).returncode)

@@ -27,7 +27,7 @@ TESTED_ELSEWHERE = {
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
     "backends/torch/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
-    "backends/torch/optimizers": "fused optimizers, which tests/inplace/test_folded.py has step",
+    "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
     "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
     "per_example/outputs": "names for results, which tests/per_example/test_function.py reads",
 }

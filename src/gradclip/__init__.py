@@ -71,9 +71,9 @@ from gradclip.per_example.transforms import clipped_fun, clipped_grad
 from gradclip.wording import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
+    from gradclip.audit.report import SensitivityReport
+    from gradclip.audit.self_test import check_sensitivity
     from gradclip.monitor.monitor import Monitor
-    from gradclip.per_example.report import SensitivityReport
-    from gradclip.per_example.self_test import check_sensitivity
 
 __version__ = "0.1.0"
 
@@ -116,8 +116,8 @@ __all__ = [
 
 _WHEN_USED = {
     "Monitor": "gradclip.monitor.monitor",
-    "SensitivityReport": "gradclip.per_example.report",
-    "check_sensitivity": "gradclip.per_example.self_test",
+    "SensitivityReport": "gradclip.audit.report",
+    "check_sensitivity": "gradclip.audit.self_test",
 }
 
 

@@ -11,6 +11,7 @@ from gradclip.core.coefficient import coefficient
 from gradclip.core.derivative import ClipRule
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
+from gradclip.core.records import Rule
 from gradclip.core.rules import CLIP, Target, rule_for_sums
 from gradclip.core.scopes import TREE
 
@@ -76,3 +77,9 @@ def test_derivatives_are_taken_of_the_same_coefficient(name):
     k = rule._multiplier(np, norms, max_norms).k
     for n, c, found in zip(norms.tolist(), max_norms.tolist(), k.tolist(), strict=True):
         assert math.isclose(found, SHOWN[name](Fraction(n), Fraction(c)), rel_tol=1e-15)
+
+
+def test_weights_are_never_subnormal_and_zero_where_nothing_divides():
+    rule = Rule(1.0, 0.0, 2.0, 1.0, 2.0)
+    assert rule.weights(np, np.array([0.0, 2.0, 4.0, 1e308, math.inf])).tolist() == [1.0, 1.0, 0.5, 0.0, 0.0]
+    assert Rule(1.0, 0.0, -1.0, 0.0, 3.0).weights(np, np.array([0.0, 5e-308, 6.0])).tolist() == [0.0, 2.0**1022, 0.5]

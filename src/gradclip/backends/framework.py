@@ -11,7 +11,6 @@ from gradclip.tree import Sparse, Trees
 if TYPE_CHECKING:
     from types import ModuleType
 
-    from gradclip.backends.batching import Batching
     from gradclip.backends.host.arrays import HostArray
     from gradclip.backends.host.protocol import HostBackend
     from gradclip.core.protocols import Backend
@@ -39,10 +38,6 @@ class Framework(ABC):
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         """Return the gradients of the framework's parameters, or None if reading `.grad` is not enough."""
         return None
-
-    def batching(self, method: str) -> "Batching":
-        """Return the batching operations. `method="loop"` processes one example at a time, otherwise all at once."""
-        raise NotImplementedError
 
     @abstractmethod
     def on_host(self, leaf: object) -> "HostArray":

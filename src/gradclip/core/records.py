@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple, Protocol
 
 from gradclip.core.arrays import Arrays
-from gradclip.core.formats import Format
+from gradclip.core.formats import FLOAT64, Format
 from gradclip.core.values import Array
 
 
@@ -30,6 +31,13 @@ class Rule(NamedTuple):
     def upper(self, norms: Array) -> Array:
         """Return upper for these norms, which is compared with keep_up_to and divides the numerator."""
         return raised_by(norms, self.inflate, self.offset)
+
+    def weights(self, xp: ModuleType, norms: Array) -> Array:
+        """Return the coefficients of these norms as the kernels compute them: 0 if upper is 0, and never subnormal."""
+        upper = self.upper(norms)
+        quotient = xp.clip(self.numerator / xp.where(upper == 0, math.inf, upper), 0.0, 2.0**1022)
+        quotient = xp.where(quotient < FLOAT64.tiny, 0.0, quotient)
+        return xp.where(upper <= self.keep_up_to, self.kept, quotient)
 
 
 def raised_by(norms: Array, inflate: Any, offset: Any) -> Array:
@@ -92,8 +100,9 @@ class Multiplier:
     """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
 
     `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
-    are NaN become zeros; `alive` says whether any other product is left. `steps`: -1 if float16 products are stepped, 0 if they are kept, None if nothing is stepped.
-    With `sizes` these are vectors: the first sizes[0] arrays use the first number, and so on. `at_once` multiplies.
+    are NaN become zeros, or all products where `alive` is False. `steps`: -1 if float16 products are stepped, 0 if they
+    are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the first number,
+    and so on. `at_once` multiplies.
     """
 
     at_once: AtOnce

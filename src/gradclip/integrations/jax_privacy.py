@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.backends.batching import Batching
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import named
 from gradclip.clip import global_norm
@@ -28,6 +27,7 @@ from gradclip.functional import Leaves, clip_groups, split_by
 from gradclip.integrations import needed_for
 from gradclip.leaves import as_floats, counted
 from gradclip.per_example import transforms
+from gradclip.per_example.batching.verbs import Batching
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings

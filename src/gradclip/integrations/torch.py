@@ -38,8 +38,8 @@ with needed_for("torch", "torch"):
     import torch
 
     from gradclip.backends.torch.tensors import tensor_of
-    from gradclip.inplace.folded import fold_into
-    from gradclip.inplace.in_backward import clip_in_backward
+    from gradclip.fused.fold import fold_into
+    from gradclip.fused.in_backward import clip_in_backward
 
 __all__ = [
     "clip_grad_norm_",

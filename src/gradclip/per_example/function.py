@@ -8,12 +8,13 @@ from typing import Any
 
 from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.batching import Batching, Programs, Step, mapped
 from gradclip.backends.entries import Entry
-from gradclip.backends.registry import differentiating, load
+from gradclip.backends.registry import differentiating
 from gradclip.core.values import Array
 from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
+from gradclip.per_example.batching.choose import batching_of
+from gradclip.per_example.batching.verbs import Batching, Programs, Step, mapped
 from gradclip.per_example.call_arguments import (
     batch_size,
     check_assumption,
@@ -175,7 +176,7 @@ class ClippedFunction:
         args = tuple(opened(arg) if i in kinds else arg for i, arg in enumerate(args))
         if self.assumed:
             check_assumption(self._named(), args[:-1], kwargs, self.argnums, self.batch_argnums, self.prng_argnum)
-        verbs = load(self._framework(args[:-1])).batching(self.method)
+        verbs = batching_of(self._framework(args[:-1]), self.method)
         count = batch_size([None if axis is None else arg for arg, axis in zip(args, axes, strict=True)], mask)
         if self.pad_to is not None and count > self.pad_to:
             raise ValueError(f"the batch has {count} {self.unit}s, more than pad_to={self.pad_to}. Raise pad_to.")

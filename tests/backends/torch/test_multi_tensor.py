@@ -24,9 +24,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @pytest.fixture
-def dispatches(monkeypatch):
+def counts(monkeypatch):
     monkeypatch.syspath_prepend(str(BENCHMARKS))
-    spec = importlib.util.spec_from_file_location("dispatches", BENCHMARKS / "dispatches.py")
+    spec = importlib.util.spec_from_file_location("counts", BENCHMARKS / "counts.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -51,11 +51,11 @@ MORE = {
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_few_operations_bytes_and_no_waits_on_cuda(dispatches, dtype):
+def test_few_operations_bytes_and_no_waits_on_cuda(counts, dtype):
     name = str(dtype).removeprefix("torch.")
     with FakeTensorMode():
         grads = [torch.empty(shape, dtype=dtype, device="cuda") for shape in COUNTED]
-        found = {call: dispatches.counted(run, grads) for call, run in dispatches.calls(grads).items()}
+        found = {call: counts.counted(run, grads) for call, run in counts.calls(grads).items()}
     # Where products of float16 below the normal range may add up to more than the threshold, they are moved a step.
     stepped = {"clip_grad_norm_, ord=1", "clip_grads_with_norm_", TENSOR} if dtype is torch.float16 else set()
     for call, (operations, moved, _, waits) in found.items():
@@ -69,7 +69,7 @@ def test_few_operations_bytes_and_no_waits_on_cuda(dispatches, dtype):
         assert waits == 0, call
         assert operations <= MOST[name][0] + more + each * len(COUNTED) + steps, call
         assert moved <= MOST[name][1] + more_bytes + halves + step_bytes, call
-    assert found[dispatches.PEER][:2] == [8, pytest.approx(2.0, abs=0.01)]
+    assert found[counts.PEER][:2] == [8, pytest.approx(2.0, abs=0.01)]
 
 
 def leaves_of(rng, dtype, scale=1.0):

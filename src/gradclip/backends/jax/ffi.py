@@ -5,7 +5,7 @@ Under `vmap` there is still one call: the arrays get a leading axis, and each of
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
+from gradclip.backends.jax import exported
+from gradclip.backends.jax.lowered import Kernel
 
 # The versions of XLA's interface that are known to accept the kernels. They are written for version 0.2.
 _ACCEPTING = ("0.2", "0.3")
@@ -24,7 +26,7 @@ def usable(leaves: Sequence[Any]) -> bool:
     """Say whether traced calls can use the kernels.
 
     They can if there is one CPU device and all sizes are known. With several devices, XLA would gather the arrays.
-    Symbolic sizes mean that a program is being exported, and an exported program cannot contain these calls.
+    Symbolic sizes mean that a program is being exported, and the calls need sizes.
     """
     return (
         jax.default_backend() == "cpu"
@@ -77,12 +79,15 @@ def power_sums(
 
     The divisor is 1 if the sum is then finite and above `enough`. Otherwise it is the largest magnitude.
     """
-    return _call("gradclip_power_sums", arrays, rows, p=np.float64(p), enough=np.float64(enough))
+    attributes = ("p", np.float64(p)), ("enough", np.float64(enough))
+    total, divisor = _reduction("gradclip_power_sums", rows, exported.power_sums, *attributes)(arrays)
+    return total, divisor
 
 
 def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
     """Return the largest magnitude (NaN if one is NaN) and the smallest (NaN if one is non-finite)."""
-    return _call("gradclip_extremes", arrays, rows)
+    largest, smallest = _reduction("gradclip_extremes", rows, exported.extremes)(arrays)
+    return largest, smallest
 
 
 # Sequential mapping is a loop. Outside traced code, only a jitted function keeps its program for the next call.
@@ -92,23 +97,26 @@ def add_examples(
 ) -> tuple[jax.Array, jax.Array]:
     """Return each example's sum of squares, and the `columns` weighted sums over the examples."""
     wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
-    # Sequential under `vmap`: the kernel does not support a second batch axis.
-    call = jax.ffi.ffi_call("gradclip_add_examples", wide, vmap_method="sequential")
-    return call(weighing, included, *arrays, threads=np.int64(native.default_threads()))
+    # In a loop under `vmap`: the kernel does not support a second batch axis.
+    kernel = Kernel("gradclip_add_examples", wide, exported.add_examples, "loop", (_threads(),))
+    squares, totals = kernel([weighing, included, *arrays])
+    return squares, totals
 
 
 def entries(vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
     """Split vectors into scalars. XLA then compiles the code that uses them once for all of them."""
-    scalars = [jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0])]
-    call = jax.ffi.ffi_call("gradclip_entries", scalars, vmap_method="broadcast_all")
-    found = iter(call(*vectors))
+    scalars = tuple(jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0]))
+    found = iter(Kernel("gradclip_entries", scalars, exported.entries, "broadcast")(vectors))
     return [list(itertools.islice(found, vector.shape[0])) for vector in vectors]
 
 
-def _call(
-    target: str, arrays: Sequence[jax.Array], rows: tuple[int, ...], **attributes: Any
-) -> tuple[jax.Array, jax.Array]:
+def _reduction(
+    target: str, rows: tuple[int, ...], portable: Callable[..., Any], *attributes: tuple[str, Any]
+) -> Kernel:
     wide = jax.ShapeDtypeStruct(rows, jnp.float64)
-    # `vmap` gives unmapped arrays an axis of length 1, so the rows of all arrays agree or broadcast.
-    call = jax.ffi.ffi_call(target, (wide, wide), vmap_method="expand_dims")
-    return call(*arrays, threads=np.int64(native.default_threads()), **attributes)
+    # The rows of all arrays agree or broadcast.
+    return Kernel(target, (wide, wide), portable, "expand", (_threads(), *attributes))
+
+
+def _threads() -> tuple[str, Any]:
+    return "threads", np.int64(native.default_threads())

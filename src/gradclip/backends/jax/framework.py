@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
@@ -31,11 +30,6 @@ class Jax(Framework):
         from gradclip.backends.jax.host import backend  # not needed before there are JAX arrays
 
         return backend(leaves, scalars)
-
-    def batching(self, method: str) -> Batching:
-        from gradclip.backends.jax.batching import JaxBatching, JaxLoop
-
-        return JaxLoop() if method == "loop" else JaxBatching()
 
     def on_host(self, leaf: jax.Array) -> HostArray:
         return HostArray.of(np.asarray(leaf))

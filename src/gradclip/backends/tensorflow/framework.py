@@ -7,7 +7,6 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
-from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.host.framework import dtype_named
@@ -52,11 +51,6 @@ class TensorFlow(Framework):
     def on_fast_path(self, leaves: Sequence[Any]) -> TensorFlowHost | None:
         # `known` checks the other leaves.
         return HOST if type(leaves[0]) is EagerTensor and tf.executing_eagerly() else None
-
-    def batching(self, method: str) -> Batching:
-        from gradclip.backends.tensorflow.batching import TensorFlowBatching, TensorFlowLoop
-
-        return TensorFlowLoop() if method == "loop" else TensorFlowBatching()
 
     def on_host(self, leaf: Any) -> HostArray:
         return viewed(tensor_of(leaf))

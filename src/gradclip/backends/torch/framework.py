@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
-from gradclip.backends.batching import Batching
 from gradclip.backends.framework import Framework
 from gradclip.backends.torch.choose import backend, on_fast_path
 from gradclip.backends.torch.engines import engine_of
@@ -39,12 +38,6 @@ class Torch(Framework):
         # Frozen parameters, often most of all, lack gradients too.
         trained = any(map(_REQUIRES_GRAD, lacking))
         return None if trained and any(map(engine_of, lacking)) else found
-
-    def batching(self, method: str) -> Batching:
-        from gradclip.backends.torch.batching import TorchBatching
-        from gradclip.backends.torch.loop import TorchLoop
-
-        return TorchLoop() if method == "loop" else TorchBatching()
 
     def like(self, leaf: torch.Tensor, dtype: str, values: np.ndarray) -> torch.Tensor:
         return leaf.new_tensor(values, dtype=getattr(torch, dtype))

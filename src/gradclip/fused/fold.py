@@ -1,0 +1,219 @@
+"""Clip within the step of a fused PyTorch optimizer, which divides the gradients as it reads them.
+
+A hook before the step measures the norm. It sets `optimizer.grad_scale`, by which the fused kernels divide, and
+`optimizer.found_inf`, which makes them skip the step. A hook after the step restores both.
+"""
+
+import weakref
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.distributed.processes import processes_of, telling
+from gradclip.fused.optimizers import Guard, check_fused, clear_momentum, lay_out_gradients, without_momentum
+from gradclip.fused.step import Measured, Request, checked
+from gradclip.parameters import ParameterList
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+
+_FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_OF_STEP = ("grad_scale", "found_inf")
+
+
+class FusedClipping:
+    """Clipping within the steps of one optimizer, until `remove()`.
+
+    Attributes:
+        norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
+        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
+            step on.
+
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_norm: Threshold | AdaptiveNorm,
+        request: Request,
+    ) -> None:
+        self.max_norm = max_norm
+        self.norm: torch.Tensor | None = None
+        self._request = request
+        self._before: dict[str, torch.Tensor | None] | None = None
+        self._without_momentum: list[torch.Tensor] = []
+        self._measured_last: Measured | None = None
+        self._optimizer = optimizer
+        # A step that was compiled before must stop here: compiled code would treat the divisor as a constant.
+        self._hooks = [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._end)),
+        ]
+        self._guard = Guard(optimizer, self._failed)
+        _FOLDED.add(optimizer)
+
+    @property
+    def max_norm(self) -> float | AdaptiveNorm:
+        """The threshold, or the `AdaptiveNorm` that sets it."""
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        self._max_norm: float | AdaptiveNorm = checked(value)
+
+    def remove(self) -> None:
+        """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
+        for hook in self._hooks:
+            hook.remove()
+        self._restore(self._optimizer)
+        self._guard.remove(self._optimizer)
+        _FOLDED.discard(self._optimizer)
+
+    # The step
+
+    def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Measure before the step; if a closure computes the gradients, measure after the closure."""
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._fold(optimizer)
+            return None
+
+        def measured_after() -> Any:
+            loss = closure()
+            self._fold(optimizer)
+            return loss
+
+        return (args[0],), {**kwargs, "closure": measured_after}
+
+    def _fold(self, optimizer: Optimizer) -> None:
+        self._restore(optimizer)
+        given = {name: value for name, value in vars(optimizer).items() if name in _OF_STEP}
+        try:
+            measured = self._request.measured(optimizer, self._max_norm, **given)
+        except BaseException:
+            self._failed(optimizer)
+            raise
+        lay_out_gradients(optimizer)
+        self.norm, self._before, self._measured_last = measured.norm, given, measured
+        if measured.grad_scale is not None:
+            optimizer.grad_scale = measured.grad_scale
+        if measured.found_inf is not None:
+            optimizer.found_inf = measured.found_inf
+            self._without_momentum = without_momentum(optimizer)
+
+    def _end(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._without_momentum:
+            clear_momentum(optimizer, self._without_momentum, vars(optimizer)["found_inf"] == 1.0)
+        last = self._measured_last
+        self._restore(optimizer)
+        if last is not None and last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
+            self._max_norm.observe(last.norm, last.max_norm, self._request.order, self._request.nonfinite, last.shown)
+
+    def _failed(self, optimizer: Optimizer) -> None:
+        """Restore the attributes after an error, and remove those of a GradScaler.
+
+        It does not, and its next step would multiply its scale by what it finds.
+        """
+        self._restore(optimizer)
+        if "found_inf" in vars(optimizer):
+            for name in _OF_STEP:
+                vars(optimizer).pop(name, None)
+
+    def _restore(self, optimizer: Optimizer) -> None:
+        """Restore the attributes: GradScaler deletes those it has set, and other callers raise if they find them."""
+        self._without_momentum, self._measured_last = [], None
+        before, self._before = self._before, None
+        if before is None:
+            return
+        for name in _OF_STEP:
+            vars(optimizer).pop(name, None)
+        vars(optimizer).update(before)
+
+
+def fold_into(
+    optimizer: Optimizer,
+    max_norm: Threshold | AdaptiveNorm,
+    ord: Ord | Order = 2,
+    *,
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
+) -> FusedClipping:
+    """Make each `optimizer.step()` clip the gradients of all its parameters together, without an extra pass over them.
+
+    The step measures the norm N, and the optimizer divides every gradient by max(1, N / max_norm) as it reads it.
+
+    Args:
+        optimizer: Adam, AdamW, SGD or Adagrad of PyTorch, created with `fused=True`. Two optimizers clip separately:
+            with the thresholds C1 and C2, their gradients together have a norm of at most sqrt(C1**2 + C2**2).
+        max_norm: the threshold in the units of unscaled gradients: 0, inf, or from 2**-50 to 2**100. Or a
+            `gradclip.AdaptiveNorm`; its thresholds are kept within that range. A step that its `skip_above` skips
+            leaves parameters and optimizer state unchanged.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: what to do if a gradient contains NaN or infinity. "propagate": all gradients become NaN. "raise": an
+            error before the step; every step then waits for the device. "skip": the step leaves parameters and state
+            unchanged. GradScaler always skips these steps, whatever you pass here.
+        process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All of them must
+            call `fold_into`, and step together.
+        mesh: the same, given as a mesh.
+
+    Returns:
+        A `FusedClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()`
+        to stop.
+
+    Raises:
+        TypeError: the optimizer is not one of those above.
+        ValueError: the optimizer was created without `fused=True`, or is folded already; the threshold is out of range;
+            `nonfinite="zero"`, which needs an extra pass over the gradients.
+        RuntimeError: this call or a step failed on another process.
+        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
+
+    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
+    unchanged.
+
+    The gradients that the update uses have a norm of at most `max_norm`, in exact arithmetic, for float32 and float64
+    parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
+    the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.divisor` has the proof.
+
+    With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
+    infinities on one process, all skip the step. All processes must have the same scale. The clipping
+    is not part of `state_dict`: when you load a checkpoint into a new optimizer, call `fold_into` again.
+
+    Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
+    PyTorch 2.13.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=1.0, fused=True)
+    >>> clipping = fold_into(optimizer, max_norm=1.0)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> optimizer.step()
+    >>> clipping.norm, weight.detach()
+    (tensor(5.), tensor([-0.6000, -0.8000]))
+
+    """
+    listed = getattr(optimizer, "param_groups", ())
+    with telling(listed, process_group, mesh):
+        params = ParameterList.of(listed)
+    processes = processes_of(params, process_group, mesh)
+    with processes.agreeing():
+        request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
+        _check_foldable(optimizer, request.nonfinite)
+        request.ask(processes, checked(max_norm))
+    return FusedClipping(optimizer, max_norm, request)
+
+
+def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
+    if policy.zeroes:
+        raise ValueError(
+            "fold_into does not support nonfinite='zero', which must write the gradients before the step. Pass "
+            "nonfinite='skip', or call gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step()."
+        )
+    check_fused(optimizer)
+    if optimizer in _FOLDED:
+        raise ValueError(
+            "fold_into was already called for this optimizer. Assign max_norm of the FusedClipping it returned, or "
+            "call its remove() first."
+        )

@@ -1,0 +1,215 @@
+"""Functions of one example over a batch, for TensorFlow: `tf.vectorized_map`, and microbatches in a loop.
+
+`tf.function` records each function once for each shape. Later calls run the graph.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from gradclip.per_example.batching.tensorflow_programs import by_program
+from gradclip.per_example.batching.verbs import Programs, Step, mapped, mapped_args
+from gradclip.tree import FlatTree, flatten
+
+
+class TensorFlowBatching:
+    """`Batching` for TensorFlow."""
+
+    keeps_whole_batches = True
+    modules_called = "model.stateless_call(parameters, state, x) does"
+
+    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+        return Gradient(fun, argnums)
+
+    def over_batch(
+        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
+    ) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            made: list[FlatTree] = []
+
+            def of_rows(rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+                made[:] = [flatten(_on_rows(fun, flats, args, rows))]
+                return list(map(tf.convert_to_tensor, made[0].leaves))
+
+            flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
+            leaves = [_tensor(leaf) for flat in flats if flat is not None for leaf in flat.leaves]
+            found = self._over_rows(of_rows, leaves)
+            return made[0].rebuild(found)
+
+        return call
+
+    def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+        return tf.vectorized_map(of_rows, leaves)
+
+    def unused(
+        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
+    ) -> list[str]:
+        return sorted(fun.unused or ()) if isinstance(fun, Gradient) else []
+
+    def keys(self, key: object, count: int) -> Any:
+        return mapped(lambda seed: _seeds(_tensor(seed), count), key)
+
+    def flags(self, mask: object) -> tf.Tensor:
+        return tf.cast(tf.convert_to_tensor(mask), tf.bool)
+
+    def blanked(self, tree: object, mask: tf.Tensor) -> Any:
+        def rows(x: tf.Tensor) -> tf.Tensor:
+            return tf.where(tf.reshape(mask, [-1, *[1] * (x.ndim - 1)]), x, tf.zeros_like(x))
+
+        return mapped(rows, tree)
+
+    def cast(self, x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+        return tf.cast(x, dtype)
+
+    def padded(
+        self, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+    ) -> tuple[tuple[Any, ...], tf.Tensor]:
+        def longer(x: Any) -> tf.Tensor:
+            x = _tensor(x)
+            if count:
+                return tf.gather(x, tf.minimum(tf.range(size), count - 1))
+            return tf.zeros(tf.concat([[size], tf.shape(x)[1:]], 0), x.dtype)
+
+        many = mapped_args(longer, args, axes) if size > count else args
+        real = tf.ones([count], tf.bool) if mask is None else mask
+        return tuple(many), tf.concat([real, tf.zeros([size - count], tf.bool)], 0)
+
+    def at_once(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int
+    ) -> Any:
+        if count:
+            return step(args, mask)
+        given, nobody = self.padded(args, axes, tf.zeros([0], tf.bool), 0, 1)
+        summed, outputs = step(given, nobody)
+        return summed, mapped(lambda x: x[:0], outputs)
+
+    def in_microbatches(
+        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+    ) -> tuple[Any, Any]:
+        if count < size:
+            args, mask = self.padded(args, axes, mask, count, size)
+        rows = max(count, size)
+        number, most = -(-count // size), -(-rows // size)
+        # Trailing microbatches without examples are skipped, so padding to one shape costs no time.
+        if mask is not None:
+            last = tf.reduce_max(tf.where(mask, tf.range(1, rows + 1), 0))
+            number = -(-last // size)
+
+        def microbatch(i: tf.Tensor | int) -> tuple[FlatTree, FlatTree]:
+            # The last microbatch may repeat the last row. Count that row once.
+            places = i * size + tf.range(size)
+            some = tf.minimum(places, rows - 1)
+            counted = places < rows if mask is None else (places < rows) & tf.gather(mask, some)
+            summed, outputs = step(mapped_args(lambda x: tf.gather(_tensor(x), some), args, axes), counted)
+            return flatten(summed), flatten(outputs)
+
+        summed, outputs = microbatch(0)
+        parts = [tf.TensorArray(x.dtype, most, element_shape=x.shape).write(0, x) for x in outputs.leaves]
+
+        def body(i: tf.Tensor, sums: list[tf.Tensor], parts: list[tf.TensorArray]) -> Any:
+            more, rest = microbatch(i)
+            written = [part.write(i, x) for part, x in zip(parts, rest.leaves, strict=True)]
+            return i + 1, list(map(tf.add, sums, more.leaves)), written
+
+        _, sums, parts = tf.while_loop(lambda i, *_: i < number, body, (1, summed.leaves, parts), parallel_iterations=1)
+        return summed.rebuild(sums), outputs.rebuild([part.concat() for part in parts])
+
+    def kept(
+        self,
+        programs: Programs,
+        setting: object,
+        run: Callable[..., Any],
+        axes: Sequence[int | None],
+        args: Sequence[Any],
+    ) -> Any:
+        # The graph of a loop would contain the function once for each example.
+        return by_program(programs, setting, run, args) if self.keeps_whole_batches else run(*args)
+
+
+class Gradient:
+    """A function that returns `(gradient, (value, aux))` for a `fun` that returns `(value, aux)`.
+
+    `unused` holds the names of the parameters that no call has used so far. It is None before the first call.
+    """
+
+    def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
+        self._fun = fun
+        self._argnums = argnums
+        self.unused: set[str] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        several = self._argnums if isinstance(self._argnums, tuple) else (self._argnums,)
+        flats = {i: flatten(mapped(_tensor, args[i])) for i in several}
+        given = [flats[i].rebuild(flats[i].leaves) if i in flats else arg for i, arg in enumerate(args)]
+        leaves = {f"argument {i}{path}": leaf for i, flat in flats.items() for path, leaf in _by_path(flat)}
+        _check_parameters(leaves)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            tape.watch(list(leaves.values()))
+            value, aux = self._fun(*given, **kwargs)
+            value = _loss(value)
+        found = dict(zip(leaves, tape.gradient(value, list(leaves.values())), strict=True))
+        unused = {name for name, grad in found.items() if grad is None}
+        self.unused = unused if self.unused is None else self.unused & unused
+        dense = (tf.zeros_like(leaves[name]) if grad is None else _tensor(grad) for name, grad in found.items())
+        grads = [flats[i].rebuild([next(dense) for _ in flats[i].leaves]) for i in several]
+        return tuple(grads) if isinstance(self._argnums, tuple) else grads[0], (value, aux)
+
+
+class TensorFlowLoop(TensorFlowBatching):
+    """`Batching` with a loop over the examples, for functions that `tf.vectorized_map` cannot handle."""
+
+    keeps_whole_batches = False
+
+    def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
+        # `leaf[i]` may share the batch's memory, aligned by its place. `tf.gather` always copies.
+        found = [of_rows([tf.gather(leaf, i) for leaf in leaves]) for i in range(leaves[0].shape[0])]
+        return [tf.stack(parts) for parts in zip(*found, strict=True)]
+
+
+def _seeds(seed: tf.Tensor, count: int) -> tf.Tensor:
+    """Return `tf.random.fold_in(seed, i)` for each i below `count`, in one tensor."""
+    of_all = tf.random.fold_in(seed, tf.zeros([], seed.dtype))[0]
+    return tf.stack([tf.fill([count], of_all), tf.range(count, dtype=seed.dtype)], axis=1)
+
+
+def _tensor(x: object) -> Any:
+    return tf.convert_to_tensor(x)
+
+
+def _by_path(flat: FlatTree) -> Iterable[tuple[str, Any]]:
+    return zip(flat.paths(), flat.leaves, strict=True)
+
+
+def _check_parameters(leaves: Mapping[str, tf.Tensor]) -> None:
+    """Raise a TypeError if a parameter has no derivative. A tape would return zeros for it."""
+    for name, leaf in leaves.items():
+        if not (leaf.dtype.is_floating or leaf.dtype.is_complex):
+            raise TypeError(
+                f"{name} has dtype {leaf.dtype.name}, which has no gradient. Pass floating-point parameters."
+            )
+
+
+def _loss(value: object) -> tf.Tensor:
+    """Return the loss of one example as a scalar tensor. A tape would silently sum a loss with more elements."""
+    loss = _tensor(value)
+    if loss.shape.rank:
+        raise ValueError(
+            f"the loss must return a scalar tensor for each example, got shape {tuple(loss.shape)}. Return its mean "
+            "or sum, for example with tf.reduce_mean."
+        )
+    if not loss.dtype.is_floating:
+        raise TypeError(f"the loss must return a real floating-point number, got {loss.dtype.name}.")
+    return loss
+
+
+def _on_rows(
+    fun: Callable[..., Any], flats: Sequence[FlatTree | None], args: Sequence[Any], rows: Sequence[tf.Tensor]
+) -> Any:
+    """Call the function with the arguments. Those that are flat trees get their leaves from `rows`."""
+    rest = iter(rows)
+    given = [
+        arg if flat is None else flat.rebuild([next(rest) for _ in flat.leaves])
+        for flat, arg in zip(flats, args, strict=True)
+    ]
+    return fun(*given)
