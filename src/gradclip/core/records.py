@@ -101,8 +101,8 @@ class Multiplier:
 
     `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
     are NaN become zeros, or all products where `alive` is False. `steps`: -1 if float16 products are stepped, 0 if they
-    are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the first number,
-    and so on. `at_once` multiplies.
+    are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the first
+    number, and so on. `at_once` multiplies.
     """
 
     at_once: AtOnce
