@@ -38,6 +38,28 @@ std::byte* start_of(const Span& span, const Piece& piece) {
   return span.data + piece.offset * item_size(span.dtype);
 }
 
+bool any_of_dtype(const std::vector<Span>& spans, bool (*has)(Dtype)) {
+  return std::any_of(spans.begin(), spans.end(), [has](const Span& span) { return has(span.dtype); });
+}
+
+// The elements worth a thread that are read, or rewritten in place.
+int64_t read_by_one(const std::vector<Span>& spans) {
+  const bool wide = any_of_dtype(spans, [](Dtype dtype) { return dtype == Dtype::float64; });
+  return wide ? kReadByOne / 2 : kReadByOne;
+}
+
+// The same for magnitudes. Those of complex numbers are computed.
+int64_t measured_by_one(const std::vector<Span>& spans) {
+  return any_of_dtype(spans, is_complex) ? kComputedByOne : read_by_one(spans);
+}
+
+// The same for results, which may go to new memory.
+int64_t written_by_one(const std::vector<Span>& from, const std::vector<Span>& to) {
+  const auto same = [](const Span& source, const Span& target) { return source.data == target.data; };
+  const bool in_place = std::equal(from.begin(), from.end(), to.begin(), to.end(), same);
+  return in_place ? read_by_one(from) : kComputedByOne;
+}
+
 }  // namespace
 
 const Kernels& kernels_of(Dtype dtype) { return (*table_in_use.load())[static_cast<std::size_t>(dtype)]; }
@@ -120,7 +142,8 @@ ExactSum Arrays::exact_sum(int p, int threads) const {
   // Exact sums do not depend on the order, so parts are added as soon as they are ready.
   ExactSum whole;
   std::mutex writing;
-  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+  const int useful = threads_worth(pieces, threads, kComputedByOne);
+  share_out(pieces, useful, Order::backward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
     ExactSum part;
     kernels_of(span.dtype).add_exactly(start_of(span, pieces[i]), pieces[i].count, p, part);
@@ -150,7 +173,8 @@ std::vector<Sum> Arrays::grouped_sums(const GroupOf& group_of, std::size_t group
   const std::vector<Piece> pieces = cut(spans);
   // Stored by index and added in order below, so that the result does not depend on thread timing.
   std::vector<Sum> sums(pieces.size(), Sum{0.0, 0});
-  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+  const int useful = threads_worth(pieces, threads, p == 1.0 || p == 2.0 ? measured_by_one(spans) : kComputedByOne);
+  share_out(pieces, useful, Order::forward, [&](std::size_t i) {
     const Span& span = spans[pieces[i].array];
     const double divisor = divisors[group_of(pieces[i].array)];
     if (divisor == 0.0) return;
@@ -191,7 +215,7 @@ std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const 
   const std::vector<Piece> pieces = cut(spans_);
   const std::size_t width = spans_.size() / std::max<std::size_t>(1, rows);
   std::vector<Extremes> found(pieces.size());
-  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, measured_by_one(spans_)), Order::forward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];
     found[i] = kernels_of(span.dtype).extremes(start_of(span, pieces[i]), pieces[i].count);
   });
@@ -210,8 +234,9 @@ std::vector<Extremes> Arrays::row_extremes(std::size_t rows, int threads) const 
 void Arrays::scale(const Arrays& to, Factors wide, Factors narrow, int threads) const {
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
+  const int useful = threads_worth(pieces, threads, written_by_one(from, into));
   // Backward, because what the norm read last is still in cache.
-  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+  share_out(pieces, useful, Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
     const Factors& factors = span.dtype == Dtype::float64 ? wide : narrow;
     kernels_of(span.dtype)
@@ -225,7 +250,7 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
   check_groups(group_of, std::min(spans_.size(), to.size()), scalings.size());
   const std::vector<Span> from = as_real(spans_), into = as_real(to.spans_);
   const std::vector<Piece> pieces = cut(from);
-  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, written_by_one(from, into)), Order::backward, [&](std::size_t i) {
     const Span& span = from[pieces[i].array];
     const Scaling& scaling = scalings[group_of[pieces[i].array]];
     const std::byte* source = start_of(span, pieces[i]);
@@ -243,7 +268,7 @@ void Arrays::scale_groups(const Arrays& to, const std::vector<std::size_t>& grou
 
 void Arrays::fill_zero(int threads) const {
   const std::vector<Piece> pieces = cut(spans_);
-  share_out(pieces, threads, Order::backward, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, read_by_one(spans_)), Order::backward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];
     std::memset(start_of(span, pieces[i]), 0, static_cast<std::size_t>(pieces[i].count * item_size(span.dtype)));
   });
@@ -251,7 +276,7 @@ void Arrays::fill_zero(int threads) const {
 
 void Arrays::clamp(double bound, int threads) const {
   const std::vector<Piece> pieces = cut(spans_);
-  share_out(pieces, threads, Order::forward, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, read_by_one(spans_)), Order::forward, [&](std::size_t i) {
     const Span& span = spans_[pieces[i].array];
     kernels_of(span.dtype).clamp(start_of(span, pieces[i]), pieces[i].count, bound);
   });

@@ -294,7 +294,7 @@ void add_examples(const Arrays& arrays, std::size_t examples, const Weighing& we
   const Batch batch(arrays, examples, weighing, squares);
   const std::size_t block = block_of(batch);
   const bool few = batch.columns < kFewColumns;
-  const int useful = threads_worth(arrays.count(), few ? std::min<int>(threads, kGroups) : threads);
+  const int useful = threads_worth(arrays.count(), few ? std::min<int>(threads, kGroups) : threads, kComputedByOne);
   if (!block) return add_in_two_readings(batch, totals, useful);
   few ? add_by_groups(batch, block, totals, useful) : add_by_columns(batch, block, totals, useful);
 }

@@ -54,12 +54,6 @@ inline Vector<Number> not_above(Vector<Number> y) {
   return (Vector<Number>)((Vector<Integer>)y + below_normal);
 }
 
-// Whether a number is non-zero and at most the smallest normal number: fewer instructions than an exact test.
-inline Vector<int32_t> maybe_below_normal(Vector<float> x) {
-  const auto magnitude = (Vector<uint32_t>)x & 0x7fffffffu;
-  return (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
-}
-
 inline bool any(Vector<int32_t> mask) {
 #if defined(__AVX2__)
   return !_mm256_testz_si256((__m256i)mask, (__m256i)mask);
@@ -83,6 +77,11 @@ struct Float64 {
   static Lanes<double> load(const Raw* x) { return Lanes<double>::load(x); }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<double>& y, Raw* x) { y.store(x); }
+  // Moving all down takes no longer than a test.
+  template <int kGroups>
+  static bool maybe_below_normal(const Lanes<double> (&)[kGroups]) {
+    return true;
+  }
 };
 
 struct Float32 {
@@ -104,6 +103,18 @@ struct Float32 {
   }
   static Lanes<double> load_in_order(const Raw* x) { return load(x); }
   static void store(const Lanes<float>& y, Raw* x) { y.store(x); }
+  // Whether a product is non-zero and at most the smallest normal number: fewer instructions than an exact test.
+  template <int kGroups>
+  static bool maybe_below_normal(const Lanes<float> (&products)[kGroups]) {
+    Vector<int32_t> found = {};
+    for (const auto& group : products) {
+      for (const auto& vector : group.v) {
+        const auto magnitude = (Vector<uint32_t>)vector & 0x7fffffffu;
+        found |= (Vector<int32_t>)(magnitude + 0x7f7fffffu) >= 0x7f800000;
+      }
+    }
+    return any(found);
+  }
 };
 
 // The upper half of a float. Elements with even index go to the lower eight lanes, those with odd index to the others.
@@ -134,17 +145,26 @@ struct BFloat16 {
     }
     return lanes;
   }
+  // Cutting off bits makes no infinity of a NaN, because the NaN of a product has its highest mantissa bit set.
   static void store(const Lanes<float>& y, Raw* x) {
-    for (int i = 0; i < kPairs; ++i) {
-      const Vector<uint32_t> pairs = upper_bits(y.v[i]) >> 16 | upper_bits(y.v[kPairs + i]);
-      store_to(x + i * kElements, pairs);
+    for (int i = 0; i < kPairs; ++i) store_to(x + i * kElements, narrowed(y, i));
+  }
+  // Whether a product may be below the normal range. What is cut off to zero needs no test.
+  template <int kGroups>
+  static bool maybe_below_normal(const Lanes<float> (&products)[kGroups]) {
+    Vector<int16_t> largest = {};
+    for (const auto& group : products) {
+      for (int i = 0; i < kPairs; ++i) {
+        const auto moved = (Vector<int16_t>)(((Vector<uint16_t>)narrowed(group, i) & 0x7fff) + 0x7f80);
+        largest = moved > largest ? moved : largest;
+      }
     }
+    return any((Vector<int32_t>)(largest > 0x7f80));
   }
 
  private:
-  // Keep one mantissa bit of a NaN set, so that it does not become an infinity.
-  static Vector<uint32_t> upper_bits(Vector<float> y) {
-    return ((Vector<uint32_t>)y & 0xffff0000) | ((Vector<uint32_t>)(y != y) & 0x400000);
+  static Vector<uint32_t> narrowed(const Lanes<float>& y, int i) {
+    return (Vector<uint32_t>)y.v[i] >> 16 | ((Vector<uint32_t>)y.v[kPairs + i] & 0xffff0000);
   }
 };
 
@@ -166,6 +186,11 @@ struct Float16 {
     for (int i = 0; i < Lanes<float>::kVectors; ++i) {
       store_to(x + i * Lanes<float>::kSize, narrowed(y.v[i]));
     }
+  }
+  // Products below the normal range of float become zeros.
+  template <int kGroups>
+  static bool maybe_below_normal(const Lanes<float> (&)[kGroups]) {
+    return false;
   }
 
  private:

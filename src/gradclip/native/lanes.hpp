@@ -31,6 +31,23 @@ inline void store_to(void* memory, Loaded x) {
 
 constexpr int64_t kCacheLine = 64;
 
+// Processors fetch by themselves what is read in order, but start anew on each page. With its first lines already
+// there, they start earlier. To fetch all lines takes up to a quarter longer where processors do so anyway.
+constexpr int64_t kPage = 4096, kPagesAhead = 4, kFirstLines = 4;
+enum class Access { read, write };
+
+// Fetches the first lines of as many pages as `count` elements fill, some pages after `x`. Beyond the end of an array
+// this has no effect.
+template <Access access, class Raw>
+inline void fetch_later_pages(const Raw* x, int64_t count) {
+  constexpr int64_t kElements = kPage / sizeof(Raw), kLine = kCacheLine / sizeof(Raw);
+  for (int64_t page = kPagesAhead * kElements; page < kPagesAhead * kElements + count; page += kElements) {
+    for (int64_t line = 0; line < kFirstLines; ++line) {
+      __builtin_prefetch(x + page + line * kLine, access == Access::write);
+    }
+  }
+}
+
 // The same for every vector width, so that every variant adds in the same order.
 constexpr int kLanes = 16;
 

@@ -8,8 +8,6 @@
 
 namespace {
 
-// Reading this many elements takes several times as long as starting and joining a thread.
-constexpr int64_t kElementsWorthAThread = int64_t{1} << 19;
 constexpr int64_t kBatch = 8 * kChunk;
 // The overhead of a piece, in elements. Without it, thousands of small tensors would look like no work.
 constexpr int64_t kPiece = 256;
@@ -82,8 +80,14 @@ std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length) {
   return pieces;
 }
 
-int threads_worth(int64_t elements, int threads) {
-  return static_cast<int>(std::clamp<int64_t>(elements / kElementsWorthAThread, 1, std::max(1, threads)));
+int threads_worth(int64_t elements, int threads, int64_t by_one) {
+  return static_cast<int>(std::clamp<int64_t>(elements / by_one, 1, std::max(1, threads)));
+}
+
+int threads_worth(const std::vector<Piece>& pieces, int threads, int64_t by_one) {
+  int64_t elements = 0;
+  for (const Piece& piece : pieces) elements += kPiece + piece.count;
+  return threads_worth(elements, threads, by_one);
 }
 
 // Starts new threads for each call. A forked child would not have the threads of a pool, and would wait for them
@@ -103,11 +107,9 @@ void share_out(const std::vector<Piece>& pieces, int threads, Order order,
                const std::function<void(std::size_t)>& work) {
   const std::vector<std::size_t> starts = batches_of(pieces);
   const std::size_t batches = starts.size() - 1;
-  int64_t elements = 0;
-  for (const Piece& piece : pieces) elements += kPiece + piece.count;
   // No fixed shares: if one thread is delayed, the others take its batches.
   std::atomic<std::size_t> next{0};
-  on_threads(threads_worth(elements, threads), [&](int) {
+  on_threads(threads, [&](int) {
     for (std::size_t taken = next++; taken < batches; taken = next++) {
       const std::size_t batch = order == Order::forward ? taken : batches - 1 - taken;
       for (std::size_t i = starts[batch]; i < starts[batch + 1]; ++i) work(i);

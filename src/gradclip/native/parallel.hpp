@@ -51,13 +51,19 @@ std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length = kChunk);
 
 enum class Order { forward, backward };
 
-// The number of threads worth starting for this many elements.
-int threads_worth(int64_t elements, int threads);
+// The elements that are worth a thread: one core takes several times as long for them as a thread takes to start. They
+// are more if they are only read, or rewritten in place, and fewer if there is much to compute, or if results go to new
+// pages of memory.
+constexpr int64_t kReadByOne = int64_t{1} << 21, kComputedByOne = int64_t{1} << 19;
+
+// The number of threads worth starting for this many elements, if `by_one` are worth a thread.
+int threads_worth(int64_t elements, int threads, int64_t by_one);
+int threads_worth(const std::vector<Piece>& pieces, int threads, int64_t by_one);
 
 // Calls `work` with 0, 1, ... on this many threads (including this one), or as many as are available. All end here. Then
 // the first exception of any of them is thrown. Threads that wait for each other must not throw.
 void on_threads(int threads, const std::function<void(int)>& work);
 
-// Calls `work` with the index of each piece, on at most `threads` threads that end with this call. Pieces are taken in
-// batches, in the given order. Any thread can take any batch, so store results by index.
+// Calls `work` with the index of each piece, on this many threads or fewer, which end with this call. Pieces are taken
+// in batches, in the given order. Any thread can take any batch, so store results by index.
 void share_out(const std::vector<Piece>& pieces, int threads, Order order, const std::function<void(std::size_t)>& work);

@@ -165,6 +165,8 @@ inline double sum_chunk(const typename Load::Raw* x, const Terms& terms, int64_t
     for (int64_t inner_at = middle_at; inner_at < middle_end; inner_at += kInner) {
       const int64_t inner_end = std::min(middle_end, inner_at + kInner);
       Lanes<double> inner = {};
+      // Half types take longer to add than to fetch.
+      if constexpr (sizeof(*x) > 2) fetch_later_pages<Access::read>(x + Load::kParts * inner_at, Load::kParts * kInner);
       add_all<Load>(inner, x, terms, inner_at, inner_end);
       middle += inner;
     }

@@ -21,17 +21,10 @@ inline Lanes<typename Format::Product> load_to_multiply(const typename Format::R
 }
 
 // Products are rounded to nearest. The factors are lowered to make up for this, but not enough for products below the
-// normal range. In float these are rare, so several lanes are tested at a time. In float16 they become zeros.
+// normal range. These are rare, so each format tests several lanes at a time.
 template <class Format, int kGroups>
 inline void move_down(Lanes<typename Format::Product> (&lanes)[kGroups]) {
-  if constexpr (std::is_same_v<Format, Float16>) return;
-  if constexpr (std::is_same_v<typename Format::Product, float>) {
-    Vector<int32_t> rare = {};
-    for (const auto& group : lanes) {
-      for (const auto& vector : group.v) rare |= maybe_below_normal(vector);
-    }
-    if (!any(rare)) [[likely]] return;
-  }
+  if (!Format::maybe_below_normal(lanes)) [[likely]] return;
   for (auto& group : lanes) {
     for (auto& vector : group.v) vector = not_above<typename Format::Product>(vector);
   }
@@ -52,22 +45,17 @@ inline void scale_lanes(const typename Format::Raw* x, typename Format::Raw* y, 
   for (int group = 0; group < kGroups; ++group) Format::store(lanes[group], y + group * kLanes);
 }
 
-// Processors prefetch by themselves, but stop at the end of a page. Prefetching past the end of an array has no effect.
-template <class Raw, int kElements>
-inline void fetch_ahead(const Raw* x) {
-  constexpr int64_t kAhead = 4096 / sizeof(Raw);
-  for (int64_t i = 0; i < kElements; i += kCacheLine / sizeof(Raw)) __builtin_prefetch(x + kAhead + i, 1);
-}
-
 template <class Format, bool twice>
 inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, int64_t count,
                         typename Format::Product first, typename Format::Product second) {
   // As many as fit in the registers.
   constexpr int kGroups = kBytes / 2 / sizeof(typename Format::Product);
+  constexpr int64_t kElementsOfPage = kPage / sizeof(typename Format::Raw);
   int64_t i = 0;
   for (; i + kGroups * kLanes <= count; i += kGroups * kLanes) {
-    fetch_ahead<typename Format::Raw, kGroups * kLanes>(y + i);
-    if (x != y) fetch_ahead<typename Format::Raw, kGroups * kLanes>(x + i);
+    if constexpr (std::is_same_v<Format, Float32>) {
+      if (i % kElementsOfPage == 0) fetch_later_pages<Access::write>(y + i, kElementsOfPage);
+    }
     scale_lanes<Format, twice, kGroups>(x + i, y + i, first, second);
   }
   for (; i + kLanes <= count; i += kLanes) scale_lanes<Format, twice, 1>(x + i, y + i, first, second);

@@ -23,7 +23,7 @@ void for_each_row(const std::vector<Span>& spans, const RowCounts& counts, int t
     const int64_t step = length ? std::max<int64_t>(1, kChunk / length) * length : 1;
     for (int64_t at = 0; at < count; at += step) pieces.push_back({i, at, std::min(step, count - at)});
   }
-  share_out(pieces, threads, order, [&](std::size_t i) {
+  share_out(pieces, threads_worth(pieces, threads, kComputedByOne), order, [&](std::size_t i) {
     const Piece& piece = pieces[i];
     const Span& span = spans[piece.array];
     const int64_t length = lengths[piece.array];
