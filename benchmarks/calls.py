@@ -1,14 +1,23 @@
 """Time small, many and functional calls, compared with the code they replace or a call that should be as fast.
 
 Arrays have 64 float32 elements unless stated otherwise. "plain NumPy" adds squares with `np.vdot` and multiplies each
-array. Calls by layer are compared with calls by the global norm, functional calls with in-place calls.
+array. Calls by layer are compared with calls by the global norm, functional calls with in-place calls. The rows named
+"ways" compare other ways of passing the same gradients with a plain list (spellings.py).
+
+`--against OTHER_SRC` compares gradclip's own calls with those of another copy of the source, in turns; `--only` selects
+workloads. On a busy machine, `--processor` counts the seconds that a process computes, not those that it waits.
 """
 
 import math
 import random
+import sys
+import time
+from pathlib import Path
 
 import numpy as np
+import spellings
 import torch
+import turns
 from report import CALLS, parser, rows, show, write
 from timing import medians
 from torch.nn.utils import clip_grad_norm_, get_total_norm
@@ -167,29 +176,62 @@ def workloads(most):
     ):
         yield name, (1_000, EACH), contenders
     yield "by unit, adaptive", (120, 4_096), by_unit
+    for name, contenders in spellings.WORKLOADS.items():
+        yield name, (spellings.COUNT, spellings.ELEMENTS), contenders
     if most > 1_000:
         yield "functional", (100_000, EACH), beside_in_place(gradclip.clip_by_global_norm)
         yield "by layer", (100_000, EACH), beside_in_place(gradclip.clip_by_layer_norm)
 
 
+def cases(most, only):
+    """Yield each workload and case as it is printed, its number of arrays, and a function that returns contenders."""
+    for name, (count, elements), contenders in workloads(most):
+        for case, max_norm in CASES.items():
+            if case == "clipped" and (contenders is norms_by_layer or name in spellings.ONLY_MEASURE):
+                continue
+            label = f"{name}, {count:,} x {elements:,}"
+            if only in f"{label}, {case}":
+                yield (label, case), count, lambda c=contenders, n=count, e=elements, m=max_norm: c(tensors(n, e), m)
+
+
+def options():
+    found = parser(__doc__, CALLS, "no more than 1,000 arrays")
+    found.add_argument("--only", default="", help="only workloads whose names hold this")
+    found.add_argument("--against", type=Path, help="the src folder of another copy, to compare with")
+    found.add_argument("--processor", action="store_true", help="count processor time; nothing is written")
+    found.add_argument("--answer", action="store_true", help="measure what is asked for on stdin")
+    return found.parse_args()
+
+
 def main():
-    options = parser(__doc__, CALLS, "no more than 1,000 arrays").parse_args()
+    asked = options()
     random.seed(0)
     torch.manual_seed(0)
+    every = {", ".join(label): made for label, _, made in cases(100_000, "")}
+    clock = time.process_time if asked.processor else time.perf_counter
+    if asked.answer:
+        turns.answer(every, clock)
+        return
+    chosen = list(cases(1_000 if asked.quick else 100_000, asked.only))
+    if asked.against:
+        named = [", ".join(label) for label, *_ in chosen]
+        script = [__file__, *(["--processor"] if asked.processor else [])]
+        turns.compare(script, (sources(), asked.against), named, min(asked.repeats, 15), asked.seconds)
+        return
     found = []
-    for name, (count, elements), contenders in workloads(1_000 if options.quick else 100_000):
-        grads = tensors(count, elements)
-        for case, max_norm in CASES.items():
-            if contenders is norms_by_layer and case == "clipped":
-                continue
-            described = {"workload": f"{name}, {count:,} x {elements:,}", "case": case}
-            repeats = options.repeats if count <= 1_000 else 5
-            some = rows(described, medians(contenders(grads, max_norm), repeats, options.seconds))
-            show(described["workload"], some)
-            found += some
-    out = options.out or (None if options.quick else CALLS)
+    for (label, case), count, made in chosen:
+        repeats = asked.repeats if count <= 1_000 else 5
+        some = rows({"workload": label, "case": case}, medians(made(), repeats, asked.seconds, clock))
+        show(label, some)
+        found += some
+    out = asked.out or (None if asked.quick or asked.only or asked.processor else CALLS)
     if out:
-        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": found}, out)
+        write({"threads": torch.get_num_threads(), "repeats": asked.repeats, "rows": found}, out)
+
+
+def sources():
+    """Return the folder that this process imports gradclip from."""
+    return Path(sys.modules["gradclip"].__file__).parents[1]
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import torch
 
@@ -29,15 +31,16 @@ def hops(call):
     return len({file for file, _ in passed}), len(passed), passed.total(), passed
 
 
-def parameters(count=4):
-    made = [torch.nn.Parameter(torch.zeros(3)) for _ in range(count)]
-    for parameter in made:
+def parameters(count=4, frozen=0):
+    """Return parameters with gradients, and some without."""
+    made = [torch.nn.Parameter(torch.zeros(3)) for _ in range(count + frozen)]
+    for parameter in made[frozen:]:
         parameter.grad = torch.ones(3)
     return made
 
 
-def calls():
-    """Return the calls to count, by name."""
+def ordinary():
+    """Return the ordinary calls to count, by name."""
     many, arrays = parameters(), {"w": np.ones(3), "b": np.ones(2)}
     batch = {"w": np.ones((5, 3)), "b": np.ones((5, 2))}
     tensors = [p.grad.clone() for p in many]
@@ -53,10 +56,41 @@ def calls():
     }
 
 
-if __name__ == "__main__":
-    for name, call in calls().items():
+def unusual():
+    """Return calls with one unusual argument each, and calls that do more, by name."""
+    many, frozen, batch = parameters(), parameters(frozen=1), np.ones((5, 3))
+    summed = gradclip.clipped_grad(lambda w, x: (w * x).sum(), 1.0)
+    weights, examples = torch.ones(3), torch.ones(5, 3)
+    max_norm, monitor, mask = gradclip.AdaptiveNorm(), gradclip.Monitor(), [True] * 4 + [False]
+    arrays, traced = {"w": np.ones(3), "b": np.ones(2)}, {"w": jnp.ones(3), "b": jnp.ones(2)}
+    scalar, bound = torch.tensor(1.0), np.array(1.0)
+
+    def trace():
+        # A new function each time, so that JAX keeps nothing.
+        return jax.jit(lambda tree: gradclip.clip_by_global_norm(tree, 1.0)).trace(traced)
+
+    return {
+        "clip_grad_norm_, PyTorch, a tensor as threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
+        "clip_grad_norm_, PyTorch, AdaptiveNorm and Monitor": lambda: gradclip.clip_grad_norm_(
+            many, max_norm, monitor=monitor
+        ),
+        "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),
+        "clip_grad_layer_norm_, PyTorch, a frozen layer": lambda: gradclip.clip_grad_layer_norm_(frozen, 1.0),
+        "clip_by_global_norm, NumPy, an array as threshold": lambda: gradclip.clip_by_global_norm(arrays, bound),
+        "clip_by_global_norm, JAX, traced by jit": trace,
+        "per_example_clip, NumPy, mask=": lambda: gradclip.per_example_clip(batch, 1.0, mask=mask),
+        "clipped_grad, PyTorch": lambda: summed(weights, examples),
+    }
+
+
+def main():
+    for name, call in (ordinary() | unusual()).items():
         files, functions, total, passed = hops(call)
         print(f"{name}: {files} files, {functions} functions, {total} calls")
         if "-v" in sys.argv:
             for (file, line), n in passed.items():
                 print("   ", Path(file).relative_to(SOURCES), line, n)
+
+
+if __name__ == "__main__":
+    main()

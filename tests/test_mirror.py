@@ -34,7 +34,7 @@ TESTED_ELSEWHERE = {
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
 OF_THE_REPOSITORY = {"architecture", "docs", "examples", "layering", "mirror", "readme", "scenarios"}
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
-OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "parity", "sharded_jax", "support"}
+OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support"}
 
 
 def defines_something(path):
