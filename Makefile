@@ -18,6 +18,9 @@ MINUTES ?= 30
 # Tests and timings need the kernels. The demo and the linters do not.
 test test-all check attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
 
+# Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
+unexport PYTHONDONTWRITEBYTECODE
+
 help:  ## Show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
