@@ -12,7 +12,7 @@ from changed_tests import ALWAYS, of_file, selected
     ("name", "files"),
     [
         ("src/gradclip/tree.py", ["tests/test_tree.py", "tests/test_tree_prefixes.py"]),
-        ("src/gradclip/core/exact.py", ["tests/core/test_exact.py", "tests/core/test_exact_distance.py"]),
+        ("src/gradclip/clip.py", ["tests/test_clip.py", "tests/test_clip_everywhere.py"]),
         ("src/gradclip/__init__.py", ["tests/test_init.py"]),
         ("src/gradclip/__main__.py", ["tests/cli/test_app.py"]),  # as tests/test_mirror.py says
         ("src/gradclip/native/reductions.hpp", ["tests/native"]),
