@@ -13,20 +13,30 @@ COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
+.PHONY: help demo test test-all check attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
-test attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
+test test-all check attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
+
+# Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
+unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## Show this menu
-	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
 demo: .venv-demo/ready  ## Train a recurrent network with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
 
-test: $(VENV)/ready  ## Set up and run all tests; Lucid's tests use their own environment
+test: $(VENV)/ready  ## Set up and run the tests, with each value of each parameter once; under 10 minutes on two cores
+	$(BIN)/python -m pytest -m "quick and not gpu" --numprocesses 2 --dist worksteal
+	@$(MAKE) --no-print-directory lucid
+
+test-all: $(VENV)/ready  ## Run all tests, with every combination of parameters; Lucid's tests use their own environment
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
+
+check: lint $(VENV)/ready  ## Check style, types and layers, and run the tests of changed files, in two minutes
+	$(BIN)/python -m pytest -q -m "quick and not gpu" $$($(BIN)/python scripts/changed_tests.py)
 
 attack: $(VENV)/ready  ## Test random cases for half an hour; MINUTES=5 for a short run
 	$(BIN)/python tests/attack/run.py --minutes $(MINUTES)

@@ -3,6 +3,7 @@ import os
 import pytest
 
 from frameworks import WITH_FLOAT32, by_name
+from quick import pytest_collection_modifyitems  # noqa: F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
 # start, which distributed/test_mesh_axes.py gives them.

@@ -6,6 +6,7 @@ from gradclip.arithmetic import caller_flushes, flushes, ordinary_arithmetic
 from subnormals import flushing
 
 
+@pytest.mark.after_error
 def test_the_thread_is_left_as_it_was():
     @ordinary_arithmetic
     def looked(deeper=True):

@@ -142,6 +142,7 @@ def test_policies_are_those_of_a_unit(framework, adaptive, policy, expected, bad
     assert np.allclose(found.real, expected, rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.after_error
 def test_raise_names_the_leaf_and_leaves_all_as_it_was():
     tree = {"a": np.ones((2, 2)), "b": np.array([[1.0, np.nan]] * 2)}
     with pytest.raises(FloatingPointError, match=r"\['b'\]: 2 NaN"):

@@ -3,11 +3,12 @@
 Those of a folder's `__init__.py` are `tests/a/test_init.py`.
 """
 
-import ast
 import re
 from pathlib import Path
 
 import pytest
+
+from mirror import kernels, module_of, modules
 
 TESTS = Path(__file__).parent
 ROOM = TESTS.parent / "src" / "gradclip"
@@ -32,40 +33,19 @@ TESTED_ELSEWHERE = {
     "per_example/outputs": "names for results, which tests/per_example/test_function.py reads",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
-OF_THE_REPOSITORY = {"architecture", "docs", "examples", "layering", "mirror", "readme", "scenarios"}
+OF_THE_REPOSITORY = {
+    "architecture",
+    "changed_tests",
+    "docs",
+    "examples",
+    "layering",
+    "mirror",
+    "quick",
+    "readme",
+    "scenarios",
+}
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support"}
-
-
-def defines_something(path):
-    """Say whether a module holds more than its docstring, imports and constants."""
-    kinds = ast.FunctionDef | ast.ClassDef
-    return path.stem != "__init__" or any(isinstance(node, kinds) for node in ast.parse(path.read_text()).body)
-
-
-def modules(room):
-    """Return the names of modules in the room, as paths below it; `init` is what a folder itself holds."""
-    return {
-        str(path.relative_to(room).with_name("init" if path.stem == "__init__" else path.stem))
-        for path in room.rglob("*.py")
-        if defines_something(path)
-    }
-
-
-def kernels(room):
-    """Return the C++ files, which may have test files and need none."""
-    return {str(path.relative_to(room).with_suffix("")) for end in ("cpp", "hpp") for path in room.rglob(f"*.{end}")}
-
-
-def module_of(file, names):
-    """Return which of the modules a test file is about: the one with the longest name that it starts with."""
-    folder, stem = file.parent, file.stem.removeprefix("test_")
-    words = stem.split("_")
-    for count in range(len(words), 0, -1):
-        name = str(folder / "_".join(words[:count]))
-        if name in names:
-            return name
-    return None
 
 
 def files_in(tests):

@@ -30,6 +30,7 @@ class Frozen:
     grad: Any
 
 
+@pytest.mark.after_error
 def test_a_frozen_holder_is_noticed_before_anything_is_written():
     written, read_only = np.array([3.0, 4.0]), np.array([12.0])
     read_only.flags.writeable = False

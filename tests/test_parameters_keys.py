@@ -72,6 +72,7 @@ REFUSED = [
 ]
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("key", REFUSED)
 def test_keys_that_would_set_clipping(key):
     parameter = weight()

@@ -76,6 +76,7 @@ def test_it_is_the_rule_with_its_history(make):
     np.testing.assert_array_equal(max_norm.history.norms, history.norms)
 
 
+@pytest.mark.after_error
 def test_a_failed_step_is_not_observed():
     max_norm = AdaptiveNorm()
     with pytest.raises(FloatingPointError):
@@ -223,6 +224,7 @@ def test_what_is_no_state_is_refused(state):
         AdaptiveNorm().load_state_dict(state)
 
 
+@pytest.mark.after_error
 def test_a_state_that_is_refused_changes_nothing():
     max_norm, other = AdaptiveNorm(), AdaptiveNorm()
     run(other, [1.0, 2.0])

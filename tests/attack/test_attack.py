@@ -28,8 +28,8 @@ CASES = {
     "backward": 60,
     "adaptive": 40,
 }
-PARTS = 2
-"""Into how many tests an attack is divided, so that two processes share them."""
+PARTS = 4
+"""Into how many tests an attack is divided. `make test` runs one of them, `make test-all` all."""
 
 
 @pytest.mark.parametrize("part", range(PARTS))

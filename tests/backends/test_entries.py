@@ -14,6 +14,7 @@ import gradclip
 MASKED = np.ma.array([3.0, 4.0], mask=[False, True])
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     "call",
     [

@@ -58,6 +58,7 @@ def test_finite_gradients_whose_squares_overflow_are_finite(framework, nonfinite
     )
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("framework", [f for f in ALL if not f.jit and "float32" in f.dtypes], ids=by_name)
 def test_raise_names_the_leaves_and_counts(framework):
     tree = {"good": framework.array([2.0]), "bad": [framework.array(BAD)]}

@@ -11,11 +11,12 @@ FOLDER = Path(__file__).parents[1] / "sharded_jax"
 
 
 @pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_on_eight_devices(name):
+def test_on_eight_devices(name, pytestconfig):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTEST_XDIST_WORKER", None)
+    options = ["-q", "-p", "no:cacheprovider", "-m", pytestconfig.option.markexpr]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(FOLDER / name)],
+        [sys.executable, "-m", "pytest", *options, str(FOLDER / name)],
         cwd=FOLDER.parents[1],
         env=environment,
         capture_output=True,

@@ -37,6 +37,7 @@ def test_what_does_not_end_is_ended():
         processes.run(1, "failing.py", "sleep", timeout=1)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(("before", "waiting", "ranks"), [(1, 3, "1, 3"), (2, 0, "0, 1")])
 def test_the_others_end_when_one_is_killed(before, waiting, ranks):
     """Killed before the first reduction it leaves 3, its partner in that, waiting; before the second 0."""

@@ -144,6 +144,7 @@ def test_thresholds_at_the_ends(threshold):
     assert weight.tolist() == ([0.0, 0.0] if threshold == 0 else [-3.0, -4.0])
 
 
+@pytest.mark.after_error
 def test_the_threshold_may_change():
     weight, optimizer = plain()
     clipping = fold_into(optimizer, 1.0)
@@ -171,6 +172,7 @@ def test_the_state_is_that_of_a_plain_optimizer():
     folded.load_state_dict(theirs)
 
 
+@pytest.mark.after_error
 def test_after_an_error_in_the_step_nothing_is_left():
     weight, optimizer = plain()
     fold_into(optimizer, 1.0)
@@ -260,6 +262,7 @@ def test_a_skipped_step_changes_nothing_and_is_as_if_it_had_not_been(make):
     torch.testing.assert_close(folded.state_dict()["state"], other.state_dict()["state"], rtol=0, atol=0)
 
 
+@pytest.mark.after_error
 def test_raised_before_the_step():
     weight, optimizer = plain((math.nan, 1.0))
     fold_into(optimizer, 1.0, nonfinite="raise")

@@ -86,6 +86,7 @@ def test_nothing_waits():
     assert clipping.max_norm.skipped == 1
 
 
+@pytest.mark.after_error
 def test_a_failed_step_is_not_observed():
     weight, optimizer = made(MAKE["AdamW"])
     max_norm = AdaptiveNorm()

@@ -77,6 +77,7 @@ def test_two_devices_that_found_infinities_skip_too():
     assert optimizer.found_inf.item() == 2.0
 
 
+@pytest.mark.after_error
 def test_the_scaler_is_as_it_was_after_an_error():
     weight, optimizer = descent()
     fold_into(optimizer, 1.0)
@@ -89,6 +90,7 @@ def test_the_scaler_is_as_it_was_after_an_error():
     assert left(optimizer) == {"grad_scale"}
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("fails", ["before the step", "in the step", "while measuring"])
 def test_the_next_step_of_a_scaler_after_an_error(fails, unscale):
@@ -115,6 +117,7 @@ def test_the_next_step_of_a_scaler_after_an_error(fails, unscale):
         torch.testing.assert_close(weight.detach(), torch.tensor([-1.5, -2.0]))
 
 
+@pytest.mark.after_error
 def test_what_the_scaler_did_not_find_is_raised():
     """Here a hook makes it, after the scaler has looked."""
     weight, optimizer = descent()

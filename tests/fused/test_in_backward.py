@@ -193,6 +193,7 @@ def test_raised_from_the_backward_pass_by_name():
         backward(params, v=(math.nan, 4.0))
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     ("max_norm", "message"),
     [

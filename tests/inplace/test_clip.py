@@ -65,6 +65,7 @@ def test_orders_and_policies(framework):
         np.testing.assert_allclose(values(framework, parameters)[0], expected, rtol=2e-7)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     ("max_norm", "kwargs", "error"),
     [
@@ -89,6 +90,7 @@ def test_raise_names_the_parameter(framework):
         inplace(framework, gradclip.clip_grad_norm_, holders(framework, ([3.0],), ([np.inf],)), 1.0, nonfinite="raise")
 
 
+@pytest.mark.after_error
 def test_integers_are_refused_before_anything_is_written(framework):
     parameters = holders(framework, ([3.0, 4.0],), ([30, 40], "int32"))
     for call in (lambda p: gradclip.clip_grad_norm_(p, 1.0), lambda p: gradclip.clip_grad_value_(p, 1.0)):

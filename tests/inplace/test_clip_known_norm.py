@@ -87,6 +87,7 @@ def test_norms_that_are_not_finite_or_zero(framework, norm, expected):
         np.testing.assert_array_equal(framework.to_numpy(holder.grad), expected)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("norm", [-5.0, torch.tensor(-5.0), "1", True, 1j, torch.tensor([5.0]), jnp.ones(2)], ids=repr)
 def test_the_name_of_torch_refuses_them_too(norm):
     parameter = torch.nn.Parameter(torch.zeros(2))

@@ -34,6 +34,7 @@ def test_an_array_listed_twice_counts_and_is_scaled_once():
     np.testing.assert_allclose(x, [0.6, 0.8], rtol=1e-14)
 
 
+@pytest.mark.after_error
 def test_arrays_that_cannot_be_clipped_in_place_leave_the_others_alone():
     good, locked = np.array([3.0, 4.0]), np.array([1.0])
     locked.flags.writeable = False

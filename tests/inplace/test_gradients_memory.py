@@ -78,6 +78,7 @@ def test_other_numbers_in_the_same_memory(framework):
             np.testing.assert_array_equal(framework.to_numpy(one.grad), framework.to_numpy(alone.grad))
 
 
+@pytest.mark.after_error
 def test_a_tree_is_refused_where_no_single_number_scales_the_memory():
     w = np.array([[3.0, 4.0], [12.0, 0.0]])
     before = w.copy()

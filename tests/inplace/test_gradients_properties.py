@@ -80,6 +80,7 @@ def test_a_holder_listed_twice_counts_once(hand_out):
     np.testing.assert_allclose(values([first, second]), [1.5, 2.0, 6.0], rtol=4e-7)
 
 
+@pytest.mark.after_error
 @every_kind
 def test_errors_name_the_holder(hand_out):
     parameters = holders(hand_out, [3.0, 4.0], [np.nan], [np.inf, 1.0])

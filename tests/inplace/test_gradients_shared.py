@@ -138,6 +138,7 @@ def test_what_is_not_finite_follows_the_policy(framework, policy):
             torch.testing.assert_close(p.grad, clone.grad, rtol=1e-6, atol=0, equal_nan=True)
 
 
+@pytest.mark.after_error
 @on_both
 def test_an_error_leaves_the_gradients_as_they_are(framework):
     params = trained(soft_prompt)

@@ -72,6 +72,7 @@ def test_a_shared_gradient_is_clipped_to_the_threshold_of_each_parameter():
     assert shared.round(6).tolist() == [1.5, 2.0]
 
 
+@pytest.mark.after_error
 def test_errors_change_nothing():
     parameters = [SimpleNamespace(grad=np.array([3.0, 4.0])), SimpleNamespace(grad=np.array([np.nan]))]
     layers = gradclip.clip_grad_layer_norm_
@@ -95,6 +96,7 @@ def test_policies_are_those_of_a_layer(policy, result):
     assert np.array_equal(parameters[1].grad, result, equal_nan=True)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     "max_norm", [{1.0, 2.0}, {"a": 1.0, "b": 2.0}, iter([1.0, 2.0]), np.ones(2), torch.ones(2)], ids=lambda x: type(x)
 )
@@ -117,6 +119,7 @@ def test_thresholds_of_layers_in_place_are_any_numbers(threshold):
     assert float(gradient.norm()) == pytest.approx(min(5.0, float(threshold)), rel=1e-9)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("thresholds", [{1.0}, {"w": 1.0}, len, iter([1.0])])
 def test_thresholds_of_parameters_stand_in_order(thresholds):
     gradient = holder()

@@ -117,6 +117,7 @@ def test_policies_are_those_of_a_unit(framework, policy, expected):
     assert np.allclose(found[1], [0.6, 0.8], rtol=1e-6)
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     [

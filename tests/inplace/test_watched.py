@@ -96,6 +96,7 @@ def test_gradients_are_read_once_where_the_kernels_know_them(monkeypatch):
         assert dict(zip(*monitor.last.layers, strict=True)) == {name: 5.0, "bias": 12.0}
 
 
+@pytest.mark.after_error
 def test_a_call_that_raises_records_nothing():
     monitor = gradclip.Monitor(layers_every=1)
     with pytest.raises(FloatingPointError):
@@ -150,6 +151,7 @@ def test_layers_are_not_recorded_where_other_processes_are_named():
     assert [(step.norm, step.layers is None) for step in monitor.records] == [(5.0, True), (5.0, False)]
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("monitor", ["run", [gradclip.Monitor()], gradclip.Monitor])
 @pytest.mark.parametrize("process_group", [None, []])
 def test_what_is_no_monitor_is_refused_before_anything_is_clipped(monitor, process_group):

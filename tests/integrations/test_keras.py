@@ -16,10 +16,11 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 @pytest.mark.parametrize("backend", ["jax", "torch", "tensorflow"])
-def test_on_backend(backend):
+def test_on_backend(backend, pytestconfig):
     environment = os.environ | QUIET | {"KERAS_BACKEND": backend}
     environment.pop("PYTEST_XDIST_WORKER", None)
     options = ["-q", "-n0", "-p", "no:cacheprovider", "--confcutdir", str(FOLDER), "-W", PASSED_OVER]
+    options += ["-m", pytestconfig.option.markexpr]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(FOLDER)],
         cwd=FOLDER.parents[1],

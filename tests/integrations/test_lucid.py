@@ -69,6 +69,7 @@ def test_any_number_is_an_eps(eps):
     assert close(grads(ps), [3 / (5 + float(eps)), 4 / (5 + float(eps))], "float64")
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("eps", [-1.0, math.nan, None, "1"], ids=repr)
 def test_anything_else_is_none(eps):
     ps = numpy_pair()
@@ -117,6 +118,7 @@ def test_orders(norm_type, norm):
     assert close(grads(ps), [3 / (norm + 1), 4 / (norm + 1)], "float32")
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("norm_type", [0, 0.5, -1, "fro"], ids=repr)
 def test_unknown_orders(norm_type):
     ps = numpy_pair()
@@ -157,6 +159,7 @@ def test_takes_a_generator_and_refuses_an_exhausted_one():
             call()
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize("max_norm", [-1.0, math.nan, -math.inf])
 def test_negative_and_nan_thresholds(max_norm):
     ps = numpy_pair()
@@ -192,6 +195,7 @@ def test_things_without_a_gradient(passed):
             call()
 
 
+@pytest.mark.after_error
 def test_integer_gradients():
     one = holder(np.array([3, 4]))
     with pytest.raises(TypeError, match=r"parameters\[0\]\.grad has dtype int64"):
@@ -199,6 +203,7 @@ def test_integer_gradients():
     assert one.grad.tolist() == [3, 4]
 
 
+@pytest.mark.after_error
 def test_gradients_of_two_frameworks():
     ps = [holder(np.array([3.0])), holder(torch.tensor([4.0]))]
     with pytest.raises(TypeError, match="arrays of one framework, got numpy and torch"):

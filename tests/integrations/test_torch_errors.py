@@ -59,6 +59,7 @@ def test_unknown_orders(norm_type, pair):
         get_total_norm([p.grad for p in pair], norm_type)
 
 
+@pytest.mark.after_error
 @every_call
 def test_gradients_instead_of_parameters(call):
     grads = [torch.tensor([3.0]), torch.tensor([4.0])]
@@ -92,6 +93,7 @@ def test_something_without_a_gradient_among_parameters(call, pair):
         call([*pair, object()])
 
 
+@pytest.mark.after_error
 @every_call
 def test_integer_gradients(call, pair):
     # The parameter has none of its own dtype, so its gradient is put in an object that stands for one.
@@ -102,6 +104,7 @@ def test_integer_gradients(call, pair):
     assert integer.grad.tolist() == [3, 4]
 
 
+@pytest.mark.after_error
 def test_complex_gradients_have_no_order(pair):
     third = parameter([3 + 4j], torch.complex64)
     with pytest.raises(TypeError, match=r"parameters\[2\]\.grad is complex and cannot be clipped by value"):
@@ -128,6 +131,7 @@ def test_exhausted_generator_elsewhere_is_an_error(call):
         call(p for p in ())
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(("bad", "found"), [(math.nan, "1 NaN, 0 infinite"), (-math.inf, "0 NaN, 1 infinite")])
 def test_error_if_nonfinite_names_the_gradients(bad, found, pair):
     third = parameter([1.0, bad])

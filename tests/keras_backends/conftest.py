@@ -2,6 +2,8 @@ import os
 
 import pytest
 
+from quick import pytest_collection_modifyitems  # noqa: F401
+
 BACKEND = os.environ["KERAS_BACKEND"]
 collect_ignore = [f"test_{other}.py" for other in ("jax", "torch", "tensorflow") if other != BACKEND]
 

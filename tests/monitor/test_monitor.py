@@ -161,6 +161,7 @@ def test_steps_in_vectors_count_each_towards_fetch_every():
     assert len(told) == 310
 
 
+@pytest.mark.after_error
 def test_a_value_that_cannot_be_fetched_costs_no_other_step():
     monitor = fed([1.0])
     torch.func.vmap(lambda row: monitor.record(row.norm(), 1.0) or row)(torch.ones(3, 2))
@@ -290,6 +291,7 @@ def test_a_state_goes_through_a_checkpoint(tmp_path):
     assert [step.step for step in small.records] == [6]
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     "broken",
     [

@@ -163,6 +163,7 @@ def test_a_leaf_that_is_not_finite_changes_no_other(framework, bad, policy):
         assert np.allclose(second, [expected, [0.6, 0.8]], rtol=1e-6, equal_nan=True)
 
 
+@pytest.mark.after_error
 def test_nothing_is_written_where_a_leaf_raises():
     grads = [torch.full((2, 2), value) for value in (3.0, math.nan, 3.0)]
     with pytest.raises(FloatingPointError, match=r"parameters\[1\].grad: 4 NaN"):

@@ -202,6 +202,7 @@ def test_a_variable_listed_twice_counts_and_is_assigned_once(monkeypatch):
     np.testing.assert_allclose(variable, [0.6], rtol=2e-7)
 
 
+@pytest.mark.after_error
 def test_nothing_is_assigned_where_something_is_wrong():
     good, bad = held([3.0]), held([math.nan])
     for tree, error in (

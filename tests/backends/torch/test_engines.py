@@ -35,6 +35,7 @@ def with_gradient():
     return parameter
 
 
+@pytest.mark.after_error
 @pytest.mark.parametrize(
     ("marks", "advice"),
     [

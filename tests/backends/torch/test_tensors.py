@@ -85,6 +85,7 @@ def test_zeros_without_memory_stay_where_nothing_is_clipped():
     assert clipped_in_place(zero)[0] is zero
 
 
+@pytest.mark.after_error
 @every_call
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64], ids=str)
 def test_freed_storage_is_refused(call, dtype):

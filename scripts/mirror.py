@@ -1,0 +1,39 @@
+"""Which test files belong to which module: those of `a/b.py` are `a/test_b.py` and `a/test_b_topic.py`."""
+
+import ast
+
+
+def defines_something(path):
+    """Say whether a module holds more than its docstring, imports and constants."""
+    kinds = ast.FunctionDef | ast.ClassDef
+    return path.stem != "__init__" or any(isinstance(node, kinds) for node in ast.parse(path.read_text()).body)
+
+
+def modules(room):
+    """Return the names of modules in the room, as paths below it; `init` is what a folder itself holds."""
+    return {
+        str(path.relative_to(room).with_name("init" if path.stem == "__init__" else path.stem))
+        for path in room.rglob("*.py")
+        if defines_something(path)
+    }
+
+
+def kernels(room):
+    """Return the C++ files, which may have test files and need none."""
+    return {str(path.relative_to(room).with_suffix("")) for end in ("cpp", "hpp") for path in room.rglob(f"*.{end}")}
+
+
+def module_of(file, names):
+    """Return which of the modules a test file is about: the one with the longest name that it starts with."""
+    folder, stem = file.parent, file.stem.removeprefix("test_")
+    words = stem.split("_")
+    for count in range(len(words), 0, -1):
+        name = str(folder / "_".join(words[:count]))
+        if name in names:
+            return name
+    return None
+
+
+def tests_of(name, tests, names):
+    """Return the test files of one of the modules, as paths in the folder of tests."""
+    return [path for path in sorted(tests.rglob("test_*.py")) if module_of(path.relative_to(tests), names) == name]
