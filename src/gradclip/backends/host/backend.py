@@ -10,42 +10,34 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradclip import native
 from gradclip.backends.host import chunkwise, examples
-from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
-from gradclip.backends.host.in_host_memory import ARRAYS, DTYPES, InHostMemory
-from gradclip.backends.host.in_place import clamp_, indices_written, scale_, scale_known
-from gradclip.backends.host.laid import factors_of, forget_copies, laid
+from gradclip.backends.host.arrays import HostArray, HostArrays, known_to_buffers, split, viewed_arrays
+from gradclip.backends.host.in_host_memory import ARRAYS, DTYPES
 from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.host.protocol import HostBackend
-from gradclip.backends.portable import Portable
+from gradclip.backends.host.scaling import Scaling
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import SUPPORTED, bare_name, sum_dtype
-from gradclip.core.layouts import Groups, Layout, Several
 from gradclip.core.memory import Region, region_of_array
-from gradclip.core.norms import Norm, Order
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient, Rule
-
-_is_writeable = attrgetter("flags.writeable")
+    from gradclip.core.records import Rule
 
 
-class Host(InHostMemory, Portable):
+class Host(Scaling):
     """The backend for NumPy arrays."""
 
     concrete = True
     visible = True
     splits_by_range = False
-    known_writable = False  # whether the kernels accept only writable arrays; they also read NumPy's read-only ones
 
     def __init__(self) -> None:
         super().__init__(Namespace("gradclip.backends.host.namespace"))
@@ -87,21 +79,6 @@ class Host(InHostMemory, Portable):
             return super().collide(leaves, arrays)
         others = [self.region(leaves[index]) for index in arrays.left_out]
         return bool(arrays.kernels.overlap([(region.address, region.end) for region in others if region]))
-
-    def writable(self, leaf: object) -> bool:
-        return isinstance(leaf, np.ndarray) and leaf.flags.writeable
-
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return self._all_known(arrays) or self._all_writable(leaves)
-
-    def _all_writable(self, leaves: Sequence[Any]) -> bool:
-        if set(map(type, leaves)) <= {np.ndarray}:
-            return all(map(_is_writeable, leaves))
-        return all(map(self.writable, leaves))
-
-    def empty_like(self, x: HostArray) -> HostArray:
-        """Return an array for a result, with the same memory order."""
-        return HostArray(np.empty_like(x.data), x.dtype)
 
     def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
         if set(map(type, arrays)) == ARRAYS == set(map(type, leaves)) and {x.dtype for x in arrays} <= DTYPES:
@@ -194,140 +171,6 @@ class Host(InHostMemory, Portable):
         # `spoil` matters only for backends that cannot read values.
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
         return examples.add_examples(known, weighing, mask, self.threads())
-
-    def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        return OnlyFinite(list(arrays))
-
-    def norms_at_once(self, arrays: Arrays, layout: Several, order: Order) -> tuple[Norm, np.ndarray] | None:
-        found = laid(arrays, layout, self.threads())
-        return None if found is None else found.norms(order)
-
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        if isinstance(arrays, OnlyFinite):
-            return self._shrunk_finite(arrays, coefficient, layout)
-        if isinstance(layout, Groups):
-            made = self._shrunk_groups(arrays, coefficient, layout)
-            return made or self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-        if not layout.whole:
-            return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-        if coefficient.keep:
-            return self.copies(arrays)
-        results, targets = self.places_for(arrays)
-        known, others = split(arrays)
-        if known and not others and targets:
-            scale_known(known, targets, coefficient, self.threads())
-            return results
-        return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-
-    def _shrunk_groups(self, arrays: Arrays, coefficient: Coefficient, layout: Groups) -> list[Any]:
-        """Return the results of one call of the kernels; an empty list if they cannot do it."""
-        known = laid(arrays, layout, self.threads())
-        if known is None or known.beyond or np.any(coefficient.blank):
-            return []
-        results, targets = self.places_for(arrays)
-        if targets is None:
-            return []
-        known.scale(coefficient.keep, factors_of(coefficient), targets)
-        return results
-
-    def _shrunk_copies(self, copies: list[HostArray], coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        scale_(viewed_arrays(copies), coefficient, layout, self.threads())
-        return copies
-
-    def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
-        """Return copies in memory from `empty_like`, which a framework can align as it needs."""
-        results = [self.empty_like(x) for x in arrays]
-        known, others = split(arrays)
-        places = None if others else split(viewed_arrays(results))[0]
-        if known and places and all(x.data.strides == y.data.strides for x, y in zip(arrays, results, strict=True)):
-            # Use several threads: most of the time goes into new memory pages.
-            known.scale_groups(places, [0] * len(results), [True], [[1.0]] * 4, self.threads())
-            return results
-        for x, y in zip(arrays, results, strict=True):
-            y.data[...] = x.data
-        return results
-
-    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        if arrays and isinstance(arrays.sources[0], np.ndarray):  # avoids creating views, which takes long
-            sources = arrays.sources
-            results: list[Any] = list(map(np.empty_like, sources))
-            targets = results
-        else:
-            sources, results = [x.data for x in arrays], [self.empty_like(x) for x in arrays]
-            targets = [x.data for x in results]
-        plain = {x.dtype for x in targets} <= DTYPES
-        known = native.describe_buffers(targets if plain else list(map(known_to_buffers, targets)))
-        given = split(arrays)[0]
-        in_order = given is not None and known.kernels is not None and given.in_order and known.kernels.in_order
-        # Else no kernel fits.
-        same_order = in_order or all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
-        return results, known.kernels if same_order and not known.left_out else None
-
-    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        results = self._filled_copies(arrays)
-        for y in results:
-            y.put_zeros()
-        return self._shrunk_copies(results, coefficient, layout)
-
-    def scale_(self, arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> None:
-        if new is not arrays:
-            for x in arrays:  # `new` is a view of these arrays without non-finite elements
-                x.put_zeros()
-            forget_copies(arrays)
-        scale_(arrays, coefficient, layout, self.threads())
-
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
-    ) -> Sequence[Any]:
-        # What is not clipped is not written.
-        written = indices_written(coefficient, layout, len(leaves)) if new is arrays else range(len(leaves))
-        if not written:
-            return leaves
-        if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
-            self.scale_(arrays, new, coefficient, layout)
-            self.wrote(leaves if len(written) == len(leaves) else [leaves[index] for index in written])
-            return leaves
-        results, updated = self.shrink(new, coefficient, layout), list(leaves)
-        for index in written:
-            updated[index] = self.put(leaves[index], arrays[index], results[index])
-        return updated
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
-        if self.can_write(leaves, arrays):
-            clamp_(arrays, bound, self.threads())
-            self.wrote(leaves)
-            return leaves
-        results = [x.copy() for x in arrays]
-        clamp_(viewed_arrays(results), bound, self.threads())
-        return [self.put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
-
-    def _all_known(self, arrays: Arrays) -> bool:
-        """Say whether the kernels can write all of the arrays."""
-        known, others = split(arrays)
-        return self.known_writable and known is not None and not others
-
-    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
-        """Write a result into the gradient, or return a replacement."""
-        if not self.writable(leaf):
-            return self.leave(result, leaf)
-        x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
-        self.wrote([leaf])
-        return leaf
-
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
-        with self.precision():
-            copies = self.copies(self.enter(prepared))
-            if copies:
-                clamp_(self.entered_copies(copies), bound, self.threads())
-            return self.leave_all(copies, leaves)
-
-    def copies(self, arrays: Arrays) -> list[Any]:
-        """Return copies of the arrays in the same memory order."""
-        return [x.copy() for x in arrays]
-
-    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        """Return the result of `copies` as arrays."""
-        return viewed_arrays(copies)
 
 
 def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
