@@ -62,12 +62,13 @@ def _packages(path):
 
 def circles(edges):
     """Return the lists of names that import each other, directly or through others."""
-    reached = {name: _reached(name, edges) for name in edges}
-    mutual = {frozenset(other for other in reached[name] if name in reached[other]) for name in edges}
+    imported = {name: reached(name, edges) for name in edges}
+    mutual = {frozenset(other for other in imported[name] if name in imported[other]) for name in edges}
     return sorted(map(sorted, mutual - {frozenset()}))
 
 
-def _reached(name, edges):
+def reached(name, edges):
+    """Return the names that one imports, directly or through others."""
     found, waiting = set(), [name]
     while waiting:
         new = edges[waiting.pop()] - found

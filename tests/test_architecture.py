@@ -5,6 +5,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import rooms
+import structure
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
@@ -37,3 +40,15 @@ def test_calls_pass_no_more_than_it_says():
         assert all(mine <= most for mine, most in zip(counts, said[name], strict=True)), (name, counts)
     ordinary = list(said)[:5]
     assert max(said[name][0] for name in ordinary) <= 12
+
+
+def test_the_picture_shows_the_rooms_as_they_are():
+    assert rooms.PICTURE.read_text() == rooms.drawn(structure.graph_of_rooms(structure.graph()))
+
+
+def test_each_room_stands_above_what_it_imports():
+    levels = rooms.floors({"a": {"b", "c"}, "b": {"c"}, "c": set(), "d": {"c"}})
+    assert levels == [["c"], ["b", "d"], ["a"]]
+    places = rooms.boxes(levels)
+    assert places["a"][1] < places["b"][1] == places["d"][1] < places["c"][1]
+    assert rooms.shortest({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}

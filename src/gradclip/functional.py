@@ -71,10 +71,23 @@ def clip_groups(
         with backend.precision():
             arrays = backend.take(flat.leaves)
             return _clip_in_one_pass(backend, holders, arrays, flat, layers, thresholds, clipping)
-    clipped, norms, groups = list(flat.leaves), [None] * layers.count, layers.groups
+    return _clip_in_batches(backend, holders, flat, layers.groups, (thresholds, given), clipping)
+
+
+def _clip_in_batches(
+    backend: Backend,
+    holders: Holders,
+    flat: FlatTree,
+    groups: Sequence[Sequence[int]],
+    thresholds: tuple[Sequence[Any], Sequence[Any]],
+    clipping: Clipping,
+) -> tuple[list[Any], list[Any]]:
+    """Clip groups that can share a vector of norms in one call; `thresholds` are the checked ones, and the arrays."""
+    clipped: list[Any] = list(flat.leaves)
+    norms: list[Any] = [None] * len(groups)
     outline = flat.outline(backend.patterns(flat.leaves))
-    for numbers in batches_of(backend, flat.leaves, groups, thresholds):
-        known, traced = shared_threshold(backend, [thresholds[n] for n in numbers], [given[n] for n in numbers])
+    for numbers in batches_of(backend, flat.leaves, groups, thresholds[0]):
+        known, traced = shared_threshold(backend, *([each[n] for n in numbers] for each in thresholds))
         mine = replace(clipping, max_norm=known)
         batch = Batch.of(backend, holders, [groups[n] for n in numbers], mine, outline)
         results, found = batch.run(flat.leaves, traced)

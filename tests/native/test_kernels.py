@@ -9,7 +9,7 @@ import pytest
 import gradclip
 from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.host.in_place import clamp_
+from gradclip.backends.host.scaling import clamp_
 from gradclip.core.formats import FLOAT64, format_named
 from gradclip.core.records import Coefficient, Factors
 from gradclip.core.scopes import TREE

@@ -6,7 +6,7 @@ import pytest
 
 from gradclip.backends.host.arrays import HostArray, wide_chunks
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.host.in_place import scale_
+from gradclip.backends.host.scaling import scale_
 from gradclip.core.coefficient import coefficient
 from gradclip.core.norms import Order, measure
 from gradclip.core.scopes import TREE

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradclip import native
+from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_host_memory import DTYPES, InHostMemory
-from gradclip.backends.host.in_place import clamp_, indices_written, scale_, scale_known
-from gradclip.backends.host.laid import factors_of, forget_copies, laid
+from gradclip.backends.host.laid import factors_of, forget_copies, laid, scale_parts
 from gradclip.backends.portable import Portable
 from gradclip.core.arrays import Arrays
-from gradclip.core.layouts import Groups, Layout, Several
+from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order
 
 if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient
+    from gradclip.core.records import Coefficient, Factors
+    from gradclip.native._kernels import Arrays as KernelArrays
 
 _is_writeable = attrgetter("flags.writeable")
 
@@ -177,3 +178,50 @@ class Scaling(InHostMemory, Portable):
     def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
         """Return the result of `copies` as arrays."""
         return viewed_arrays(copies)
+
+
+def scale_(arrays: Arrays, coefficient: Coefficient, layout: Layout, threads: int) -> None:
+    """Scale arrays by a coefficient with an entry for each norm. Elements that it keeps are not written."""
+    if isinstance(layout, Groups | Rows):
+        scale_parts(arrays, coefficient, layout, threads, scale_)
+        return
+    if not layout.whole:
+        for x in () if coefficient.keep.all() else arrays:
+            chunkwise.scale_rows(x, coefficient, layout)
+        return
+    # Gradients that are not clipped are not written: memory access is what takes time.
+    if coefficient.keep:
+        return
+    known, others = split(arrays)
+    if known:
+        scale_known(known, known, coefficient, threads)
+    for x in others:
+        chunkwise.scale_chunks(x, coefficient)
+
+
+def indices_written(coefficient: Coefficient, layout: Layout, count: int) -> Sequence[int]:
+    """Return the indices of the arrays, of which there are so many, that are not kept whole."""
+    if isinstance(layout, Groups | Rows):
+        return [index for number in layout.parts_of(~coefficient.keep) for index in layout.part(number).indices]
+    return () if np.all(coefficient.keep) else range(count)
+
+
+def scale_known(known: KernelArrays, to: KernelArrays, coefficient: Coefficient, threads: int) -> None:
+    """Write the kernels' arrays, scaled, to the arrays `to`."""
+    if coefficient.blank:
+        to.fill_zero(threads)
+        return
+    known.scale(to, _pair(coefficient.wide), _pair(coefficient.narrow), threads)
+
+
+def _pair(factors: Factors) -> tuple[float, float]:
+    return factors.first, 1.0 if factors.second is None else factors.second
+
+
+def clamp_(arrays: Arrays, bound: float, threads: int) -> None:
+    """Clamp arrays in place. Writes only chunks that change."""
+    known, others = split(arrays)
+    if known:
+        known.clamp(bound, threads)
+    for x in others:
+        chunkwise.clamp_chunks(x, bound)

@@ -17,8 +17,8 @@ from tensorflow.python.framework.ops import EagerTensor
 from gradclip import native
 from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
 from gradclip.backends.host.backend import Host
-from gradclip.backends.host.in_place import clamp_, indices_written
 from gradclip.backends.host.protocol import HostBackend
+from gradclip.backends.host.scaling import clamp_, indices_written
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
     FLOATING,

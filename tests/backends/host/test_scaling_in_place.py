@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.host.in_place import clamp_, scale_
+from gradclip.backends.host.scaling import clamp_, scale_
 from gradclip.core.records import Factors
 from gradclip.core.scopes import TREE
 
