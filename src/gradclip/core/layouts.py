@@ -77,7 +77,7 @@ class Groups:
         """Return where the norm of a part is in a vector of norms."""
         return slice(number, number + 1)
 
-    def parts_of(self, flags: Any) -> list[int]:
+    def parts_of(self, flags: np.ndarray) -> list[int]:
         """Return the numbers of the parts of which a flag is set, given one flag for each norm."""
         return np.flatnonzero(flags).tolist()
 
@@ -137,7 +137,7 @@ class Rows:
         end = int(self.ends[number])
         return slice(end - self.units[number].number, end)
 
-    def parts_of(self, flags: Any) -> list[int]:
+    def parts_of(self, flags: np.ndarray) -> list[int]:
         """Return the numbers of the parts of which a flag is set, given one flag for each norm."""
         return np.flatnonzero(np.bincount(self.array_of[flags], minlength=len(self.units))).tolist()
 

@@ -90,7 +90,7 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     if found is not None and np.all(np.asarray(found[1])):
         return found[0]
     table = Table(layout, None)
-    left = range(layout.number) if found is None else layout.parts_of(~found[1])
+    left = range(layout.number) if found is None else layout.parts_of(~np.asarray(found[1]))
     if found is not None:
         table.norms[:] = found[0].value
     for number in left:

@@ -30,6 +30,7 @@ from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.records import Rule
+    from gradclip.native._kernels import Arrays as KernelArrays
 
 
 class Host(Scaling):
@@ -57,7 +58,7 @@ class Host(Scaling):
     def plain(self, leaves: Sequence[Any]) -> bool:
         return True
 
-    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+    def arrays_of(self, leaves: Sequence[Any], kernels: KernelArrays) -> HostArrays:
         return HostArrays(leaves, HostArray.of, native.Described(kernels, ()))
 
     def take(self, leaves: Sequence[Any]) -> HostArrays:

@@ -4,10 +4,10 @@ To the kernels a unit is a contiguous row of its array. Arrays with another layo
 units are rows; large arrays are not copied. Parts that the kernels cannot read are scaled one by one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,13 +20,16 @@ from gradclip.core.norms import Norm, Order, relative_error
 from gradclip.core.records import Coefficient, Factors
 from gradclip.native import describe_buffers
 
+if TYPE_CHECKING:
+    from gradclip.native._kernels import Arrays as KernelArrays
+
 _COPIED = 1 << 16  # arrays up to this many elements are copied; the copy stays in cache
 
 
 class Laid:
     """Arrays, some of whose norms the kernels compute in one call. `beyond`: the parts that they cannot read."""
 
-    def __init__(self, arrays: HostArrays, kernels: Any, beyond: Sequence[int], threads: int) -> None:
+    def __init__(self, arrays: HostArrays, kernels: "KernelArrays", beyond: Sequence[int], threads: int) -> None:
         # Not the arrays themselves: they keep this object.
         self.formats, self.only_halves = arrays.formats, arrays.only_halves
         self.kernels, self.beyond, self.threads = kernels, beyond, threads
@@ -54,7 +57,7 @@ class Laid:
         """Return a bound on the relative error of the norms: one for all, or one for each."""
         raise NotImplementedError
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
         """Scale the arrays in place, or write all of them to `to`, the kernels' arrays.
 
         `factors` are the two of wide formats, then the two of narrow formats: vectors, or a number for all.
@@ -87,7 +90,7 @@ class _Groups(Laid):
         errors = {count: _error_of_group(count, order, halves) for count in set(counts)}
         return next(iter(errors.values())) if len(errors) == 1 else np.array([errors[count] for count in counts])
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
         each = [factor.tolist() if np.ndim(factor) else [float(factor)] * len(keep) for factor in factors]
         self.kernels.scale_groups(to or self.kernels, self.group_of, keep.tolist(), each, self.threads)
 
@@ -113,7 +116,7 @@ class _Rows(Laid):
         errors = {count: _error_of_unit(count, order) for count in set(counts)}
         return np.array([errors[count] for count in counts])[self.layout.array_of]
 
-    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: Any = None) -> None:
+    def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
         table = np.ones((5, len(keep)))
         for line, values in enumerate((keep, *factors)):
             table[line] = values
@@ -142,7 +145,9 @@ def forget_copies(arrays: Arrays) -> None:
         arrays.laid = None
 
 
-def scale_parts(arrays: Arrays, coefficient: Coefficient, layout: Several, threads: int, scale_: Any) -> None:
+def scale_parts(
+    arrays: Arrays, coefficient: Coefficient, layout: Several, threads: int, scale_: Callable[..., None]
+) -> None:
     """Scale the arrays in place; `scale_` scales one part. Elements that the coefficient keeps are not written."""
     at_once = laid(arrays, layout, threads)
     one_by_one = set(layout.parts_of(coefficient.blank)) if np.any(coefficient.blank) else set()

@@ -61,7 +61,7 @@ class TensorFlowHost(Host):
     def enter(self, prepared: Sequence[tf.Tensor]) -> HostArrays:
         return HostArrays(prepared, viewed, described(prepared))
 
-    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+    def arrays_of(self, leaves: Sequence[Any], kernels: KernelArrays) -> HostArrays:
         return HostArrays(leaves, viewed, native.Described(kernels, ()))
 
     def known(self, leaves: Sequence[Any]) -> KernelArrays | None:

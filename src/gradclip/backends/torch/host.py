@@ -96,7 +96,7 @@ class TorchHost(Host):
             return viewed_arrays(list(map(viewed, prepared)))
         return HostArrays(prepared, viewed, described(prepared))
 
-    def arrays_of(self, leaves: Sequence[Any], kernels: Any) -> HostArrays:
+    def arrays_of(self, leaves: Sequence[Any], kernels: KernelArrays) -> HostArrays:
         return HostArrays(leaves, viewed, Described(kernels, ()))
 
     def take(self, leaves: Sequence[Any]) -> HostArrays:
