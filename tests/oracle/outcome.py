@@ -85,12 +85,10 @@ def raised_here(error):
 
 
 def without_places(text):
-    """Return the text of an error without addresses, and without lines about the places in the source."""
-    lines = [line for line in text.splitlines() if ".py" not in line]
-    if lines[:1] == ["in user code:"]:  # TensorFlow quotes lines of the source
-        last = max(number for number, line in enumerate(lines) if re.match(r"\s+\w+: ", line))
-        lines = lines[last:]
-    return re.sub(r"0x[0-9a-f]+", "0x", "\n".join(lines))
+    """Return the text of an error without addresses, and without the source around which TensorFlow puts it."""
+    if text.startswith("in user code:"):
+        text = text.strip().rpartition("\n\n")[2].strip()
+    return re.sub(r"0x[0-9a-f]+", "0x", text)
 
 
 def described_warnings(told):
