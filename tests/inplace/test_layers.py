@@ -128,3 +128,24 @@ def test_thresholds_of_parameters_stand_in_order(thresholds):
     ):
         gradclip.clip_grad_layer_norm_([gradient], thresholds)
     assert gradient.grad.tolist() == [3.0, 4.0]
+
+
+def read_only(*numbers):
+    array = np.array(numbers)
+    array.flags.writeable = False
+    return array
+
+
+def test_non_finite_gradients_set_to_zero_do_not_replace_or_mark_those_that_stay():
+    grads = [read_only(np.nan, 3.0), read_only(0.3, 0.4), read_only(3.0, 4.0), read_only(np.inf, 0.5), read_only()]
+    parameters = [SimpleNamespace(grad=grad) for grad in grads]
+    gradclip.clip_grad_layer_norm_(parameters, 1.0, nonfinite="zero")
+    assert [p.grad is grad for p, grad in zip(parameters, grads, strict=True)] == [False, True, False, False, True]
+    assert parameters[3].grad.tolist() == [0.0, 0.5]
+
+    marked = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
+    for parameter, numbers in zip(marked, ([np.nan, 0.5], [0.3, 0.4], [3.0, 4.0]), strict=True):
+        parameter.grad = torch.tensor(numbers)
+    before = [parameter.grad._version for parameter in marked]
+    gradclip.clip_grad_layer_norm_(marked, 1.0, nonfinite="zero")
+    assert [p.grad._version - v for p, v in zip(marked, before, strict=True)] == [1, 0, 1]

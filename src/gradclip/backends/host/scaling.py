@@ -130,7 +130,7 @@ class Scaling(InHostMemory, Portable):
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
     ) -> Sequence[Any]:
         # What is not clipped is not written.
-        written = indices_written(coefficient, layout, len(leaves)) if new is arrays else range(len(leaves))
+        written = indices_written(arrays, new, coefficient, layout)
         if not written:
             return leaves
         if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
@@ -199,8 +199,19 @@ def scale_(arrays: Arrays, coefficient: Coefficient, layout: Layout, threads: in
         chunkwise.scale_chunks(x, coefficient)
 
 
-def indices_written(coefficient: Coefficient, layout: Layout, count: int) -> Sequence[int]:
-    """Return the indices of the arrays, of which there are so many, that are not kept whole."""
+def indices_written(arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> Sequence[int]:
+    """Return the indices of the arrays that change: of those not kept whole, and of those with elements to set to zero.
+
+    `new` is a view of the arrays without non-finite elements, or the arrays themselves.
+    """
+    changed = _indices_scaled(coefficient, layout, len(arrays))
+    if new is arrays or len(changed) == len(arrays):
+        return changed
+    kept = set(range(len(arrays))).difference(changed)
+    return sorted([*changed, *(index for index in kept if any(chunkwise.count_nonfinite(arrays[index])))])
+
+
+def _indices_scaled(coefficient: Coefficient, layout: Layout, count: int) -> Sequence[int]:
     if isinstance(layout, Groups | Rows):
         return [index for number in layout.parts_of(~coefficient.keep) for index in layout.part(number).indices]
     return () if np.all(coefficient.keep) else range(count)

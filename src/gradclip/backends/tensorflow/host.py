@@ -134,7 +134,7 @@ class TensorFlowHost(Host):
     def update(
         self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
     ) -> Sequence[Any]:
-        if new is arrays and not indices_written(coefficient, layout, len(leaves)):
+        if not indices_written(arrays, new, coefficient, layout):
             return leaves
         return self._put_all(leaves, arrays, self.shrink(new, coefficient, layout))
 
