@@ -18,6 +18,8 @@ ROOM = ROOT / "src" / "gradclip"
 ALWAYS = ("tests/test_layering.py", "tests/test_mirror.py")
 # Files and folders whose tests have other names.
 SPECIAL = {
+    "CHANGELOG.md": ["tests/test_docs.py"],
+    "CONTRIBUTING.md": ["tests/test_docs.py"],
     "README.md": ["tests/test_readme.py"],
     "docs": ["tests/test_docs.py", "tests/test_architecture.py"],
     "examples": ["tests/test_examples.py"],
@@ -27,9 +29,11 @@ SPECIAL = {
     "src/gradclip/native": ["tests/native"],
     "tests/conftest.py": ["tests/test_quick.py"],
     "tests/gpu": [],
+    "tests/oracle": ["tests/oracle/test_oracle.py"],
     "tests/keras_backends": ["tests/integrations/test_keras.py"],
     "tests/parity/lucid": [],
     "tests/sharded_jax": ["tests/distributed/test_mesh_axes.py"],
+    "zensical.toml": ["tests/test_docs.py"],
 }
 MOST = 10
 """Test files that are run where one helper changes; the rest are left to `make test`."""

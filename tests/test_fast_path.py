@@ -105,6 +105,12 @@ def test_wrong_thresholds_in_arrays_are_refused(max_norm):
     assert given[0].grad.tolist() == [1.0] * 3
 
 
+def test_errors_come_in_the_order_of_the_general_path():
+    for given in ([parameter(torch.ones(3))], {"a": np.ones(3)}):
+        with pytest.raises(ValueError, match="ord must"):
+            gradclip.clip_grad_norm_(given, torch.tensor(-1.0), ord="x")
+
+
 def in_place(kind, arrays):
     """Return what `clip_grad_norm_` takes, and what returns the gradients."""
     copies = [x.clone() if kind == TORCH else x.copy() for x in arrays]

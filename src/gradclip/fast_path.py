@@ -53,13 +53,18 @@ class _Norm(NamedTuple):
 def known_threshold(max_norm: object) -> float | None:
     """Return a threshold that is a number, or a scalar array in host memory without a derivative; else None.
 
-    Raises the errors of `check_threshold` for arrays.
+    None also for an array that is no threshold: the general path raises the error, after those that come before it.
     """
     if type(max_norm) is float or (type(max_norm) is int and 0 <= max_norm <= 2**53):
         return max_norm
     framework = framework_of(max_norm) if getattr(max_norm, "shape", None) == () else None
     backend = framework.on_fast_path([max_norm]) if framework else None
-    return check_threshold(max_norm, backend=backend) if backend and backend.plain([max_norm]) else None
+    if backend is None or not backend.plain([max_norm]):
+        return None
+    try:
+        return check_threshold(max_norm, backend=backend)
+    except (TypeError, ValueError):
+        return None
 
 
 def known_thresholds(max_norms: Sequence[object]) -> list[float] | None:

@@ -118,3 +118,15 @@ def test_other_masks_are_left_to_the_general_path(taken):
     with pytest.raises(ValueError, match="mask"):
         gradclip.per_example_clip(batch("torch", ["float32"]), 0.1, mask=torch.tensor([True]))
     assert not any(taken)
+
+
+def test_masks_without_known_values_are_left_to_the_general_path():
+    grads, masks = batch("torch", ["float32"]), torch.tensor([[True] * 5, [True, False] * 2 + [True]])
+    each = torch.vmap(lambda mask: gradclip.per_example_clip(grads, 0.1, mask=mask)[0]["0"])(masks)
+    for row, mask in zip(each, masks, strict=True):
+        torch.testing.assert_close(row, gradclip.per_example_clip(grads, 0.1, mask=mask)[0]["0"])
+
+
+def test_the_mask_is_checked_before_the_threshold():
+    with pytest.raises(TypeError, match="mask must hold"):
+        gradclip.per_example_clip(batch("torch", ["float32"]), torch.tensor(-1.0), mask="x")

@@ -14,6 +14,7 @@ import numpy as np
 import optree
 
 from gradclip import native
+from gradclip.backends.registry import framework_of
 from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import EUCLIDEAN, relative_error
@@ -60,9 +61,10 @@ def _clipped(
 
 
 def _is_ordinary(mask: Any, leaf: Any) -> bool:
-    """Return whether a mask is an array of booleans of the leaf's framework, one for each example."""
-    kind = getattr(mask, "dtype", None)
-    return kind is not None and type(mask) is type(leaf) and "bool" in str(kind) and mask.shape == leaf.shape[:1]
+    """Return whether a mask is an array of known booleans of the leaf's framework, one for each example."""
+    framework = framework_of(mask) if type(mask) is type(leaf) else None
+    known = framework is not None and framework.on_fast_path([mask]) is not None
+    return known and "bool" in str(mask.dtype) and mask.shape == leaf.shape[:1]
 
 
 def _added(
