@@ -1,3 +1,4 @@
+import gc
 import os
 
 import pytest
@@ -10,6 +11,12 @@ from quick import pytest_collection_modifyitems  # noqa: F401
 collect_ignore = ["keras_backends"]
 if "device_count=8" not in os.environ.get("XLA_FLAGS", ""):
     collect_ignore.append("sharded_jax")
+
+
+def pytest_collection_finish():
+    """Let garbage collections pass over what was there before the tests: frameworks, and thousands of tests."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(params=WITH_FLOAT32, ids=by_name)

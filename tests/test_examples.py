@@ -98,6 +98,18 @@ EXPECTED = {
         ", at most 0.5\nof 1000 random updates, results with a norm above 1.0: gradclip 0, usual formula ",
     ],
 }
+# Those that train for long, or in several processes.
+LONG = (
+    "torch_ddp_amp.py",
+    "torch_private.py",
+    "jax_nnx.py",
+    "jax_two_processes.py",
+    "dp_sgd_torch.py",
+    "dp_sgd_jax.py",
+    "fsdp2.py",
+    "fsdp_tp.py",
+    "pipeline.py",
+)
 ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"}
 PROCESSES = {"torch_ddp_amp.py": 2, "fsdp2.py": 2, "fsdp_tp.py": 4, "pipeline.py": 2}
 ARGUMENTS = {"dp_sgd_torch.py": ["--steps", "40"], "dp_sgd_jax.py": ["--steps", "40"]}
@@ -136,11 +148,17 @@ def started_by(name):
     return ["-Werror", *PASSED_OVER]
 
 
+def cases(names, *cases):
+    """Return a mark that runs a test for each case, which has the name of an example first; the long ones seldom."""
+    params = [pytest.param(*case, marks=pytest.mark.slow if case[0] in LONG else ()) for case in cases]
+    return pytest.mark.parametrize(names, params)
+
+
 def numbers(pattern, name):
     return [float(found) for found in re.findall(pattern, output_of(name))]
 
 
-@pytest.mark.parametrize("name", EXPECTED)
+@cases("name", *((name,) for name in EXPECTED))
 def test_an_example_prints_what_happened(name):
     printed = output_of(name)
     # In this order, so that a part that occurs twice is looked for behind the one before it.
@@ -156,25 +174,23 @@ def test_every_example_is_run_and_listed():
     assert scripts == set(re.findall(r"\((\w+\.py)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8")))
 
 
-@pytest.mark.parametrize(
+@cases(
     ("name", "factor"),
-    [
-        ("torch_training.py", 3),
-        ("torch_grad_scaler.py", 1.3),
-        ("torch_ddp_amp.py", 20),
-        ("jax_optax.py", 9),
-        ("jax_nnx.py", 20),
-        ("fsdp2.py", 1.8),
-        ("fsdp_tp.py", 1.8),
-        ("pipeline.py", 1.8),
-    ],
+    ("torch_training.py", 3),
+    ("torch_grad_scaler.py", 1.3),
+    ("torch_ddp_amp.py", 20),
+    ("jax_optax.py", 9),
+    ("jax_nnx.py", 20),
+    ("fsdp2.py", 1.8),
+    ("fsdp_tp.py", 1.8),
+    ("pipeline.py", 1.8),
 )
 def test_training_lowers_the_loss(name, factor):
     losses = numbers(r"loss ([\d.]+)", name)
     assert losses[-1] < losses[0] / factor
 
 
-@pytest.mark.parametrize("name", ["torch_training.py", "jax_optax.py", "jax_nnx.py"])
+@cases("name", ("torch_training.py",), ("jax_optax.py",), ("jax_nnx.py",))
 def test_some_steps_are_clipped_and_some_are_not(name):
     (clipped,) = numbers(r"clipped .*in (\d+) of 200 steps", name)
     assert 10 < clipped < 190
@@ -185,7 +201,7 @@ def test_the_usual_formula_exceeds_the_threshold_in_about_half_of_the_updates():
     assert 300 < above < 700
 
 
-@pytest.mark.parametrize(("name", "peer"), [("dp_sgd_torch.py", "Opacus"), ("dp_sgd_jax.py", "jax_privacy")])
+@cases(("name", "peer"), ("dp_sgd_torch.py", "Opacus"), ("dp_sgd_jax.py", "jax_privacy"))
 def test_private_training_learns_within_its_epsilon(name, peer):
     rows = {row[0]: row[1:] for row in map(str.split, output_of(name).splitlines()) if row[0] in ("gradclip", peer)}
     for epsilon, accuracy, milliseconds in rows.values():
@@ -196,6 +212,7 @@ def test_private_training_learns_within_its_epsilon(name, peer):
     assert set(rows) == {"gradclip", peer}
 
 
+@pytest.mark.slow
 def test_an_ordinary_loop_made_private_is_as_good_as_by_opacus():
     found = re.findall(r"^(\w+) +epsilon +(\S+), accuracy (\S+)%$", output_of("torch_private.py"), re.MULTILINE)
     epsilon = {name: float(spent) for name, spent, _ in found}

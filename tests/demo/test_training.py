@@ -7,6 +7,7 @@ from typer.testing import CliRunner
 
 from gradclip.cli.commands import app
 
+pytestmark = pytest.mark.slow
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 

@@ -1,12 +1,14 @@
 """Start a script once for each of several processes that know each other, and wait no longer than a time limit."""
 
 import ast
+import atexit
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 HERE = Path(__file__).parent
 HELPERS = ("mesh", "network", "layouts", "whole_gradients", "of_one_process")
 """Functions of the scripts that take nothing and are no cases."""
+ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
 
 
 @dataclass(frozen=True)
@@ -27,38 +30,63 @@ class Ended:
     errors: str
 
 
+@cache
+def prepared():
+    """Return a process that has imported what scripts need. It forks itself for those that run them."""
+    environment = os.environ | ON_THIS_MACHINE
+    started = subprocess.Popen(
+        [sys.executable, str(HERE / "forks.py")],
+        env=environment,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert started.stdout.readline() == "ready\n"
+    return started
+
+
+def end(*, at_once=False):
+    """End the process that is forked, where there is one, and with `at_once` what it has started."""
+    if not prepared.cache_info().currsize:
+        return
+    process = prepared()
+    prepared.cache_clear()
+    if at_once:
+        os.killpg(process.pid, signal.SIGKILL)
+    process.stdin.close()
+    process.stdout.close()
+    process.wait()
+
+
+atexit.register(end, at_once=True)
+
+
 def run(world, script, *arguments, timeout=60):
     """Run `script` in `world` processes, and return how each ended. Raises TimeoutError where one is not done."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        started = [_start(folder, rank, world, [str(HERE / script), *arguments]) for rank in range(world)]
-        try:
-            _wait(started, timeout, folder)
-        finally:
-            for process in started:
-                process.kill()
-                process.wait()
+        statuses = _statuses(folder, world, [str(HERE / script), *arguments], timeout)
         return [
-            Ended(process.returncode, (folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text())
-            for rank, process in enumerate(started)
+            Ended(status, (folder / f"out{rank}").read_text(), (folder / f"err{rank}").read_text())
+            for rank, status in enumerate(statuses)
         ]
 
 
-def _start(folder, rank, world, command):
-    environment = {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "STORE": str(folder / "store")}
-    environment |= {"RANK": str(rank), "WORLD_SIZE": str(world)}
-    with (folder / f"out{rank}").open("w") as out, (folder / f"err{rank}").open("w") as err:
-        return subprocess.Popen([sys.executable, *command], env=os.environ | environment, stdout=out, stderr=err)
-
-
-def _wait(started, timeout, folder):
-    end = time.monotonic() + timeout
-    for process in started:
-        try:
-            process.wait(max(0.0, end - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            errors = [path.read_text()[-2000:] for path in sorted(folder.glob("err*"))]
-            raise TimeoutError(f"not done after {timeout} s:\n" + "\n".join(errors)) from None
+def _statuses(folder, world, command, timeout):
+    common = os.environ | ON_THIS_MACHINE | {"STORE": str(folder / "store"), "WORLD_SIZE": str(world)}
+    environments = [common | {"RANK": str(rank)} for rank in range(world)]
+    process = prepared()
+    print(
+        json.dumps({"folder": str(folder), "environments": environments, "command": command}),
+        file=process.stdin,
+        flush=True,
+    )
+    if select.select([process.stdout], [], [], timeout)[0]:
+        return json.loads(process.stdout.readline())
+    end(at_once=True)
+    errors = [path.read_text()[-2000:] for path in sorted(folder.glob("err*"))]
+    raise TimeoutError(f"not done after {timeout} s:\n" + "\n".join(errors))
 
 
 def results(world, script, *arguments, timeout=60):
@@ -88,7 +116,7 @@ def names_of_cases(script):
 def cases(*scripts):
     """Return a mark that runs a test for each case of scripts: pairs of a number of processes and a file.
 
-    Each script runs all of its cases in the same processes, since starting them takes most of the time.
+    Each script runs all of its cases in the same processes, since joining them takes most of the time.
     """
     params = [
         pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")

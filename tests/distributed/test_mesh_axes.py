@@ -8,20 +8,22 @@ from pathlib import Path
 import pytest
 
 FOLDER = Path(__file__).parents[1] / "sharded_jax"
+FILES = sorted(map(str, FOLDER.glob("test_*.py")))
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in FOLDER.glob("test_*.py")))
-def test_on_eight_devices(name, pytestconfig):
+# Two processes, since most of a short run is their start.
+@pytest.mark.parametrize("files", [FILES[::2], FILES[1::2]], ids=["even", "odd"])
+def test_on_eight_devices(files, pytestconfig):
     environment = os.environ | {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
     environment.pop("PYTEST_XDIST_WORKER", None)
     options = ["-q", "-p", "no:cacheprovider", "-m", pytestconfig.option.markexpr]
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", *options, str(FOLDER / name)],
+        [sys.executable, "-m", "pytest", *options, *files],
         cwd=FOLDER.parents[1],
         env=environment,
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout[-8000:] + done.stderr
     assert " passed" in done.stdout

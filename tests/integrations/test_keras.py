@@ -47,6 +47,7 @@ MODEL = """
     """
 
 
+@pytest.mark.slow  # tests/keras_backends/test_training.py loads one in the same process
 def test_a_saved_model_is_loaded_in_a_new_process_of_another_backend(tmp_path):
     saving = """
     model = keras.Sequential([keras.layers.Input((2,)), keras.layers.Dense(2, kernel_initializer="ones")])

@@ -13,6 +13,9 @@ from pathlib import Path
 
 import pytest
 
+# A second look: tests/parity/test_parity_table.py compares the same functions.
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Suite:

@@ -1,0 +1,9 @@
+import pytest
+
+import processes
+
+
+@pytest.fixture(autouse=True, scope="module")
+def end_the_process_that_is_forked():
+    yield
+    processes.end()
