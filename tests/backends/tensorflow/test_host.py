@@ -91,6 +91,12 @@ def test_what_is_not_clipped_is_the_tensor_itself():
         assert all(x is y for x, y in zip(clipped, tree, strict=True))
 
 
+def test_a_layer_that_is_not_clipped_is_the_tensor_itself():
+    leaves = [tf.constant([3.0, 4.0]), tf.constant([0.3, 0.4])]
+    clipped, _ = gradclip.clip_by_layer_norm(leaves, 1.0)
+    assert [x is y for x, y in zip(clipped, leaves, strict=True)] == [False, True]
+
+
 def test_large_results_lie_in_memory_of_tensorflow():
     x = tf.ones(100_000)
     (made,) = HOST.new_like([x], copied=False)

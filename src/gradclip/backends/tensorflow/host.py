@@ -90,7 +90,11 @@ class TensorFlowHost(Host):
         # A tensor is immutable, so it can serve as its own copy.
         if layout.whole and coefficient.keep and not isinstance(arrays, OnlyFinite):
             return list(arrays)
-        return super().shrink(arrays, coefficient, layout)
+        results = super().shrink(arrays, coefficient, layout)
+        if layout.whole or isinstance(arrays, OnlyFinite):
+            return results
+        changed = set(indices_written(arrays, arrays, coefficient, layout))
+        return [y if index in changed else x for index, (x, y) in enumerate(zip(arrays, results, strict=True))]
 
     def leave(self, array: Any, leaf: object) -> tf.Tensor:
         return placed(_tensor_over(array) if array.origin is None else array.origin, leaf)
