@@ -61,7 +61,9 @@ def _clipped(
 
 
 def _is_ordinary(mask: Any, leaf: Any) -> bool:
-    """Return whether a mask is an array of known booleans of the leaf's framework, one for each example."""
+    """Return whether a mask has a known boolean for each example, in a list or an array of the leaf's framework."""
+    if isinstance(mask, list | tuple):
+        return set(map(type, mask)) <= {bool} and (len(mask),) == leaf.shape[:1]
     framework = framework_of(mask) if type(mask) is type(leaf) else None
     known = framework is not None and framework.on_fast_path([mask]) is not None
     return known and "bool" in str(mask.dtype) and mask.shape == leaf.shape[:1]
