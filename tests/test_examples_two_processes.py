@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.slow
 EXAMPLE = Path(__file__).parents[1] / "examples" / "jax_two_processes.py"
 
 

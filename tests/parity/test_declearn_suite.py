@@ -4,7 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 import published_source
+
+# A second look: tests/parity/test_declearn.py compares the same modules.
+pytestmark = pytest.mark.slow
 
 PLUGIN = """
 import gradclip.integrations.declearn

@@ -35,6 +35,14 @@ def power_sums(arrays, p, enough, rows=()):
     return jax.jit(lambda *arrays: exported.power_sums(arrays, rows, p, enough))(*map(jnp.asarray, arrays))
 
 
+def of_kernels(arrays, p, enough, rows):
+    return jax.jit(lambda *arrays: ffi.power_sums(arrays, p, enough, rows))(*arrays)
+
+
+def extremes(arrays, rows=()):
+    return jax.jit(lambda *arrays: exported.extremes(arrays, rows))(*map(jnp.asarray, arrays))
+
+
 def relative_error(found, exact):
     return float(abs(Fraction(float(found)) - exact) / exact)
 
@@ -101,9 +109,9 @@ def test_what_is_not_finite_stays_so(value, enough):
 def test_each_row_has_the_numbers_of_the_kernels(dtype):
     arrays = [jnp.asarray(drawn(dtype, 4 * n)).reshape(4, n) for n in (3, 70)] + [jnp.asarray(drawn(dtype, 5))[None]]
     for found, expected in (
-        (power_sums(arrays, 2.0, ENOUGH, (4,)), ffi.power_sums(arrays, 2.0, ENOUGH, (4,))),
-        (power_sums(arrays, 3.0, math.inf, (4,)), ffi.power_sums(arrays, 3.0, math.inf, (4,))),
-        (exported.extremes(arrays, (4,)), ffi.extremes(arrays, (4,))),
+        (power_sums(arrays, 2.0, ENOUGH, (4,)), of_kernels(arrays, 2.0, ENOUGH, (4,))),
+        (power_sums(arrays, 3.0, math.inf, (4,)), of_kernels(arrays, 3.0, math.inf, (4,))),
+        (extremes(arrays, (4,)), jax.jit(lambda *arrays: ffi.extremes(arrays, (4,)))(*arrays)),
     ):
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=2e-7 if "16" in dtype else 1e-14)
         assert found[0].shape == found[1].shape == (4,)
@@ -123,7 +131,8 @@ def test_examples_are_added_as_by_the_kernels(dtype):
     weighing = jnp.array([1.0 + 1e-14, 0.0, 500.0, 1.0, 500.0])
     columns = 73 * (2 if "complex" in dtype else 1)
     expected = ffi.add_examples(batch, weighing, included, columns)
-    for found, one in zip(exported.add_examples([weighing, included, *batch], (5,)), expected, strict=True):
+    added = jax.jit(lambda *arrays: exported.add_examples(arrays, (5,)))(weighing, included, *batch)
+    for found, one in zip(added, expected, strict=True):
         finite = np.isfinite(one)
         assert np.array_equal(finite, np.isfinite(found))
         np.testing.assert_allclose(np.array(found)[finite], np.array(one)[finite], rtol=1e-12, atol=1e-9)
