@@ -25,7 +25,9 @@ def check_contents(sdist):
     if strays := {name for name in files if name.startswith((".ci", "build", ".venv")) or name.endswith(".so")}:
         sys.exit(f"the sdist must not hold {sorted(strays)}")
     root = SMOKE.parent.parent
-    listed = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True).stdout.split()
+    listed = subprocess.run(
+        ["git", "ls-files"], cwd=root, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     settings = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))
     left_out = tuple(settings["tool"]["scikit-build"]["sdist"]["exclude"])
     if lacking := {name for name in listed if not name.startswith(left_out)} - files:

@@ -44,7 +44,7 @@ def selected(patterns, frameworks=None):
 
 def frozen():
     """Return the frozen fingerprints by function, framework and number."""
-    return {path.stem: json.loads(path.read_text()) for path in sorted(HASHES.glob("*.json"))}
+    return {path.stem.replace("-", " "): json.loads(path.read_text()) for path in sorted(HASHES.glob("*.json"))}
 
 
 def write(patterns):
@@ -60,7 +60,7 @@ def write(patterns):
             own += [None] * (case.index + 1 - len(own))
             own[case.index] = fingerprint(case.outcome(call))
             count += 1
-        (HASHES / f"{function}.json").write_text(json.dumps(found, indent=0) + "\n")
+        (HASHES / f"{function.replace(' ', '-')}.json").write_text(json.dumps(found, indent=0) + "\n")
         print(f"{function}: {sum(map(len, found.values()))} outcomes", flush=True)
     return count
 
