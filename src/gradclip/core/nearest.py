@@ -248,7 +248,7 @@ def multiplier(
         # Numbers below zero become -0.0 in float32, then 0.
         factors[element.name] = xp.abs(backend.single(xp.where(keep, 1.0, lowered)))
     steps = xp.where(keep, 0.0, -1.0) if found.stepped else None
-    return Multiplier(at_once, factors, blanks, alive, steps)
+    return Multiplier(at_once, factors, alive, steps)
 
 
 def _in_units_of(divisor: Any, backend: Backend, found: Bounds) -> tuple[Any, Any]:

@@ -99,18 +99,22 @@ class AtOnce(Protocol):
 class Multiplier:
     """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
 
-    `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `blanks`: products that
-    are NaN become zeros, or all products where `alive` is False. `steps`: -1 if float16 products are stepped, 0 if they
-    are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the first
-    number, and so on. `at_once` multiplies.
+    `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `alive`: where it is
+    False, all products become zeros, NaN too; None if that never happens. `steps`: -1 if float16 products are stepped,
+    0 if they are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the
+    first number, and so on. `at_once` multiplies.
     """
 
     at_once: AtOnce
     factors: dict[str, Any]
-    blanks: bool = False
     alive: Any = None
     steps: Any = None
     sizes: Sequence[int] | None = None
+
+    @property
+    def blanks(self) -> bool:
+        """Whether products that are NaN become zeros."""
+        return self.alive is not None
 
     def scaled(self, _backend: object, arrays: Arrays) -> list[Any]:
         """Return the arrays scaled."""

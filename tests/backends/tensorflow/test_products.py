@@ -51,8 +51,9 @@ def test_products_of_float16_are_moved_toward_zero():
 
 
 def test_nan_becomes_zero_where_that_is_asked_for():
-    (result,) = made([tf.constant([np.nan, np.inf, 4.0])], 0.5, blanks=True)
-    assert np.asarray(result).tolist() == [0.0, 0.0, 2.0]
+    for factor, alive, last in ((0.5, True, 2.0), (0.0, False, 0.0)):
+        (result,) = made([tf.constant([np.nan, np.inf, 4.0])], factor, alive=tf.constant(alive))
+        assert np.asarray(result).tolist() == [0.0, 0.0, last]
 
 
 def test_a_complex_number_goes_as_a_whole():
