@@ -2,6 +2,7 @@
 // variant of the kernels compiles its own copy, with its own instructions.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 namespace {
@@ -31,21 +32,15 @@ inline void store_to(void* memory, Loaded x) {
 
 constexpr int64_t kCacheLine = 64;
 
-// Processors fetch by themselves what is read in order, but start anew on each page. With its first lines already
-// there, they start earlier. To fetch all lines takes up to a quarter longer where processors do so anyway.
-constexpr int64_t kPage = 4096, kPagesAhead = 4, kFirstLines = 4;
-enum class Access { read, write };
+// Processors fetch by themselves what is read in order. But where elements are converted, many instructions wait, and
+// loads begin late. So these are fetched a quarter of a page ahead. Where elements need no conversion, that takes longer.
+constexpr int64_t kAhead = 1024;
 
-// Fetches the first lines of as many pages as `count` elements fill, some pages after `x`. Beyond the end of an array
-// this has no effect.
-template <Access access, class Raw>
-inline void fetch_later_pages(const Raw* x, int64_t count) {
-  constexpr int64_t kElements = kPage / sizeof(Raw), kLine = kCacheLine / sizeof(Raw);
-  for (int64_t page = kPagesAhead * kElements; page < kPagesAhead * kElements + count; page += kElements) {
-    for (int64_t line = 0; line < kFirstLines; ++line) {
-      __builtin_prefetch(x + page + line * kLine, access == Access::write);
-    }
-  }
+// Fetches the bytes of `count` elements some bytes after `x`. Beyond the end of an array this has no effect.
+template <class Raw>
+inline void fetch_ahead(const Raw* x, int64_t count) {
+  const auto* bytes = reinterpret_cast<const std::byte*>(x) + kAhead;
+  for (int64_t i = 0; i < count * static_cast<int64_t>(sizeof(Raw)); i += kCacheLine) __builtin_prefetch(bytes + i);
 }
 
 // The same for every vector width, so that every variant adds in the same order.

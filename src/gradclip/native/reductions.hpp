@@ -144,15 +144,20 @@ inline double sum_of_lanes(const Lanes<double>& lanes) {
 
 template <class Load, class Terms>
 inline void add_all(Lanes<double>& sums, const typename Load::Raw* x, const Terms& terms, int64_t from, int64_t to) {
+  constexpr bool kConverted = Load::kParts == 1 && sizeof(typename Load::Raw) < sizeof(double);
   if constexpr (std::is_same_v<Terms, SquaresInFloat>) {
     constexpr int64_t kGroup = SquaresInFloat::kTogether * kLanes;
     for (; from + kGroup <= to; from += kGroup) {
+      fetch_ahead(x + from, kGroup);
       Lanes<float> group = {};
       for (int64_t i = from; i < from + kGroup; i += kLanes) terms.add_float(group, Load::Format::load(x + i));
       sums += widened(group);
     }
   }
-  for (; from < to; from += kLanes) terms.add(sums, load_lanes<Load>(x, from));
+  for (; from < to; from += kLanes) {
+    if constexpr (kConverted) fetch_ahead(x + from, kLanes);
+    terms.add(sums, load_lanes<Load>(x, from));
+  }
 }
 
 template <class Load, class Terms>
@@ -165,8 +170,6 @@ inline double sum_chunk(const typename Load::Raw* x, const Terms& terms, int64_t
     for (int64_t inner_at = middle_at; inner_at < middle_end; inner_at += kInner) {
       const int64_t inner_end = std::min(middle_end, inner_at + kInner);
       Lanes<double> inner = {};
-      // Half types take longer to add than to fetch.
-      if constexpr (sizeof(*x) > 2) fetch_later_pages<Access::read>(x + Load::kParts * inner_at, Load::kParts * kInner);
       add_all<Load>(inner, x, terms, inner_at, inner_end);
       middle += inner;
     }

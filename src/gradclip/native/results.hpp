@@ -50,12 +50,8 @@ inline void scale_chunk(const typename Format::Raw* x, typename Format::Raw* y, 
                         typename Format::Product first, typename Format::Product second) {
   // As many as fit in the registers.
   constexpr int kGroups = kBytes / 2 / sizeof(typename Format::Product);
-  constexpr int64_t kElementsOfPage = kPage / sizeof(typename Format::Raw);
   int64_t i = 0;
   for (; i + kGroups * kLanes <= count; i += kGroups * kLanes) {
-    if constexpr (std::is_same_v<Format, Float32>) {
-      if (i % kElementsOfPage == 0) fetch_later_pages<Access::write>(y + i, kElementsOfPage);
-    }
     scale_lanes<Format, twice, kGroups>(x + i, y + i, first, second);
   }
   for (; i + kLanes <= count; i += kLanes) scale_lanes<Format, twice, 1>(x + i, y + i, first, second);
