@@ -16,14 +16,13 @@ from gradclip.arguments import check_threshold, check_thresholds, scalar_array, 
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
-from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.layouts import Groups, Layout, Rows
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide, measure_all
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.several import Each, Following, left_norms

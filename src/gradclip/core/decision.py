@@ -14,7 +14,7 @@ from gradclip.core.formats import product_format
 from gradclip.core.layouts import Groups, Layout
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, settled
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, is_concrete
 from gradclip.core.records import Coefficient, Factors, Multiplier
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER, TREE, Scope
@@ -189,6 +189,7 @@ def _kept_exactly(
     unclear = np.asarray(open_between(norm, thresholds))
     if not unclear.any():
         return chosen
+    assert is_concrete(backend)
     (x,), keep = arrays, np.array(chosen.keep)
     own = scope.own_axes(len(x.shape))
     for at in map(tuple, np.argwhere(unclear)):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from gradclip.core.concrete import ConcreteBackend
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, ConcreteBackend
 
 if TYPE_CHECKING:
     import numpy as np

@@ -48,9 +48,11 @@ class Scaling(InHostMemory, Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
-    def norms_at_once(self, arrays: Arrays, layout: Several, order: Order) -> tuple[Norm, np.ndarray] | None:
+    def norms_of_several(self, arrays: Arrays, order: Order, layout: Several) -> Norm:
+        """Return all norms of a layout as a vector; none is sure if the kernels do not compute them."""
         found = laid(arrays, layout, self.threads())
-        return None if found is None else found.norms(order)
+        norm = None if found is None else found.norms(order)
+        return norm or Norm(np.zeros(layout.count), None, 0.0, 0.0, np.zeros(layout.count, bool))
 
     def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
         if isinstance(arrays, OnlyFinite):

@@ -141,9 +141,6 @@ class Jax(JaxNorms):
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
-    def zeros(self, shape: tuple[int, ...], near: Sequence[jax.Array]) -> jax.Array:
-        return jnp.zeros(shape, self.wide_dtype)
-
     def bits(self, x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
@@ -158,11 +155,11 @@ class Jax(JaxNorms):
     ) -> jax.Array:
         return _scaled(self, x, keep, blank, first, second)
 
-    def chosen_where(
+    def redo_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
     ) -> Any:
         # `where` alone would always compute both.
-        again = partial(super().chosen_where, flags, compute, found)
+        again = partial(super().redo_where, flags, compute, found)
         return either(flags, again, lambda: found)
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:

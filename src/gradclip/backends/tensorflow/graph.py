@@ -163,10 +163,10 @@ class Graph(Portable):
     def at_once(self, arrays: Arrays) -> Products:
         return Products(arrays)
 
-    def chosen_where(
+    def redo_where(
         self, flags: tf.Tensor, compute: Callable[[], tuple[tf.Tensor, tf.Tensor]], found: tuple[tf.Tensor, tf.Tensor]
     ) -> Any:
-        again = partial(super().chosen_where, flags, compute, found)
+        again = partial(super().redo_where, flags, compute, found)
         return tf.cond(tf.reduce_any(flags), again, lambda: tuple(map(tf.identity, found)))
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:

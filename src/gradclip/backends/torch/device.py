@@ -33,7 +33,9 @@ from gradclip.backends.torch.tensors import (
 )
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
+from gradclip.core.layouts import Several
 from gradclip.core.memory import Region
+from gradclip.core.norms import Norm, Order, relative_error
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
 
@@ -155,9 +157,11 @@ class Torch(Examples):
         # Whatever the order, each term goes through the additions of one tensor, then those of the tensors' norms.
         return (together.largest + len(arrays) + 8) * self.wide.roundoff
 
-    def norm_at_once(self, arrays: Arrays, p: float) -> torch.Tensor | None:
-        together = None if FLOAT64 in arrays.formats else self._together(arrays, p)
-        return together and torch.linalg.vector_norm(together.norms(arrays, p, self.device), p)
+    def roots(self, arrays: Arrays, order: Order, scope: Scope) -> tuple[torch.Tensor, torch.Tensor | None]:
+        together = self._together(arrays, order.p) if scope.whole and FLOAT64 not in arrays.formats else None
+        if together is None:
+            return super().roots(arrays, order, scope)
+        return torch.linalg.vector_norm(together.norms(arrays, order.p, self.device), order.p), None
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: torch.Tensor | None = None) -> torch.Tensor:
         together = self._together(arrays, p) if scope.whole else None
@@ -188,16 +192,16 @@ class Torch(Examples):
             return super().without_nonfinite(arrays)
         return Arrays([torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in arrays], arrays.dtypes)
 
-    def norms_of(self, arrays: Arrays, p: float) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        together = self._together(arrays, p)
-        if together is None:
-            return None
-        if FLOAT64 not in arrays.formats or p == math.inf:
-            return together.norms(arrays, p, self.device), None
-        if len(arrays.formats) > 1:  # the division would run in float32 for float32 tensors
-            return None
-        divisor = self.divisor(together.norms(arrays, math.inf, self.device))
-        return together.norms(arrays, p, self.device, divisor), divisor
+    def norms_of_several(self, arrays: Arrays, order: Order, layout: Several) -> Norm:
+        together = self._together(arrays, order.p) if {len(part.indices) for part in layout.parts} == {1} else None
+        divided = FLOAT64 in arrays.formats and order.p != math.inf
+        # For float32 tensors, the division would run in float32.
+        if together is None or (divided and len(arrays.formats) > 1):
+            return super().norms_of_several(arrays, order, layout)
+        divisor = self.divisor(together.norms(arrays, math.inf, self.device)) if divided else None
+        value = together.norms(arrays, order.p, self.device, divisor)
+        error = relative_error(order, (together.largest + 9) * self.wide.roundoff, self.wide, exact=order.extreme)
+        return Norm(value, divisor, error, self.floor(arrays, max(x.numel() for x in arrays), order))
 
     def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
         """Return what computes the norms of all tensors at once in float64, or None."""
