@@ -23,6 +23,7 @@ from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide, measure_all
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip.core.records import Into
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.several import Each, Following, left_norms
@@ -236,13 +237,12 @@ def _clip_units_in_one_pass(
     asked = replace(clipping, max_norm=thresholds)
     with backend.precision():
         # The kernels scale units only in place.
-        copies = backend.copies(backend.take(flat.leaves))
-        arrays = backend.entered_copies(copies)
-        layout = Rows(scopes, [tuple(x.shape) for x in copies])
+        arrays = backend.copied(backend.take(flat.leaves))
+        layout = Rows(scopes, [tuple(x.shape) for x in arrays.sources])
         made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=ALONE)
         norms = left_norms(backend, layout, made.norm, arrays, flat.leaves)
-        backend.scale_(arrays, made.arrays, made.coefficient, layout)
-        return backend.leave_all(copies, flat.leaves), _arranged(backend, flat, norms)
+        made.scaled(backend, Into(arrays))
+        return backend.leave_all(arrays.sources, flat.leaves), _arranged(backend, flat, norms)
 
 
 def _left(

@@ -35,7 +35,7 @@ def test_shrunk_arrays_are_the_same_bits(dtype, size):
         as_tensors = coefficient(portable, portable_norm, threshold, split=dtype in ("float64", "complex128"))
     assert bool(as_tensors.keep) == bool(chosen.keep)
     assert chosen.keep or float(as_tensors.wide.first) == chosen.wide.first
-    one = fast.leave(fast.shrink(fast.enter([tensor]), chosen, TREE)[0], tensor)
+    one = fast.leave(fast.scale(fast.enter([tensor]), chosen, TREE)[0], tensor)
     other = portable.shrunk(tensor, as_tensors, TREE)
     assert one.view(torch.uint8 if size else one.dtype).equal(other.view(torch.uint8 if size else other.dtype))
 

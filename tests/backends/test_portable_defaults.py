@@ -1,10 +1,13 @@
 """What a backend answers that has nothing better to offer."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.memory import Region
+from gradclip.core.records import Into
 from plain_backend import Plain
 
 ARRAYS = Arrays([np.zeros(3)])
@@ -12,8 +15,11 @@ ARRAYS = Arrays([np.zeros(3)])
 
 def test_nothing_is_done_at_once():
     found = Plain()
-    assert found.at_once(ARRAYS) is None
+    assert found.multi_tensor(ARRAYS) is None
     assert found.together(ARRAYS) is None
+    for call in (partial(found.clear, ARRAYS), partial(found.write_back, 1.0, 2.0), partial(found.write, (), Into(()))):
+        with pytest.raises(NotImplementedError):
+            call()
 
 
 def test_a_mesh_is_refused():

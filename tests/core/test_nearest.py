@@ -121,7 +121,7 @@ def test_thresholds_on_a_device_beside_a_floor():
     assert found.numerator[:2].tolist() == [0.0, 0.0]
     assert (found.limit[2:] < thresholds[2:] - 2.0**-120).all()
     assert (found.numerator[2:] > thresholds[2:] * (1 - 2.0**-18)).all()
-    by = multiplier(HOST, None, Norm(np.zeros(4), None, ERROR, 2.0**-120), found)
+    by = multiplier(HOST, Norm(np.zeros(4), None, ERROR, 2.0**-120), found)
     assert by.factors["float32"].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 

@@ -15,9 +15,10 @@ from gradclip.backends.portable_norms import PortableNorms
 from gradclip.backends.sums import over_examples
 from gradclip.core.arrays import Arrays, check_dtypes
 from gradclip.core.formats import FLOAT64, format_of, low_bits_mask, product_format
+from gradclip.core.layouts import Layout, Several
 from gradclip.core.memory import Region, any_overlap, meeting
-from gradclip.core.records import Coefficient, Factors, Rule
-from gradclip.core.scopes import Scope
+from gradclip.core.records import Coefficient, Factors, Into, Rule
+from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.values import Array
 
 
@@ -51,15 +52,6 @@ class Portable(PortableNorms, ABC):
 
     def meeting(self, leaves: Sequence[Any], owners: Sequence[Any]) -> list[list[int]]:
         return meeting(list(map(self.region, leaves)))
-
-    def copied(self, leaf: Any) -> Any:
-        raise NotImplementedError  # asked only of a gradient with a region
-
-    def write_back(self, leaf: Any, copy: Any) -> None:
-        raise NotImplementedError
-
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return False
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         regions = map(self.region, leaves)
@@ -122,7 +114,8 @@ class Portable(PortableNorms, ABC):
         return list(map(self.leave, arrays, leaves))
 
     @abstractmethod
-    def leave(self, array: Any, leaf: Any) -> Any: ...
+    def leave(self, array: Any, leaf: Any) -> Any:
+        """Return one result in the form the user passed, as `leave_all` does."""
 
     def leave_sums(self, wides: Sequence[Any], arrays: Sequence[Any], dtype: str | None) -> list[Any]:
         return [self.leave_sum(wide, x, dtype) for wide, x in zip(wides, arrays, strict=True)]
@@ -134,11 +127,30 @@ class Portable(PortableNorms, ABC):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[Any]:
-        return [self.shrunk(x, coefficient, layout) for x in arrays]
+    def clear(self, arrays: Arrays) -> None:
+        raise NotImplementedError  # asked only of arrays that can be written
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
-        return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        results = self.shrink(arrays, coefficient, layout)
+        return results if into is None else self.write(results, into)
+
+    def clamp(self, arrays: Arrays, bound: float | Array, into: Into | None = None) -> Sequence[Any]:
+        results = [self.clamped(x, bound) for x in arrays]
+        return results if into is None else self.write(results, into)
+
+    def write(self, results: Sequence[Any], into: Into) -> Sequence[Any]:
+        """Write results into leaves. Return the leaves, or replacements of those that cannot be written."""
+        raise NotImplementedError
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        raise NotImplementedError  # asked only of a gradient with a region
+
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[Any]:
+        """Return the arrays, scaled."""
+        if isinstance(layout, Scope):
+            return [self.shrunk(x, coefficient, layout) for x in arrays]
+        each = _split_up(self, coefficient, layout, arrays)
+        return [self.shrunk(x, own, LAYER) for x, own in zip(arrays, each, strict=True)]
 
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array, scaled."""
@@ -161,15 +173,12 @@ class Portable(PortableNorms, ABC):
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
-        return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]
-
     def limit(self, bound: float | Array, x: Array) -> Array:
         """Return a bound on magnitudes as a wide scalar; 0 for a negative bound."""
         wide = self.scalar(bound, [x])
         return self.xp.where(wide < 0, self.xp.zeros_like(wide), wide)
 
-    def clamp(self, x: Array, bound: float | Array) -> Array:
+    def clamped(self, x: Array, bound: float | Array) -> Array:
         """Return `x` with each element clamped to [-bound, bound], the bound rounded toward zero. NaN stays."""
         with self.precision():
             limit = self.narrow(self.limit(bound, x), x)
@@ -218,3 +227,18 @@ class Portable(PortableNorms, ABC):
             product = self.xp.where(blank, 0.0, self._weighed(part, weights))
             sums.append(self._sum(product, (0,)))
         return self.join(sums, x)
+
+
+def _split_up(backend: Any, coefficient: Coefficient, layout: Several, arrays: Arrays) -> list[Coefficient]:
+    """Return the coefficient of each array, from vectors with one entry for each group."""
+    narrow = any(product_format(x, backend.wide) is not backend.wide for x in arrays)
+    pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
+    factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
+    found = iter(backend.unstacked(given))
+    keeps, blanks = next(found), next(found)
+    nothing = [None] * len(keeps)
+    scalars = [nothing if factor is None else next(found) for factor in factors]
+    wides = list(map(Factors, *scalars[:2]))
+    each = list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+    return [one for one, part in zip(each, layout.parts, strict=True) for _ in part.indices]

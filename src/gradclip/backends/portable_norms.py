@@ -7,7 +7,7 @@ sums, the largest and smallest magnitudes, and `sum_error` and `flushed_below`, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, cast
 
@@ -16,7 +16,6 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64, Format, format_of, is_complex
 from gradclip.core.layouts import Layout, Several
 from gradclip.core.norms import Norm, Order, one_or_each, relative_error, rooted, stacked_divisors
-from gradclip.core.records import AtOnce
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.values import Arithmetic, Array
 
@@ -48,7 +47,7 @@ class PortableNorms:
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
         return arrays.alike([arrays[index] for index in indices])
 
-    def at_once(self, arrays: Arrays) -> AtOnce | None:
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int] | None:
         return None
 
     def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array:
@@ -166,7 +165,7 @@ class PortableNorms:
         xp = self.xp
         known = xp.isfinite(value)
         # If the parts were divided first, their norm is finite whenever they are.
-        by_parts = order.p == 2 and scope.whole and self.at_once(arrays) is not None
+        by_parts = order.p == 2 and scope.whole and self.multi_tensor(arrays) is not None
         if by_parts or (self.concrete and xp.all(known)):
             return value, divisor
         found = value, xp.ones_like(value) if divisor is None else divisor

@@ -7,14 +7,14 @@ against its protocol.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard
 
 from gradclip.core.arrays import Arrays
+from gradclip.core.formats import Format
 from gradclip.core.layouts import Layout
 from gradclip.core.norms import Norm, Order
-from gradclip.core.records import AtOnce, Coefficient, Rule
-from gradclip.core.scopes import Scope
+from gradclip.core.records import Coefficient, Into, Multiplier, Rule
 from gradclip.core.values import Arithmetic, Array
 
 
@@ -58,22 +58,27 @@ class Reduce(Protocol):
 
 
 class Scale(Protocol):
-    """Scale arrays down. No result exceeds the exact product."""
+    """Scale arrays down, or clamp them. No result exceeds the exact product.
 
-    def at_once(self, arrays: Arrays) -> AtOnce | None:
-        """Return an object that multiplies all arrays by one number, or None if scaling them one by one is better."""
+    Results are new arrays; with `into` they are its leaves, or replacements of those that cannot be written.
+    """
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Any) -> list[Any]:
-        """Return the arrays scaled by the coefficient, which has an entry for each norm.
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int] | None:
+        """Return the number of elements of each format, the widest first, if one number can multiply all at once.
 
-        The layout is a `Scope`; on a `concrete` backend any.
+        None if scaling them one by one is better.
         """
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
-        """Return the arrays, each scaled by its own coefficient."""
+    def scale(
+        self, arrays: Arrays, coefficient: Coefficient | Multiplier, layout: Layout, into: Into | None = None
+    ) -> Sequence[Any]:
+        """Return the arrays scaled by the coefficient, which has an entry for each norm of the layout.
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
-        """Return the prepared leaves with elements clamped to [-bound, bound], the bound rounded toward zero."""
+        The layout is as in `norms`. With `into`, only the values come from the arrays.
+        """
+
+    def clamp(self, arrays: Arrays, bound: float | Array, into: Into | None = None) -> Sequence[Any]:
+        """Return the arrays with elements clamped to [-bound, bound], the bound rounded toward zero."""
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Return the function of leaves, threshold and mask with the derivative defined by the rule."""
@@ -109,11 +114,8 @@ class Batch(Protocol):
 class Leave(Protocol):
     """Convert results to what users get: the framework's own types."""
 
-    def leave(self, array: Any, leaf: Any) -> Any:
-        """Return one result in the form the user passed: a new array like the leaf, or a number for a number."""
-
     def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]:
-        """Return results in the form the user passed."""
+        """Return results in the form the user passed: new arrays like the leaves, or numbers for numbers."""
 
     def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any:
         """Return a wide scalar, or an array with one entry for each norm, in the named dtype."""
@@ -140,31 +142,17 @@ class InPlace(Protocol):
         `owners` hold the gradients in `.grad`.
         """
 
-    def copied(self, leaf: Any) -> Any:
-        """Return a writable copy of a gradient that shares memory."""
-
     def write_back(self, leaf: Any, copy: Any) -> None:
         """Write the values of a copy into its gradient, which is writable."""
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         """Say quickly whether two gradients may share memory. True in case of doubt. `arrays` are these gradients."""
 
-    def writable(self, leaf: object) -> bool:
-        """Say whether a gradient can be written in place."""
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        """Say whether all gradients can be written in place."""
 
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        """Say whether all gradients can certainly be written in place. `arrays` are these gradients."""
-
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Any
-    ) -> Sequence[Any]:
-        """Scale `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements.
-
-        The layout is as in `shrink`.
-        """
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | Array) -> Sequence[Any]:
-        """Clamp `leaves` (as arrays: `arrays`) in place. Return them or replacements."""
+    def clear(self, arrays: Arrays) -> None:
+        """Replace NaN and infinities by zeros in place, in writable arrays that `multi_tensor` knows."""
 
 
 class Held(Protocol):
@@ -215,14 +203,8 @@ class ConcreteBackend(Backend, Protocol):
         `part` is an index. The arrays are finite.
         """
 
-    def scale_(self, arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> None:
-        """Scale arrays in place, from the values in `new`, whatever objects hold their memory."""
-
-    def copies(self, arrays: Arrays) -> list[Any]:
-        """Return copies of the arrays in the same memory order."""
-
-    def entered_copies(self, copies: Sequence[Any]) -> Arrays:
-        """Return the result of `copies` as arrays that share its memory."""
+    def copied(self, arrays: Arrays) -> Arrays:
+        """Return copies of the arrays in the same memory order; `sources` can be left as results."""
 
     def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
         """Return each entry of a wide vector in the named dtype. `leaves` has a leaf, or a list of them, for each."""

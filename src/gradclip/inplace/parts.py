@@ -64,7 +64,7 @@ def _clip_with_few_operations(
     gradients: Gradients, backend: Backend, arrays: Arrays, layout: Groups, thresholds: Each, clipping: Clipping
 ) -> list[Any] | None:
     """Clip all groups together; return None, with nothing changed, if that is not possible."""
-    if layout.count < 2 or backend.at_once(arrays) is None:
+    if layout.count < 2 or backend.multi_tensor(arrays) is None:
         return None
     clipping = gradients.cleared(backend, arrays, clipping)
     indices = [index for group in layout.groups for index in group]

@@ -25,7 +25,7 @@ def test_host_arrays_of_any_layout(layout):
     norm = HOST.norms(HOST.enter([x]), Order(2.0))
     assert float(norm.value) == pytest.approx(np.sqrt(np.sum(x.astype(np.float64) ** 2)), rel=1e-14)
     chosen = coefficient(HOST, norm, np.float64(1.0), split=False)
-    shrunk = HOST.shrink(HOST.enter([x]), chosen, TREE)[0].data
+    shrunk = HOST.scale(HOST.enter([x]), chosen, TREE)[0].data
     np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-22)
     if layout != "broadcast":
         scale_(HOST.enter([x]), chosen, TREE, threads=1)

@@ -40,8 +40,8 @@ class JaxHost(Host):
     def prepare_in_place(self, leaf: object) -> Any:
         return np.asarray(leaf) if of_numpy(leaf) else jnp.asarray(leaf)
 
-    def writable(self, leaf: object) -> bool:
-        return of_numpy(leaf) and super().writable(leaf)
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return all(map(of_numpy, leaves)) and super().writable(leaves)
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         # Views, not copies: JAX exposes the memory of CPU arrays read-only.

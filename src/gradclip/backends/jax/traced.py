@@ -36,8 +36,9 @@ from gradclip.core.formats import (
     low_bits_mask,
     sum_dtype,
 )
+from gradclip.core.layouts import Layout
 from gradclip.core.protocols import Backend
-from gradclip.core.scopes import Scope
+from gradclip.core.records import Into
 
 if TYPE_CHECKING:
     from gradclip.core.records import Coefficient
@@ -94,21 +95,16 @@ class Jax(JaxNorms):
     def prepare_in_place(self, leaf: object) -> jax.Array:
         return jnp.asarray(leaf)
 
-    def writable(self, leaf: Any) -> bool:
-        return of_numpy(leaf) and bool(leaf.flags.writeable)
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return all(of_numpy(leaf) and leaf.flags.writeable for leaf in leaves)
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
-    ) -> list[Any]:
-        return list(map(self._put, leaves, self.shrink(new, coefficient, layout)))
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | jax.Array) -> list[Any]:
-        return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+    def write(self, results: Sequence[jax.Array], into: Into) -> list[Any]:
+        return list(map(self._put, into.leaves, results))
 
     def _put(self, leaf: Any, result: jax.Array) -> Any:
         """Return the clipped gradient. A writable NumPy array is changed in place and returned itself."""
         result = self.leave(result, leaf)
-        if not (isinstance(result, np.ndarray) and self.writable(leaf)):
+        if not (isinstance(result, np.ndarray) and self.writable([leaf])):
             return result
         leaf[...] = result
         return leaf
@@ -174,7 +170,7 @@ class Jax(JaxNorms):
         """Return the product, or zero if it is below the normal range, where the compiler may or may not flush."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[jax.Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[jax.Array]:
         if self.visible:
             return super().shrink(arrays, coefficient, layout)
         given = arrays.given if isinstance(arrays, Zeroed) else None
@@ -187,9 +183,6 @@ class Jax(JaxNorms):
         # Scaling zeroes the original arrays again as it reads them, so that no zeroed copy is written to memory.
         zeroed.given = arrays
         return zeroed
-
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[jax.Array]:
-        return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # With one shared barrier, each array would vary over the axes of all of them.
