@@ -198,7 +198,7 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     check_real(prepared, flat.paths)
 
     own = bound if isinstance(bound, float) else None
-    patterns = backend.patterns(flat.leaves)
+    patterns = backend.types_of(flat.leaves)
 
     def primal(prepared: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
         clamped = backend.clamp(backend.enter(prepared), given if own is None else own)

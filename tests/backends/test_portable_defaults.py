@@ -16,7 +16,7 @@ ARRAYS = Arrays([np.zeros(3)])
 def test_nothing_is_done_at_once():
     found = Plain()
     assert found.multi_tensor(ARRAYS) is None
-    assert found.together(ARRAYS) is None
+    assert found.vectorisable_with(ARRAYS) is None
     for call in (partial(found.clear, ARRAYS), partial(found.write_back, 1.0, 2.0), partial(found.write, (), Into(()))):
         with pytest.raises(NotImplementedError):
             call()
@@ -24,7 +24,7 @@ def test_nothing_is_done_at_once():
 
 def test_a_mesh_is_refused():
     with pytest.raises(TypeError, match="axis_name='x' names axes of a mesh"):
-        Plain().over("x")
+        Plain().mesh("x")
 
 
 def test_regions_that_meet_are_found():

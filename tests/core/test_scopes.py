@@ -87,13 +87,13 @@ def scaled_by_norms(x, scope, nonfinite="skip"):
             layout=scope,
             holders=ALONE,
         )
-        together = backend.leave_all(made.scaled(backend), backend.patterns([x]))[0]
+        together = backend.leave_all(made.scaled(backend), backend.types_of([x]))[0]
         alone = []
         for at, index in places(scope, x.shape):
             _, part = entered(x[index])
             part = backend.without_nonfinite(part) if nonfinite == "zero" else part
             shrunk = backend.scale(part, entry(made.coefficient, at), LAYER)
-            alone.append(backend.leave_all(shrunk, backend.patterns([x[index]]))[0])
+            alone.append(backend.leave_all(shrunk, backend.types_of([x[index]]))[0])
     return together, alone
 
 

@@ -34,10 +34,10 @@ class Portable(PortableNorms, ABC):
     def plain(self, leaves: Sequence[Any]) -> bool:
         return False
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         return None
 
-    def over(self, axis_name: Hashable) -> Any:
+    def mesh(self, axis_name: Hashable) -> Any:
         raise TypeError(
             f"axis_name={axis_name!r} names axes of a mesh inside jax.shard_map, where all arrays are JAX arrays, but "
             "the arrays here are not. Leave it out for arrays of other frameworks."
@@ -57,7 +57,7 @@ class Portable(PortableNorms, ABC):
         regions = map(self.region, leaves)
         return any_overlap((region.address, region.end) for region in regions if region is not None)
 
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
         return leaves
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:

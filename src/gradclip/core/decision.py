@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.core import nearest
+from gradclip.core import one_factor
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import coefficient, needs_split, open_between, undecided
 from gradclip.core.layouts import Layout
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend, is_concrete
-from gradclip.core.records import Coefficient, Into, Multiplier
+from gradclip.core.records import Coefficient, Into, OneFactor
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import TREE, Scope
 from gradclip.core.values import Array
@@ -38,7 +38,7 @@ class Decision:
     """The measured norms, the coefficient that follows, and the arrays to scale, with their layout."""
 
     norm: Norm
-    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
+    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `OneFactor`
     arrays: Arrays
     layout: Layout
 
@@ -62,25 +62,25 @@ def decided(
     scope: Scope,
     holders: "Holders",
     *,
-    at_once: bool = True,
+    as_one: bool = True,
 ) -> Decision:
     """Decide what follows from the measured norm of `arrays`, or from each norm of the scope."""
     in_range = norm if norm.divisor is None else settled(backend, norm)
     several = scope.whole and not backend.concrete
-    found = _multiplier(backend, arrays, clipping, in_range, holders) if several and at_once else None
+    found = _one_factor(backend, arrays, clipping, in_range, holders) if several and as_one else None
     if found is not None:
         return Decision(norm, found, arrays, scope)
     threshold = backend.scalar(clipping.max_norm, arrays)
     if several and holders.unseen_dtypes:
-        threshold = nearest.beside_processes(backend, threshold)
+        threshold = one_factor.beside_processes(backend, threshold)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, scope, holders)
     chosen = clipping.nonfinite.settled(backend, backend.xp.isfinite(norm.value), chosen)
     return Decision(norm, chosen, arrays, scope)
 
 
-def _multiplier(
+def _one_factor(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
-) -> Multiplier | None:
+) -> OneFactor | None:
     """Return the one number that scales all elements; None if that does not apply."""
     order, elsewhere = clipping.order, holders.unseen_dtypes
     one_for_all = clipping.target.keeps and (order.p >= 1 or order.extreme)
@@ -89,20 +89,20 @@ def _multiplier(
     everything = holders.sees_all and isinstance(norm.error, float) and isinstance(norm.floor, float)
     elements = backend.multi_tensor(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
     found = None if elements is None else _bounds(backend, elements, clipping, norm, elsewhere=elsewhere)
-    return None if found is None else nearest.multiplier(backend, norm, found, blanks=clipping.nonfinite.blanks)
+    return None if found is None else one_factor.factor_of(backend, norm, found, blanks=clipping.nonfinite.blanks)
 
 
 def _bounds(
-    backend: Backend, elements: nearest.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
-) -> nearest.Bounds | None:
+    backend: Backend, elements: one_factor.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
+) -> one_factor.Bounds | None:
     max_norm, order, error, floor = clipping.max_norm, clipping.order, norm.error, norm.floor
     if elsewhere:
-        return nearest.bounds_of_processes(backend, elements, max_norm, error)
+        return one_factor.bounds_of_processes(backend, elements, max_norm, error)
     if isinstance(max_norm, np.ndarray):
-        return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
+        return one_factor.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
     if isinstance(max_norm, float) and not backend.varies(max_norm):
-        return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
-    return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
+        return one_factor.bounds(elements, order, max_norm, error, floor, backend.wide)
+    return one_factor.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
 
 
 def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays) -> Decision:
@@ -121,7 +121,7 @@ def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Arr
             known = isinstance(max_norm, float) and not backend.varies(max_norm)
             kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             found = replace(found, limit=kept_up_to)
-            return Decision(norm, nearest.multiplier(backend, norm, found, spoils=False), arrays, TREE)
+            return Decision(norm, one_factor.factor_of(backend, norm, found, spoils=False), arrays, TREE)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return Decision(norm, replace(chosen, keep=norm.value <= threshold), arrays, TREE)

@@ -13,7 +13,7 @@ from gradclip.core.decision import Clipping, Decision, decided
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
-from gradclip.core.records import Multiplier
+from gradclip.core.records import OneFactor
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
 from gradclip.core.values import Array
@@ -48,11 +48,11 @@ def decide(
     layout: Layout = TREE,
     mask: Array | None = None,
     holders: "Holders",
-    at_once: bool = True,
+    as_one: bool = True,
 ) -> Decision:
     """Measure `arrays`, each norm of the layout, and decide what happens to them.
 
-    `at_once`: a `Multiplier` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
+    `as_one`: a `OneFactor` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
     `mask` count as zeros, whatever they contain. `holders` hold the whole gradient; `arrays` may be a part of it.
     Raises FloatingPointError under the policy "raise".
     """
@@ -73,7 +73,7 @@ def decide(
         norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
     if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
         holders.raise_nonfinite(backend, arrays, names())
-    made = decided(backend, arrays, clipping, norm, layout, holders, at_once=at_once)
+    made = decided(backend, arrays, clipping, norm, layout, holders, as_one=as_one)
     if mask is None:
         return made
     chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
@@ -140,7 +140,7 @@ def _decide_without_values(
     if clipping.nonfinite.raises:
         _raise_for_first(backend, arrays, norm, names, layout, holders)
     made = decided(backend, arrays, clipping, norm, LAYER, holders)
-    if isinstance(made.coefficient, Multiplier):
+    if isinstance(made.coefficient, OneFactor):
         made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, layout.groups))))
     return replace(made, layout=layout)
 

@@ -14,7 +14,7 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.formats import Format
 from gradclip.core.layouts import Layout
 from gradclip.core.norms import Norm, Order
-from gradclip.core.records import Coefficient, Into, Multiplier, Rule
+from gradclip.core.records import Coefficient, Into, OneFactor, Rule
 from gradclip.core.values import Arithmetic, Array
 
 
@@ -33,7 +33,7 @@ class Enter(Protocol):
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
         """Return some of the arrays, without copying."""
 
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return what `leave_all` and `leave_scalar` need to know about the leaves, without keeping traced arrays."""
 
 
@@ -70,7 +70,7 @@ class Scale(Protocol):
         """
 
     def scale(
-        self, arrays: Arrays, coefficient: Coefficient | Multiplier, layout: Layout, into: Into | None = None
+        self, arrays: Arrays, coefficient: Coefficient | OneFactor, layout: Layout, into: Into | None = None
     ) -> Sequence[Any]:
         """Return the arrays scaled by the coefficient, which has an entry for each norm of the layout.
 
@@ -158,10 +158,10 @@ class InPlace(Protocol):
 class Held(Protocol):
     """Arrays sharded over several devices, and layers whose norms can be computed as one vector."""
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         """Return a key shared by layers whose norms can be one vector, or None if each is better measured alone."""
 
-    def over(self, axis_name: Hashable) -> tuple[Backend, Axes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Backend, Axes]:
         """Return the backend for shards over mesh axes, and the axes. Raises TypeError if the framework has no mesh."""
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:

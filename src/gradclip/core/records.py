@@ -1,6 +1,6 @@
-"""What becomes of elements that share a norm: rules, coefficients and multipliers. Backends receive them.
+"""What becomes of elements that share a norm: rules, coefficients and single factors. Backends receive them.
 
-`rules`, `coefficient` and `nearest` make them, and prove that the bound holds.
+`rules`, `coefficient` and `one_factor` make them, and prove that the bound holds.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Coefficient:
 
 
 @dataclass(frozen=True)
-class Multiplier:
+class OneFactor:
     """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
 
     `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `alive`: where it is

@@ -81,5 +81,5 @@ def holders_of(backend: Backend) -> Holders:
 
 def over_axes(backend: Backend, axis_name: AxisName) -> tuple[Backend, Holders]:
     """Return the backend for shards over the named mesh axes, and the devices along these axes as holders."""
-    local, axes = backend.over(axis_name)
+    local, axes = backend.mesh(axis_name)
     return local, MeshAxes(axes)

@@ -4,14 +4,14 @@ import tensorflow as tf
 from gradclip.backends.tensorflow.products import assigned, elements_by_format, multiplied, without_nonfinite
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64
-from gradclip.core.records import Multiplier
+from gradclip.core.records import OneFactor
 
 
 def made(tensors, factor, **options):
     arrays = Arrays(tensors)
     formats = elements_by_format(arrays)
     factors = {x.name: tf.constant(factor, tf.float64 if x is FLOAT64 else tf.float32) for x in formats}
-    return multiplied(arrays, Multiplier(factors, **options))
+    return multiplied(arrays, OneFactor(factors, **options))
 
 
 def test_elements_are_counted_by_format_the_widest_first():
@@ -62,7 +62,7 @@ def test_a_complex_number_goes_as_a_whole():
 
 def test_each_layer_has_a_number_of_its_own():
     arrays = Arrays([tf.constant([2.0]), tf.constant([4.0]), tf.constant([8.0])])
-    by = Multiplier({"float32": tf.constant([0.5, 1.0])}, sizes=[2, 1])
+    by = OneFactor({"float32": tf.constant([0.5, 1.0])}, sizes=[2, 1])
     assert [np.asarray(x).tolist() for x in multiplied(arrays, by)] == [[1.0], [2.0], [8.0]]
 
 

@@ -28,7 +28,7 @@ from gradclip.core.formats import BFLOAT16
 class JaxHost(Host):
     """Concrete JAX arrays, each on one CPU device, viewed as NumPy arrays. NumPy arrays stay NumPy arrays."""
 
-    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def known(self, leaves: Sequence[Any]) -> None:

@@ -59,7 +59,7 @@ class Jax(JaxNorms):
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             yield
 
-    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
@@ -88,7 +88,7 @@ class Jax(JaxNorms):
                 return prepared(leaf)
         return prepared(leaf)
 
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
         # Keep only the type of a traced array: the array itself must not outlive the trace.
         return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 

@@ -36,7 +36,7 @@ from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
 from gradclip.core.layouts import Layout
 from gradclip.core.protocols import Backend
-from gradclip.core.records import Into, Multiplier
+from gradclip.core.records import Into, OneFactor
 from gradclip.core.scopes import Scope
 
 
@@ -65,7 +65,7 @@ class Graph(Portable):
         return False  # assigning to a variable does not write into its old memory
 
     def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
-        if not isinstance(coefficient, Multiplier):
+        if not isinstance(coefficient, OneFactor):
             return super().scale(arrays, coefficient, layout, into)
         results = multiplied(arrays, coefficient)
         return results if into is None else self.write(results, into)

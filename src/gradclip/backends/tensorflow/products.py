@@ -1,4 +1,4 @@
-"""Multiply many tensors by one number, with products rounded to nearest (see `core.nearest`)."""
+"""Multiply many tensors by one number, with products rounded to nearest (see `core.one_factor`)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, f
 from gradclip.core.values import elements_of
 
 if TYPE_CHECKING:
-    from gradclip.core.records import Multiplier
+    from gradclip.core.records import OneFactor
 
 Numbers = dict[str, tf.Tensor]
 
@@ -23,7 +23,7 @@ def elements_by_format(arrays: Arrays) -> dict[Format, int]:
     return {element: _count(arrays, element) for element in widest_first}
 
 
-def multiplied(arrays: Arrays, by: Multiplier) -> list[tf.Tensor]:
+def multiplied(arrays: Arrays, by: OneFactor) -> list[tf.Tensor]:
     """Return the tensors, multiplied."""
     if by.sizes is None:
         return _multiplied(list(arrays), by.factors, by.steps, blanks=by.blanks)

@@ -36,7 +36,7 @@ from gradclip.core.layouts import Layout, Several
 from gradclip.core.memory import Region
 from gradclip.core.norms import Norm, Order, relative_error
 from gradclip.core.protocols import Backend
-from gradclip.core.records import Coefficient, Into, Multiplier
+from gradclip.core.records import Coefficient, Into, OneFactor
 from gradclip.core.scopes import Scope
 
 # Apple GPUs have no float64, and an XLA device may be a TPU.
@@ -137,9 +137,9 @@ class Torch(Examples):
         return torch.complex(real, imag)
 
     def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int] | None:
-        return getattr(self.at_once(arrays), "elements", None)
+        return getattr(self.grouped(arrays), "elements", None)
 
-    def at_once(self, arrays: Arrays) -> MultiTensor | None:
+    def grouped(self, arrays: Arrays) -> MultiTensor | None:
         """Return what multiplies the tensors, in few operations; None if they are better scaled one by one."""
         if torch.compiler.is_compiling():  # compiled code cannot cache on an object
             return MultiTensor.of(arrays.items)
@@ -147,9 +147,9 @@ class Torch(Examples):
         # that are kept.
         if self._may_flush or not self.visible:
             return None
-        if arrays.at_once is None:
-            arrays.at_once = MultiTensor.of(arrays.items) or False
-        return arrays.at_once or None
+        if arrays.grouped is None:
+            arrays.grouped = MultiTensor.of(arrays.items) or False
+        return arrays.grouped or None
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         together = self._together(arrays, p) if scope.whole else None
@@ -189,7 +189,7 @@ class Torch(Examples):
         return [list(vector.unbind()) for vector in vectors]
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        if arrays.any_complex or self.at_once(arrays) is None:
+        if arrays.any_complex or self.grouped(arrays) is None:
             return super().without_nonfinite(arrays)
         return Arrays([torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in arrays], arrays.dtypes)
 
@@ -207,11 +207,11 @@ class Torch(Examples):
     def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
         """Return what computes the norms of all tensors at once in float64, or None."""
         orders = (2,) if arrays.any_complex else (1, 2, math.inf)
-        return self.at_once(arrays) if p in orders and self.wide is FLOAT64 else None
+        return self.grouped(arrays) if p in orders and self.wide is FLOAT64 else None
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         # The rule that differentiates many layers at once does not exist for PyTorch.
-        if asked(arrays) or not ordinary(arrays) or self.at_once(Arrays(arrays)) is None:
+        if asked(arrays) or not ordinary(arrays) or self.grouped(Arrays(arrays)) is None:
             return None
         return tuple({x.device: None for x in arrays})
 
@@ -247,7 +247,7 @@ class Torch(Examples):
         without_nonfinite_(arrays.items)
 
     def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
-        together = self.at_once(arrays) if isinstance(coefficient, Multiplier) else None
+        together = self.grouped(arrays) if isinstance(coefficient, OneFactor) else None
         if together is None:
             # Written even if nothing is clipped: finding out would mean waiting for the device.
             return super().scale(arrays, coefficient, layout, into)
@@ -259,7 +259,7 @@ class Torch(Examples):
 
     def clamp(self, arrays: Arrays, bound: float | torch.Tensor, into: Into | None = None) -> Sequence[torch.Tensor]:
         one_for_all = isinstance(bound, float) and not self.varies(bound)
-        together = self.at_once(arrays) if one_for_all and (into is None or self.writable(into.leaves)) else None
+        together = self.grouped(arrays) if one_for_all and (into is None or self.writable(into.leaves)) else None
         if together is None:
             return super().clamp(arrays, bound, into)
         if into is None:

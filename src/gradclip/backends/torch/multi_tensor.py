@@ -21,7 +21,7 @@ from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, d
 
 if TYPE_CHECKING:
     from gradclip.core.arrays import Arrays
-    from gradclip.core.records import Multiplier
+    from gradclip.core.records import OneFactor
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _BITS = {
@@ -98,7 +98,7 @@ class MultiTensor:
         vectors = [sent(torch.stack(some), device) for some in by_device.values()]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
-    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[torch.Tensor]:
+    def multiplied(self, arrays: Arrays, by: OneFactor) -> list[torch.Tensor]:
         """Return the tensors, multiplied."""
 
         def products(kind: Sequence[int], some: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -115,7 +115,7 @@ class MultiTensor:
 
         return self._made(arrays, products)
 
-    def multiply(self, arrays: Arrays, new: Arrays, by: Multiplier) -> None:
+    def multiply(self, arrays: Arrays, new: Arrays, by: OneFactor) -> None:
         """Multiply the tensors in place, from the values in `new`."""
         for kind in self._kinds:
             some = self._some(arrays, kind)
@@ -217,7 +217,7 @@ def _numbers(
     return _each(here, [layer_of[index] for index in kind])
 
 
-def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
+def _multiply(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
     """Multiply tensors of one device and dtype in place. `kind` are their indices.
 
     The factor is float64 for float64 tensors, else float32. Each product is then rounded to the tensors' dtype.
@@ -240,7 +240,7 @@ def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int])
         _blank(some, by, kind)
 
 
-def _blank(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
+def _blank(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
     """Make zeros of tensors whose norm is not finite: the bits of a number times 0 are those of zero, also for NaN."""
     bits = _BITS[some[0].dtype]
     torch._foreach_mul_([x.view(bits) for x in some], _numbers(by.alive.to(bits), some, kind, by.sizes))
