@@ -10,6 +10,15 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1] / "src" / "gradclip"
+# The classes whose members a framework may have to know, by whom they describe.
+OF_BACKENDS = ["Arithmetic", "Enter", "Reduce", "Scale", "Batch", "Leave", "InPlace", "Held"]
+DESCRIBED = {
+    "Backend": [*OF_BACKENDS, "ConcreteBackend", "HostBackend"],
+    "Framework": ["Framework"],
+    "Trees": ["Trees"],
+    "Batching": ["Batching"],
+    "others": ["Axes", "AtOnce", "Shards"],
+}
 
 
 def modules(root=ROOT):
@@ -107,6 +116,24 @@ def names_of_backends_in_core(root=ROOT):
     return sum(room_of(module) == "backends" for module, _ in pairs)
 
 
+def members(root=ROOT):
+    """Return the names of the members that a framework may have to know, by whom they describe."""
+    names_of = {}
+    for path in modules(root).values():
+        for node in ast.walk(ast.parse(path.read_text())):
+            # Other classes have the same names, but a protocol is a protocol, and a front is abstract.
+            if isinstance(node, ast.ClassDef) and {"Protocol", "ABC"} & set(map(ast.unparse, node.bases)):
+                names_of.setdefault(node.name, set()).update(_members_of(node))
+    return {who: set().union(*(names_of.get(name, ()) for name in names)) for who, names in DESCRIBED.items()}
+
+
+def _members_of(node):
+    for inner in node.body:
+        name = inner.target.id if isinstance(inner, ast.AnnAssign) else getattr(inner, "name", "_")
+        if not name.startswith("_"):
+            yield name
+
+
 def main(root):
     """Print the rooms, the circles and the figures."""
     edges = graph(root)
@@ -118,6 +145,9 @@ def main(root):
         print(f"a circle of {len(circle)}: {', '.join(circle)}")
     lines = sum(len(path.read_text().splitlines()) for path in modules(root).values())
     print(f"{lines:,} lines in {len(edges)} modules; {len(found)} circles of modules, {len(circles(rooms))} of rooms")
+    known = members(root)
+    counts = ", ".join(f"{who} {len(names)}" for who, names in known.items())
+    print(f"{sum(map(len, known.values()))} members that a framework may have to know: {counts}")
     print(f"core uses {names_of_backends_in_core(root)} names of backends")
     if not found and not circles(rooms):
         chain, floors = longest_chain(edges), longest_chain(rooms)

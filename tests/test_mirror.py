@@ -23,7 +23,6 @@ TESTED_ELSEWHERE = {
     "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/host/protocol": "nothing that decides; mypy checks it",
     "core/records": "what rules and proofs make, tested with them in tests/core/test_coefficient.py",
-    "core/concrete": "nothing that runs; mypy checks it",
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",

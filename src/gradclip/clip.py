@@ -198,10 +198,11 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     check_real(prepared, flat.paths)
 
     own = bound if isinstance(bound, float) else None
-    patterns = backend.patterns(flat.leaves)
+    patterns = backend.types_of(flat.leaves)
 
     def primal(prepared: Sequence[Any], given: Any, _: None) -> tuple[list[Any], None, list[Any]]:
-        return backend.clamped_all(prepared, patterns, given if own is None else own), None, []
+        clamped = backend.clamp(backend.enter(prepared), given if own is None else own)
+        return backend.leave_all(clamped, patterns), None, []
 
     clip = backend.differentiable(primal, ValueRule(own))
     return flat.rebuild(clip(prepared, scalar_array(max_value), None)[0])

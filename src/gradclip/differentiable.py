@@ -33,9 +33,9 @@ def batches_of(
     together: dict[Hashable, list[int]] = {}
     for number, (group, threshold) in enumerate(zip(groups, thresholds, strict=True)):
         alone = backend.concrete or len(groups) < 2
-        of_leaves = None if alone else backend.together([leaves[i] for i in group])
+        of_leaves = None if alone else backend.vectorisable_with([leaves[i] for i in group])
         known = isinstance(threshold, float)
-        of_threshold = None if alone or known else (backend.together([threshold]), str(threshold.dtype))
+        of_threshold = None if alone or known else (backend.vectorisable_with([threshold]), str(threshold.dtype))
         together.setdefault(number if of_leaves is None else (of_leaves, of_threshold), []).append(number)
     return list(together.values())
 

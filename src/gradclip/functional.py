@@ -16,14 +16,14 @@ from gradclip.arguments import check_threshold, check_thresholds, scalar_array, 
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
-from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.layouts import Groups, Layout, Rows
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide, measure_all
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip.core.records import Into
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.several import Each, Following, left_norms
@@ -85,7 +85,7 @@ def _clip_in_batches(
     """Clip groups that can share a vector of norms in one call; `thresholds` are the checked ones, and the arrays."""
     clipped: list[Any] = list(flat.leaves)
     norms: list[Any] = [None] * len(groups)
-    outline = flat.outline(backend.patterns(flat.leaves))
+    outline = flat.outline(backend.types_of(flat.leaves))
     for numbers in batches_of(backend, flat.leaves, groups, thresholds[0]):
         known, traced = shared_threshold(backend, *([each[n] for n in numbers] for each in thresholds))
         mine = replace(clipping, max_norm=known)
@@ -111,7 +111,7 @@ def norms_of_groups(leaves: Leaves, layers: Groups, order: Order, axis_name: Axi
             return _norms_in_one_pass(backend, holders, backend.take(flat.leaves), flat, layers, order)
     norms: list[Any] = [None] * layers.count
     groups = layers.groups
-    outline = flat.outline(backend.patterns(flat.leaves))
+    outline = flat.outline(backend.types_of(flat.leaves))
     clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
     for numbers in batches_of(backend, flat.leaves, groups, [math.inf] * len(groups)):
         batch = Batch.of(backend, holders, [groups[n] for n in numbers], clipping, outline)
@@ -129,7 +129,7 @@ def clip_units(
     thresholds, given = check_thresholds(max_norms, backend), _scalar_arrays(max_norms)
     if _in_one_pass(backend, flat.leaves, given):
         return _clip_units_in_one_pass(backend, flat, Each(thresholds), clipping, scopes)
-    outline, leaves, norms = flat.outline(backend.patterns(flat.leaves)), [], []
+    outline, leaves, norms = flat.outline(backend.types_of(flat.leaves)), [], []
     for index, (scope, threshold) in enumerate(zip(scopes, thresholds, strict=True)):
         asked = replace(clipping, max_norm=threshold if isinstance(threshold, float) else None)
         batch = Batch.of(backend, ALONE, [[index]], asked, outline, scope)
@@ -151,7 +151,7 @@ def clip_units_adaptively(
         with backend.precision():
             following = Following(Adaptive(adaptive.known), backend.take(params))
         return _clip_units_in_one_pass(backend, flat, following, clipping, scopes)
-    outline, leaves, norms = flat.outline(backend.patterns(flat.leaves)), [], []
+    outline, leaves, norms = flat.outline(backend.types_of(flat.leaves)), [], []
     asked = replace(clipping, max_norm=math.inf)
     for index, (scope, param) in enumerate(zip(scopes, params, strict=True)):
         batch = Batch.of(backend, ALONE, [[index]], asked, outline, scope, adaptive)
@@ -237,13 +237,12 @@ def _clip_units_in_one_pass(
     asked = replace(clipping, max_norm=thresholds)
     with backend.precision():
         # The kernels scale units only in place.
-        copies = backend.copies(backend.take(flat.leaves))
-        arrays = backend.entered_copies(copies)
-        layout = Rows(scopes, [tuple(x.shape) for x in copies])
+        arrays = backend.copied(backend.take(flat.leaves))
+        layout = Rows(scopes, [tuple(x.shape) for x in arrays.sources])
         made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=ALONE)
         norms = left_norms(backend, layout, made.norm, arrays, flat.leaves)
-        backend.scale_(arrays, made.arrays, made.coefficient, layout)
-        return backend.leave_all(copies, flat.leaves), _arranged(backend, flat, norms)
+        made.scaled(backend, Into(arrays))
+        return backend.leave_all(arrays.sources, flat.leaves), _arranged(backend, flat, norms)
 
 
 def _left(

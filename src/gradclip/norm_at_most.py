@@ -18,7 +18,7 @@ from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds, undecided
-from gradclip.core.norms import Order, measure
+from gradclip.core.norms import Order
 from gradclip.core.scopes import TREE
 from gradclip.leaves import counted
 from gradclip.typing import Ord, Threshold
@@ -87,7 +87,7 @@ def _known(max_norm: Threshold) -> tuple[float, Fraction | None]:
 
 
 def _is_at_most(arrays: Arrays, order: Order, threshold: float, limit: Fraction | None) -> bool:
-    norm = measure(HOST, arrays, order)
+    norm = HOST.norms(arrays, order)
     if limit is None:
         return not arrays.elements() or not np.isnan(HOST.largest(arrays, TREE))
     if not np.isfinite(norm.value):

@@ -1,29 +1,16 @@
 """The fast path and the portable path on the same data, for every dtype, and float32-only devices."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 
-from frameworks import DTYPES, numpy_dtype
+from frameworks import DTYPES
 from gradclip.backends.torch.choose import Torch, TorchHost
 from gradclip.core.coefficient import coefficient
 from gradclip.core.formats import FLOAT32
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm
 from gradclip.core.scopes import TREE
-
-SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
-ORDERS = (1.0, 1.5, 2.0, 3.0, math.inf, -math.inf)
-
-
-def tensors(dtype, size, scale=1.0):
-    rng = np.random.default_rng(size)
-    x = rng.normal(size=size) * scale
-    values = x + 1j * x[::-1] if "complex" in dtype else x
-    if dtype == "bfloat16":
-        return torch.from_numpy(values).to(torch.bfloat16)
-    return torch.from_numpy(values.astype(numpy_dtype(dtype)))
+from plain_backend import SIZES, norm_on, tensors
 
 
 class NarrowDevice(Torch):
@@ -34,27 +21,12 @@ class NarrowDevice(Torch):
         self.wide = FLOAT32
 
 
-def on(backend, tensor, order):
-    with backend.precision():
-        return measure(backend, backend.enter([backend.prepare(tensor)]), Order(order))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("order", ORDERS)
-def test_norms_agree(dtype, size, order):
-    tensor = tensors(dtype, size)
-    fast = on(TorchHost(), tensor, order)
-    portable = on(Torch(torch.device("cpu"), visible=True), tensor, order)
-    assert float(portable.product()) == pytest.approx(float(fast.product()), rel=2 * fast.error + 1e-15)
-
-
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", SIZES)
 def test_shrunk_arrays_are_the_same_bits(dtype, size):
     tensor = tensors(dtype, size, 2.0)
     fast, portable = TorchHost(), Torch(torch.device("cpu"), visible=True)
-    norm = on(fast, tensor, 2.0)
+    norm = norm_on(fast, tensor, 2.0)
     with np.errstate(all="ignore"):
         chosen = coefficient(fast, norm, np.float64(0.25), split=dtype in ("float64", "complex128"))
     with portable.precision():
@@ -63,7 +35,7 @@ def test_shrunk_arrays_are_the_same_bits(dtype, size):
         as_tensors = coefficient(portable, portable_norm, threshold, split=dtype in ("float64", "complex128"))
     assert bool(as_tensors.keep) == bool(chosen.keep)
     assert chosen.keep or float(as_tensors.wide.first) == chosen.wide.first
-    one = fast.leave(fast.shrink(fast.enter([tensor]), chosen, TREE)[0], tensor)
+    one = fast.leave(fast.scale(fast.enter([tensor]), chosen, TREE)[0], tensor)
     other = portable.shrunk(tensor, as_tensors, TREE)
     assert one.view(torch.uint8 if size else one.dtype).equal(other.view(torch.uint8 if size else other.dtype))
 
@@ -75,16 +47,16 @@ def test_devices_without_float64_keep_error_and_bound(dtype, scale, size):
     if dtype == "float16" and not 1e-6 < scale < 1e6:
         scale = 1.0
     tensor = tensors(dtype, size, scale)
-    exact = on(TorchHost(), tensor, 2.0)
+    exact = norm_on(TorchHost(), tensor, 2.0)
     device = NarrowDevice()
-    norm = on(device, tensor, 2.0)
+    norm = norm_on(device, tensor, 2.0)
     true = float(exact.product())
     assert float(norm.product()) == pytest.approx(true, rel=min(norm.error, 1e-6), abs=2.0**-126)
     threshold = torch.tensor(true / 3, dtype=torch.float32)
     with device.precision():
         chosen = coefficient(device, norm, threshold, split=True)
         clipped = device.shrunk(tensor, chosen, TREE)
-    after = float(on(TorchHost(), clipped, 2.0).product())
+    after = float(norm_on(TorchHost(), clipped, 2.0).product())
     assert after <= float(threshold)
     if float(threshold) > 1e-30 and dtype in ("float32", "complex64"):
         assert after >= (1 - 1e-5) * float(threshold)

@@ -12,7 +12,7 @@ import torch
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.torch.choose import Torch
 from gradclip.core import accumulators
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm, Order
 
 ORDERS = [1, 1.5, 2, 3, 8, math.inf, -math.inf]
 
@@ -28,7 +28,7 @@ def reduced(vectors, order):
 
 def together(parts, ord):
     order = Order.parse(ord)
-    vectors = [accumulators.filled(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)) for x in parts]
+    vectors = [accumulators.filled(np, HOST.norms(arrays_of(x), order), order, empty=not len(x)) for x in parts]
     with np.errstate(all="raise", under="ignore"):
         return accumulators.norm_of(HOST, reduced(vectors, order), order, len(parts))
 
@@ -41,7 +41,7 @@ def test_as_the_norm_of_all(ord, seed):
     parts = [
         rng.standard_normal(rng.integers(0, 20)) * 10.0 ** rng.uniform(-spread, min(spread, 280)) for _ in range(6)
     ]
-    whole = measure(HOST, arrays_of(np.concatenate(parts)), Order.parse(ord)).product()
+    whole = HOST.norms(arrays_of(np.concatenate(parts)), Order.parse(ord)).product()
     norm = together(parts, ord)
     np.testing.assert_allclose(norm.product(), whole, rtol=1e-14 if ord in (1, 2, math.inf, -math.inf) else 1e-12)
 
@@ -82,7 +82,7 @@ def test_nobody_holds_anything(ord):
 def test_the_length_does_not_depend_on_what_is_held(ord):
     order = Order.parse(ord)
     lengths = {
-        len(accumulators.filled(np, measure(HOST, arrays_of(x), order), order, empty=not len(x)))
+        len(accumulators.filled(np, HOST.norms(arrays_of(x), order), order, empty=not len(x)))
         for x in ([], [0.0], [1e-320, 1e300], [math.nan])
     }
     assert lengths == {accumulators.length(order)}
@@ -116,7 +116,7 @@ def test_both_sides_of_every_border_on_a_device(ord):
     device = Torch(torch.device("cpu"), visible=True)
     for exponent in range(-1000, 1000, 5):
         parts = [[0.75 * 2.0**exponent], [1.5 * 2.0**exponent]]
-        norms = [measure(device, device.enter([torch.tensor(x, dtype=torch.float64)]), order) for x in parts]
+        norms = [device.norms(device.enter([torch.tensor(x, dtype=torch.float64)]), order) for x in parts]
         vectors = [torch.stack(accumulators.filled(device.xp, norm, order)) for norm in norms]
         norm = accumulators.norm_of(device, list(torch.stack(vectors).sum(0)), order, 2)
         expected = (0.75**ord + 1.5**ord) ** (1 / ord)
@@ -125,7 +125,7 @@ def test_both_sides_of_every_border_on_a_device(ord):
 
 def test_magnitudes_of_complex_numbers_carry_their_error():
     order = Order.parse(math.inf)
-    norm = measure(HOST, HOST.enter([np.array([3 + 4j])]), order)
+    norm = HOST.norms(HOST.enter([np.array([3 + 4j])]), order)
     assert norm.error > 0
     both = accumulators.norm_of(HOST, reduced([accumulators.filled(np, norm, order)] * 2, order), order, 2)
     assert float(both.value) == 5.0

@@ -10,6 +10,7 @@ from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import decide
+from gradclip.core.records import Into
 from gradclip.core.rules import CLIP
 from gradclip.core.several import Each
 from part_by_part import at_once, part_by_part
@@ -44,5 +45,5 @@ def test_what_each_norm_decides_is_done_in_place(mode):
         made = decide(backend, arrays, asked, lambda: ["x"] * 4, layout=layout, holders=ALONE)
         assert made.coefficient.keep.tolist() == [False, True, False]
         assert made.norm.product().tolist() == [5.0, 0.5, 10.0]
-        assert made.update(backend, leaves, arrays) == leaves
+        assert made.scaled(backend, Into(arrays, leaves)) == leaves
     assert [x.round(6).tolist() for x in leaves] == [[0.6, 0.8], [0.3, 0.4], [3.0], [4.0]]

@@ -15,9 +15,9 @@ from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ClipRule
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
-from gradclip.core.norms import Order, measure
+from gradclip.core.norms import Order
 from gradclip.core.pipeline import decide
-from gradclip.core.records import Coefficient, Factors
+from gradclip.core.records import Coefficient, Factors, Into
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import EXAMPLE, LAYER, TREE, Scope, units_along, units_of_layer
 
@@ -87,13 +87,13 @@ def scaled_by_norms(x, scope, nonfinite="skip"):
             layout=scope,
             holders=ALONE,
         )
-        together = backend.leave_all(backend.shrink(made.arrays, made.coefficient, scope), backend.patterns([x]))[0]
+        together = backend.leave_all(made.scaled(backend), backend.types_of([x]))[0]
         alone = []
         for at, index in places(scope, x.shape):
             _, part = entered(x[index])
             part = backend.without_nonfinite(part) if nonfinite == "zero" else part
-            shrunk = backend.shrink(part, entry(made.coefficient, at), LAYER)
-            alone.append(backend.leave_all(shrunk, backend.patterns([x[index]]))[0])
+            shrunk = backend.scale(part, entry(made.coefficient, at), LAYER)
+            alone.append(backend.leave_all(shrunk, backend.types_of([x[index]]))[0])
     return together, alone
 
 
@@ -136,7 +136,7 @@ def test_norms_are_those_of_what_shares_them(framework, scope, shape, order):
     def norms(x):
         backend, arrays = entered(x)
         with backend.precision():
-            norm = measure(backend, arrays, Order(order), scope)
+            norm = backend.norms(arrays, Order(order), scope)
             return backend.leave_scalar(norm.product(), "float64" if dtype == "complex128" else "float32", [x])
 
     found = framework.to_numpy(framework.call(norms, framework.array(values, dtype)))
@@ -181,7 +181,7 @@ def test_gradients_in_place_are_scaled_by_rows(framework):
                 layout=ROW,
                 holders=ALONE,
             )
-            (updated,) = backend.update([x], arrays, arrays, made.coefficient, ROW)
+            (updated,) = made.scaled(backend, Into(arrays, [x]))
     norms = np.linalg.norm(framework.to_numpy(updated), axis=1)
     assert (updated is x) == (not framework.immutable)
     assert norms.tolist() == pytest.approx(np.minimum(np.linalg.norm(values, axis=1), 2.0).tolist(), rel=1e-6)

@@ -126,7 +126,7 @@ def test_as_without_kernels(variant, dtype, size):
         assert HOST.largest(fast, TREE) == pytest.approx(HOST.largest(plain, TREE), rel=1e-15)
         assert HOST.smallest(fast, TREE) == pytest.approx(HOST.smallest(plain, TREE), rel=1e-15)
         for coefficient in (factors(0.3), factors(1e-4), factors(0.7, 2.0**-20), factors(math.nan)):
-            one, other = HOST.shrink(fast, coefficient, TREE), HOST.shrink(plain, coefficient, TREE)
+            one, other = HOST.scale(fast, coefficient, TREE), HOST.scale(plain, coefficient, TREE)
             for a, b in zip(one, other, strict=True):
                 assert np.array_equal(number(a), number(b), equal_nan=True)
 
@@ -145,7 +145,7 @@ def test_every_kind_of_number_is_scaled_as_without_kernels(variant, dtype):
     with np.errstate(all="ignore"):
         for first, second in ((0.3, 1.0), (1.0 - 2.0**-20, 1.0), (1e-30, 1.0), (0.5, 2.0**-120), (2.0**-140, 1.0)):
             coefficient = factors(first, second)
-            (a,), (b,) = (HOST.shrink(kind([x]), coefficient, TREE) for kind in (with_kernels, without_kernels))
+            (a,), (b,) = (HOST.scale(kind([x]), coefficient, TREE) for kind in (with_kernels, without_kernels))
             assert np.array_equal(number(a), number(b), equal_nan=True)
             check_not_above(x, a, product_factors(x, coefficient))
 
@@ -233,7 +233,7 @@ def test_fuzzed_sizes_offsets_and_values(seed):
         for p in (1.0, 2.0, 2.5):
             error = HOST.sum_error(fast.elements(), fast, p, TREE) + 1e-13
             assert HOST.power_sum(fast, p, TREE) == pytest.approx(HOST.power_sum(plain, p, TREE), rel=error)
-        for a, b in zip(HOST.shrink(fast, factors(0.37), TREE), HOST.shrink(plain, factors(0.37), TREE), strict=True):
+        for a, b in zip(HOST.scale(fast, factors(0.37), TREE), HOST.scale(plain, factors(0.37), TREE), strict=True):
             assert np.array_equal(number(a), number(b), equal_nan=True)
         bound = float(10.0 ** rng.uniform(-4, 4))
         clamped = [[x.copy() for x in arrays if "complex" not in x.dtype] for _ in range(2)]

@@ -6,47 +6,59 @@ number's bits, and whatever their devices do differently. No method here reads a
 
 from __future__ import annotations
 
-import math
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from gradclip.backends.defaults import Defaults
-from gradclip.backends.portable_batch import PortableBatch
-from gradclip.backends.sums import filled, halving_sum, raised
+from gradclip.backends.portable_norms import PortableNorms
+from gradclip.backends.sums import over_examples
 from gradclip.core.arrays import Arrays, check_dtypes
-from gradclip.core.formats import FLOAT64, Format, format_of, is_complex, low_bits_mask, product_format
-from gradclip.core.scopes import Scope
+from gradclip.core.formats import FLOAT64, format_of, low_bits_mask, product_format
+from gradclip.core.layouts import Layout, Several
+from gradclip.core.memory import Region, any_overlap, meeting
+from gradclip.core.records import Coefficient, Factors, Into, Rule
+from gradclip.core.scopes import LAYER, Scope
 from gradclip.core.values import Array
 
-if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient
 
+class Portable(PortableNorms, ABC):
+    """Norms, scaling and sums over examples, without reading values."""
 
-class Portable(Defaults, PortableBatch):
-    """Reductions and scaling of arrays, without reading their values."""
+    def precision(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
-    concrete = False
-    visible = False
-    divisors_above = 0.0  # excludes zero, and subnormal numbers if a device may read them as zero
-    divisors_up_to = math.inf  # smaller if a compiler multiplies by the inverse, which could be subnormal
-    splits_by_range = True  # arrays whose powers may overflow or underflow are read twice; the others need not be
+    def varies(self, value: object) -> bool:
+        return False
 
-    def __init__(self, xp: ModuleType, wide: Format = FLOAT64) -> None:
-        self.xp = xp
-        self.wide = wide
+    def plain(self, leaves: Sequence[Any]) -> bool:
+        return False
 
-    @property
-    def wide_dtype(self) -> Any:
-        """The framework's dtype for `wide`."""
-        return getattr(self.xp, self.wide.name)
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
+        return None
 
-    def enter(self, prepared: Sequence[Any]) -> Arrays:
-        return Arrays(prepared)
+    def mesh(self, axis_name: Hashable) -> Any:
+        raise TypeError(
+            f"axis_name={axis_name!r} names axes of a mesh inside jax.shard_map, where all arrays are JAX arrays, but "
+            "the arrays here are not. Leave it out for arrays of other frameworks."
+        )
 
-    def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
-        return arrays.alike([arrays[index] for index in indices])
+    def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
+        return None
+
+    def region(self, leaf: object) -> Region | None:
+        """Return a gradient's region in memory, or None if it shares memory with no other writable gradient."""
+        return None
+
+    def meeting(self, leaves: Sequence[Any], owners: Sequence[Any]) -> list[list[int]]:
+        return meeting(list(map(self.region, leaves)))
+
+    def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
+        regions = map(self.region, leaves)
+        return any_overlap((region.address, region.end) for region in regions if region is not None)
+
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
+        return leaves
 
     def enter_in_place(self, leaves: Sequence[Any], names: Callable[[], Sequence[str]]) -> Arrays:
         arrays = list(map(self.prepare_in_place, leaves))
@@ -56,10 +68,6 @@ class Portable(Defaults, PortableBatch):
     def prepare_in_place(self, leaf: object) -> Any:
         """Return a gradient as an array that shares its memory."""
         return leaf
-
-    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
-        # Most devices never flush subnormals, so any norm can be trusted.
-        return compute(self)
 
     def check_sum_dtype(self, dtype: str | None) -> None:
         if dtype is not None and "64" in dtype and self.wide is not FLOAT64:
@@ -79,114 +87,10 @@ class Portable(Defaults, PortableBatch):
     def single(self, value: Array) -> Array:
         return self.xp.astype(value, self.xp.float32)
 
-    def gather(self, terms: Sequence[Array]) -> list[Array]:
-        return list(terms)
-
-    def total(self, terms: Sequence[Array]) -> Array:
-        here = self.gather(terms)
-        return here[0] if len(here) == 1 else self._sum(self.stacked(here), (0,))
-
-    def stacked(self, scalars: Sequence[Array]) -> Array:
-        return self.xp.stack(scalars)
-
-    def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
-        return [[vector[i] for i in range(vector.shape[0])] for vector in vectors]
-
-    def quartered(self, arrays: Arrays) -> Arrays:
-        return arrays.alike([self.join([self.widen(part) * 0.25 for part in self.parts(x)], x) for x in arrays])
-
-    def chosen_where(self, flags: Array, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
-        return tuple(self.xp.where(flags, new, old) for new, old in zip(compute(), found, strict=True))
-
-    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        # A framework's own sum guarantees no order, so a term may go through all additions.
-        additions = count if self.wide is FLOAT64 else 2 * count.bit_length()
-        return additions * self.wide.roundoff
-
-    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array | None = None) -> Array:
-        return self.total([self.power_sum_of(x, p, scope, divisor) for x in arrays])
-
-    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
-        divisor = self.divisor(self.largest(arrays, scope))
-        return self.power_sum(arrays, p, scope, divisor), divisor
-
-    def divisor(self, largest: Array) -> Array:
-        """Return the divisor for numbers with these largest magnitudes."""
-        # Infinity divided by itself is NaN, and so is zero.
-        divisor = self.xp.where(self.xp.isfinite(largest) & (largest > self.divisors_above), largest, 1.0)
-        if self.divisors_up_to == math.inf:
-            return divisor
-        return self.xp.where(divisor > self.divisors_up_to, self.divisors_up_to, divisor)
-
-    def largest(self, arrays: Arrays, scope: Scope) -> Array:
-        found = [self.largest_of(x, scope) for x in filled(arrays, scope)]
-        return self.xp.max(self.stacked(self.gather(found)), axis=0)
-
-    def smallest(self, arrays: Arrays, scope: Scope) -> Array:
-        found = [self.smallest_of(x, scope) for x in filled(arrays, scope)]
-        return self.xp.min(self.stacked(self.gather(found)), axis=0)
-
-    def power_sum_of(self, x: Array, p: float, scope: Scope, divisor: Array | None) -> Array:
-        """Return the sum of powers for one array."""
-        bases = self.bases(x, p)
-        if divisor is not None:
-            bases = [wide / scope.over(divisor, wide) for wide in bases]
-        return self.sum_all([raised(self.xp, wide, p) for wide in bases], scope)
-
-    def bases(self, x: Array, p: float) -> list[Array]:
-        """Return wide arrays whose sums of |wide|**p add up to the sum of |x|**p."""
-        # |x|**2 is the sum of the squared parts, so no square root is needed.
-        return [self.widen(part) for part in self.parts(x)] if p == 2 else [self.magnitude(x)]
-
-    def sum_all(self, powers: Sequence[Array], scope: Scope) -> Array:
-        """Return the sum over one or two wide arrays of the same shape."""
-        sums = [self.sum_shared(x, scope) for x in powers]
-        return sums[0] if len(sums) == 1 else sums[0] + sums[1]
-
-    def largest_of(self, x: Array, scope: Scope) -> Array:
-        """Return the largest magnitude of one array."""
-        return self.xp.max(self.magnitude(x), axis=scope.shared_axes(x.ndim))
-
-    def smallest_of(self, x: Array, scope: Scope) -> Array:
-        """Return the smallest magnitude of one array."""
-        magnitude = self.magnitude(x)
-        axes = scope.shared_axes(x.ndim)
-        # The minimum would ignore an infinity. The maximum of no elements is -inf.
-        finite = self.xp.max(magnitude, axis=axes) < math.inf
-        return self.xp.where(finite, self.xp.min(magnitude, axis=axes), self.xp.nan)
-
-    def magnitude(self, x: Array) -> Array:
-        """Return |x| in the wide format."""
-        parts = [self.widen(part) for part in self.parts(x)]
-        return self.xp.abs(parts[0]) if len(parts) == 1 else self.xp.hypot(*parts)
-
-    def sum_shared(self, wide: Array, scope: Scope) -> Array:
-        """Return the sum over the axes that share a norm."""
-        return self._sum(wide, scope.shared_axes(wide.ndim))
-
-    def _sum(self, wide: Array, axes: tuple[int, ...]) -> Array:
-        return self.xp.sum(wide, axis=axes) if self.wide is FLOAT64 else halving_sum(self.xp, wide, axes)
-
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         # A complex number can contain both, such as inf + NaN i. It counts once.
         infinite = self.xp.isinf(x)
         return int(self.xp.sum(self.xp.isnan(x) & ~infinite)), int(self.xp.sum(infinite))
-
-    def parts(self, x: Array) -> list[Array]:
-        """Return the real and imaginary parts, or the array itself if it is real."""
-        return [self.xp.real(x), self.xp.imag(x)] if is_complex(x) else [x]
-
-    def join(self, parts: list[Array], like: Array) -> Array:
-        """Return the complex array with these two parts, or the single real part."""
-        return parts[0] if len(parts) == 1 else self.complex(*parts)
-
-    def complex(self, real: Array, imag: Array) -> Array:
-        """Return the complex array with these parts."""
-        raise NotImplementedError
-
-    def widen(self, x: Array) -> Array:
-        """Convert a real array to the wide format, exactly."""
-        return self.xp.astype(x, self.wide_dtype)
 
     def narrow(self, x: Array, like: Array) -> Array:
         """Convert `x` (float32 or wider) to the dtype of `like`, rounded toward zero."""
@@ -210,7 +114,8 @@ class Portable(Defaults, PortableBatch):
         return list(map(self.leave, arrays, leaves))
 
     @abstractmethod
-    def leave(self, array: Any, leaf: Any) -> Any: ...
+    def leave(self, array: Any, leaf: Any) -> Any:
+        """Return one result in the form the user passed, as `leave_all` does."""
 
     def leave_sums(self, wides: Sequence[Any], arrays: Sequence[Any], dtype: str | None) -> list[Any]:
         return [self.leave_sum(wide, x, dtype) for wide, x in zip(wides, arrays, strict=True)]
@@ -222,11 +127,30 @@ class Portable(Defaults, PortableBatch):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays([self.xp.where(self.xp.isfinite(x), x, self.xp.zeros_like(x)) for x in arrays])
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[Any]:
-        return [self.shrunk(x, coefficient, layout) for x in arrays]
+    def clear(self, arrays: Arrays) -> None:
+        raise NotImplementedError  # asked only of arrays that can be written
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
-        return [self.shrunk(x, coefficient, scope) for x, coefficient in zip(arrays, coefficients, strict=True)]
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        results = self.shrink(arrays, coefficient, layout)
+        return results if into is None else self.write(results, into)
+
+    def clamp(self, arrays: Arrays, bound: float | Array, into: Into | None = None) -> Sequence[Any]:
+        results = [self.clamped(x, bound) for x in arrays]
+        return results if into is None else self.write(results, into)
+
+    def write(self, results: Sequence[Any], into: Into) -> Sequence[Any]:
+        """Write results into leaves. Return the leaves, or replacements of those that cannot be written."""
+        raise NotImplementedError
+
+    def write_back(self, leaf: Any, copy: Any) -> None:
+        raise NotImplementedError  # asked only of a gradient with a region
+
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[Any]:
+        """Return the arrays, scaled."""
+        if isinstance(layout, Scope):
+            return [self.shrunk(x, coefficient, layout) for x in arrays]
+        each = _split_up(self, coefficient, layout, arrays)
+        return [self.shrunk(x, own, LAYER) for x, own in zip(arrays, each, strict=True)]
 
     def shrunk(self, x: Array, coefficient: Coefficient, scope: Scope) -> Array:
         """Return one array, scaled."""
@@ -249,16 +173,72 @@ class Portable(Defaults, PortableBatch):
         same_range = format_of(product).min_exponent == format_of(x).min_exponent
         return self.not_above(product) if same_range else product
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
-        return [self.leave(self.clamp(x, bound), leaf) for x, leaf in zip(prepared, leaves, strict=True)]
-
     def limit(self, bound: float | Array, x: Array) -> Array:
         """Return a bound on magnitudes as a wide scalar; 0 for a negative bound."""
         wide = self.scalar(bound, [x])
         return self.xp.where(wide < 0, self.xp.zeros_like(wide), wide)
 
-    def clamp(self, x: Array, bound: float | Array) -> Array:
+    def clamped(self, x: Array, bound: float | Array) -> Array:
         """Return `x` with each element clamped to [-bound, bound], the bound rounded toward zero. NaN stays."""
         with self.precision():
             limit = self.narrow(self.limit(bound, x), x)
         return self.xp.clip(x, -limit, limit)
+
+    def examples_error(self, count: int) -> float:
+        return count * FLOAT64.roundoff
+
+    def weighs_all(self, arrays: Arrays) -> bool:
+        return FLOAT64 not in arrays.formats
+
+    def add_examples(
+        self, arrays: Arrays, weighing: Rule, mask: Array | None, *, spoil: bool
+    ) -> tuple[list[Any], Array] | None:
+        return None
+
+    def rounded_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        blank = over_examples(coefficient.blank, x)
+        product = self.xp.where(blank, 0.0, self._weighed(x, coefficient.wide))
+        return self.xp.sum(self.xp.astype(self.xp.round(product), self.xp.int64), axis=0)  # exact in any order
+
+    def multiplied(self, x: Array, first: Array, second: Array | None) -> Array:
+        """Return an array times two factors, one after the other: the product of the two may leave the range."""
+        product = x * first
+        return product if second is None else product * second
+
+    def _weighed(self, x: Array, factors: Factors) -> Array:
+        """Return a real array in the wide format, each example times its factors."""
+        first = over_examples(factors.first, x)
+        return self.multiplied(
+            self.widen(x), first, None if factors.second is None else over_examples(factors.second, x)
+        )
+
+    def zeroed(self, arrays: Arrays) -> Arrays:
+        return self.without_nonfinite(arrays)
+
+    def weighted_sums(self, arrays: Arrays, coefficient: Coefficient) -> list[Array]:
+        return [self.weighted_sum(x, coefficient) for x in arrays]
+
+    def weighted_sum(self, x: Any, coefficient: Coefficient) -> Array:
+        """Return the weighted sum of one array over its examples."""
+        weights = coefficient.weights(self.xp)
+        sums = []
+        for part in self.parts(x):
+            blank = over_examples(coefficient.blank, part)
+            product = self.xp.where(blank, 0.0, self._weighed(part, weights))
+            sums.append(self._sum(product, (0,)))
+        return self.join(sums, x)
+
+
+def _split_up(backend: Any, coefficient: Coefficient, layout: Several, arrays: Arrays) -> list[Coefficient]:
+    """Return the coefficient of each array, from vectors with one entry for each group."""
+    narrow = any(product_format(x, backend.wide) is not backend.wide for x in arrays)
+    pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
+    factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
+    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
+    found = iter(backend.unstacked(given))
+    keeps, blanks = next(found), next(found)
+    nothing = [None] * len(keeps)
+    scalars = [nothing if factor is None else next(found) for factor in factors]
+    wides = list(map(Factors, *scalars[:2]))
+    each = list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
+    return [one for one, part in zip(each, layout.parts, strict=True) for _ in part.indices]

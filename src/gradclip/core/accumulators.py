@@ -28,7 +28,7 @@ from types import ModuleType
 from typing import Any
 
 from gradclip.core.formats import FLOAT64
-from gradclip.core.norms import Norm, Order, Partial, relative_error, rooted
+from gradclip.core.norms import Norm, Order, relative_error, rooted
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
 
@@ -127,7 +127,7 @@ def norm_of(backend: Backend, reduced: Sequence[Any], order: Order, holders: Any
         divisor = xp.where(total != 0, 2.0 ** (k * width), divisor)
     share = error / xp.where((whole > 0) & xp.isfinite(whole), whole, 1.0)
     added = relative_error(order, holders * backend.wide.roundoff, backend.wide, exact=False)
-    return Norm(rooted(backend, Partial(whole, None), order), divisor, 1.01 * share + 3.0 * added, 0.0)
+    return Norm(rooted(xp, whole, order), divisor, 1.01 * share + 3.0 * added, 0.0)
 
 
 def _magnitudes(order: Order) -> tuple[int, int]:

@@ -19,7 +19,7 @@ class Arrays(Sequence[Any]):
     formats: frozenset[Format]
     any_complex: bool  # whether any array is complex
     only_halves: bool  # whether float32 precision is enough for their norm
-    at_once: Any = None  # the cached result of a backend's `at_once`
+    grouped: Any = None  # by device and dtype, cached by a backend
 
     def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
         self._given = items

@@ -7,17 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.core import nearest
+from gradclip.core import one_factor
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import coefficient, needs_split, open_between, undecided
-from gradclip.core.formats import product_format
-from gradclip.core.layouts import Groups, Layout
+from gradclip.core.layouts import Layout
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Norm, Order, settled
-from gradclip.core.protocols import Backend
-from gradclip.core.records import Coefficient, Factors, Multiplier
+from gradclip.core.protocols import Backend, is_concrete
+from gradclip.core.records import Coefficient, Into, OneFactor
 from gradclip.core.rules import CLIP, Target
-from gradclip.core.scopes import LAYER, TREE, Scope
+from gradclip.core.scopes import TREE, Scope
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -39,46 +38,20 @@ class Decision:
     """The measured norms, the coefficient that follows, and the arrays to scale, with their layout."""
 
     norm: Norm
-    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `Multiplier`
+    coefficient: Any  # a `Coefficient`; if all elements share a norm, possibly a `OneFactor`
     arrays: Arrays
     layout: Layout
 
-    def scaled(self, backend: Backend) -> list[Any]:
-        """Return the arrays, scaled."""
-        if isinstance(self.coefficient, Multiplier):
-            return self.coefficient.scaled(backend, self.arrays)
-        if isinstance(self.layout, Groups) and not backend.concrete:
-            coefficients = split_up(backend, self.coefficient, self.layout, self.arrays)
-            return backend.shrink_each(self.arrays, coefficients, LAYER)
-        return backend.shrink(self.arrays, self.coefficient, self.layout)
-
-    def update(self, backend: Backend, leaves: Sequence[Any], arrays: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves`, which are `arrays`, in place; return them or their replacements."""
-        if isinstance(self.coefficient, Multiplier):
-            return self.coefficient.update(backend, leaves, arrays, self.arrays)
-        if self.changes_nothing(backend, arrays):
-            return leaves
-        return backend.update(leaves, arrays, self.arrays, self.coefficient, self.layout)
+    def scaled(self, backend: Backend, into: Into | None = None) -> Sequence[Any]:
+        """Return the arrays, scaled; with `into`, its leaves or their replacements."""
+        if into is not None and into.leaves is not None and self.changes_nothing(backend, into.arrays):
+            return into.leaves
+        return backend.scale(self.arrays, self.coefficient, self.layout, into)
 
     def changes_nothing(self, backend: Backend, arrays: Arrays) -> bool:
         """Return whether it is known that the gradients, which are `arrays`, stay as they are."""
         known = backend.concrete and self.arrays is arrays and isinstance(self.coefficient, Coefficient)
         return known and bool(np.all(self.coefficient.keep))
-
-
-def split_up(backend: Backend, coefficient: Coefficient, layout: Groups, arrays: Arrays) -> list[Coefficient]:
-    """Return the coefficient of each array, from vectors with one entry for each group."""
-    narrow = any(product_format(x, backend.wide) is not backend.wide for x in arrays)
-    pairs = [coefficient.wide, coefficient.narrow] if narrow else [coefficient.wide]
-    factors = [factor for pair in pairs for factor in (pair.first, pair.second)]
-    given = [coefficient.keep, coefficient.blank, *(x for x in factors if x is not None)]
-    found = iter(backend.unstacked(given))
-    keeps, blanks = next(found), next(found)
-    nothing = [None] * len(keeps)
-    scalars = [nothing if factor is None else next(found) for factor in factors]
-    wides = list(map(Factors, *scalars[:2]))
-    each = list(map(Coefficient, keeps, blanks, wides, map(Factors, *scalars[2:]) if narrow else wides))
-    return [one for one, group in zip(each, layout.groups, strict=True) for _ in group]
 
 
 def decided(
@@ -89,51 +62,47 @@ def decided(
     scope: Scope,
     holders: "Holders",
     *,
-    at_once: bool = True,
+    as_one: bool = True,
 ) -> Decision:
     """Decide what follows from the measured norm of `arrays`, or from each norm of the scope."""
     in_range = norm if norm.divisor is None else settled(backend, norm)
     several = scope.whole and not backend.concrete
-    found = _multiplier(backend, arrays, clipping, in_range, holders) if several and at_once else None
+    found = _one_factor(backend, arrays, clipping, in_range, holders) if several and as_one else None
     if found is not None:
         return Decision(norm, found, arrays, scope)
     threshold = backend.scalar(clipping.max_norm, arrays)
     if several and holders.unseen_dtypes:
-        threshold = nearest.beside_processes(backend, threshold)
+        threshold = one_factor.beside_processes(backend, threshold)
     chosen = _chosen(backend, arrays, clipping, in_range, threshold, scope, holders)
     chosen = clipping.nonfinite.settled(backend, backend.xp.isfinite(norm.value), chosen)
     return Decision(norm, chosen, arrays, scope)
 
 
-def _multiplier(
+def _one_factor(
     backend: Backend, arrays: Arrays, clipping: Clipping, norm: Norm, holders: "Holders"
-) -> Multiplier | None:
+) -> OneFactor | None:
     """Return the one number that scales all elements; None if that does not apply."""
     order, elsewhere = clipping.order, holders.unseen_dtypes
     one_for_all = clipping.target.keeps and (order.p >= 1 or order.extreme)
     # The 2-norm of complex numbers equals that of their parts.
     by_parts = order.p == 2 or not arrays.any_complex
     everything = holders.sees_all and isinstance(norm.error, float) and isinstance(norm.floor, float)
-    at_once = backend.at_once(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
-    if at_once is None:
-        return None
-    found = _bounds(backend, at_once.elements, clipping, norm, elsewhere=elsewhere)
-    if found is None:
-        return None
-    return nearest.multiplier(backend, at_once, norm, found, blanks=clipping.nonfinite.blanks)
+    elements = backend.multi_tensor(arrays) if one_for_all and by_parts and (everything or elsewhere) else None
+    found = None if elements is None else _bounds(backend, elements, clipping, norm, elsewhere=elsewhere)
+    return None if found is None else one_factor.factor_of(backend, norm, found, blanks=clipping.nonfinite.blanks)
 
 
 def _bounds(
-    backend: Backend, elements: nearest.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
-) -> nearest.Bounds | None:
+    backend: Backend, elements: one_factor.Elements, clipping: Clipping, norm: Norm, *, elsewhere: bool
+) -> one_factor.Bounds | None:
     max_norm, order, error, floor = clipping.max_norm, clipping.order, norm.error, norm.floor
     if elsewhere:
-        return nearest.bounds_of_processes(backend, elements, max_norm, error)
+        return one_factor.bounds_of_processes(backend, elements, max_norm, error)
     if isinstance(max_norm, np.ndarray):
-        return nearest.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
+        return one_factor.bounds_of_each(backend, elements, order, max_norm.tolist(), error, floor)
     if isinstance(max_norm, float) and not backend.varies(max_norm):
-        return nearest.bounds(elements, order, max_norm, error, floor, backend.wide)
-    return nearest.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
+        return one_factor.bounds(elements, order, max_norm, error, floor, backend.wide)
+    return one_factor.bounds_on_device(backend, elements, order, backend.scalar(max_norm, ()), error, floor)
 
 
 def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Array, arrays: Arrays) -> Decision:
@@ -143,16 +112,16 @@ def from_norm(backend: Backend, total_norm: float | Array, max_norm: float | Arr
     """
     value = backend.scalar(total_norm, arrays)
     norm = Norm(backend.xp.where(value < 0, math.nan, value), None, 2.0**-23, 0.0)
-    at_once = backend.at_once(arrays)
-    if at_once is not None:
+    elements = backend.multi_tensor(arrays)
+    if elements is not None:
         # The order of the norm is unknown. Among orders >= 1, products below the normal range add the most at 1.
         asked = Clipping(max_norm, Order(1.0), PROPAGATE, CLIP)
-        found = _bounds(backend, at_once.elements, asked, norm, elsewhere=False)
+        found = _bounds(backend, elements, asked, norm, elsewhere=False)
         if found is not None:
             known = isinstance(max_norm, float) and not backend.varies(max_norm)
             kept_up_to = max_norm if known else backend.xp.clip(backend.scalar(max_norm, arrays), 0.0, math.inf)
             found = replace(found, limit=kept_up_to)
-            return Decision(norm, nearest.multiplier(backend, at_once, norm, found, spoils=False), arrays, TREE)
+            return Decision(norm, one_factor.factor_of(backend, norm, found, spoils=False), arrays, TREE)
     threshold = backend.scalar(max_norm, arrays)
     chosen = coefficient(backend, norm, threshold, split=needs_split(backend, arrays))
     return Decision(norm, replace(chosen, keep=norm.value <= threshold), arrays, TREE)
@@ -189,6 +158,7 @@ def _kept_exactly(
     unclear = np.asarray(open_between(norm, thresholds))
     if not unclear.any():
         return chosen
+    assert is_concrete(backend)
     (x,), keep = arrays, np.array(chosen.keep)
     own = scope.own_axes(len(x.shape))
     for at in map(tuple, np.argwhere(unclear)):

@@ -11,8 +11,9 @@ from typing import Protocol
 
 from gradclip.core import nonfinite, norms
 from gradclip.core.arrays import Arrays
+from gradclip.core.layouts import Groups
 from gradclip.core.norms import Norm, Order
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, is_concrete
 
 Check = Callable[[Arrays, float, float], bool]
 """From arrays, an order p and a threshold: whether the global norm is at most the threshold, in exact arithmetic."""
@@ -31,8 +32,9 @@ class Holders(Protocol):
         """Return the global norm."""
         ...
 
-    def measure_each(self, backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
+    def measure_each(self, backend: Backend, arrays: Arrays, order: Order, layout: Groups) -> Norm:
         """Return the norms of several gradients as a vector; each group is the local part of one gradient."""
+        groups = [backend.chosen(arrays, group) for group in layout.groups]
         return norms.stacked(backend, [self.measure(backend, group, order) for group in groups])
 
     def exact_check(self, backend: Backend) -> Check | None:
@@ -52,14 +54,20 @@ class Alone(Holders):
     """One process that holds the whole gradient."""
 
     sees_all = True
-    measure = staticmethod(norms.measure)
-    measure_each = staticmethod(norms.measure_each)
     norm_dtype = staticmethod(norms.norm_dtype)
     raise_nonfinite = staticmethod(nonfinite.raise_nonfinite)
 
+    def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
+        """Return the norm of the arrays."""
+        return backend.norms(arrays, order)
+
+    def measure_each(self, backend: Backend, arrays: Arrays, order: Order, layout: Groups) -> Norm:
+        """Return the norms of the groups as a vector."""
+        return backend.norms(arrays, order, layout)
+
     def exact_check(self, backend: Backend) -> Check | None:
         """Return a function that checks a norm exactly, if the values can be read."""
-        return backend.at_most if backend.concrete else None
+        return backend.at_most if is_concrete(backend) else None
 
 
 ALONE = Alone()

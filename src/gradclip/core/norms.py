@@ -1,7 +1,7 @@
-"""Norms: their orders, the partial norm of one array, and how partial norms combine.
+"""Norms: their orders, and the proof of their error.
 
 The norm of order p of a tree is that of all its elements as one vector: (sum |x|**p)**(1/p), the largest magnitude for
-`inf`, the smallest for `-inf`. It is computed in three steps: a `Partial` for each array (or shard, or file), their
+`inf`, the smallest for `-inf`. It is computed in three steps: a sum for each array (or shard, or file), their
 combination, and the root. Sums run in float64 if the device has it. If the powers of a dtype cannot leave that range,
 its elements are summed directly. Otherwise the magnitudes are first divided by the largest one, unless the sum shows
 that nothing was lost.
@@ -25,16 +25,14 @@ import math
 import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial as partial_of
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from gradclip.core.arrays import Arrays
-from gradclip.core.formats import FLOAT64, Format, format_of
-from gradclip.core.protocols import Backend
-from gradclip.core.scopes import LAYER, TREE, Scope
-from gradclip.core.values import Array
+from gradclip.core.formats import FLOAT64, Format
+from gradclip.core.values import Arithmetic
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -81,194 +79,52 @@ _USUAL_ORDERS: dict[object, Order] = {1.0: Order(1.0), 2.0: EUCLIDEAN, math.inf:
 
 
 @dataclass(frozen=True)
-class Partial:
-    """The contribution of one array, shard or file to a norm.
-
-    `total` is the sum of (|x| / divisor)**p, or the extreme magnitude; a `divisor` of None is 1.
-    """
-
-    total: Any
-    divisor: Any
-
-
-@dataclass(frozen=True)
 class Norm:
     """A computed norm, `value * divisor`, with a proven relative `error` plus at most `floor`.
 
-    Or many norms, as vectors; `error` and `floor` may then be one number for all.
+    Or many norms, as vectors; `error` and `floor` may then be one number for all. Those that are not `sure` are not
+    finite, or may have lost something to underflow, or have not been computed.
     """
 
     value: Any
     divisor: Any
     error: float
     floor: float
+    sure: Any = True
 
     def product(self) -> Any:
         """Return the norm as one wide number, inf if it is beyond the range."""
         return self.value if self.divisor is None else self.value * self.divisor
 
 
-def partial(backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Partial:
-    """Return the contribution of `arrays`, not all of them empty, to their norm, or to each norm of the scope."""
-    if order.extreme:
-        extreme = backend.largest if order.p > 0 else backend.smallest
-        return Partial(extreme(arrays, scope), None)
-    for element in arrays.formats:
-        if not element.power_fits(order.p, backend.wide):
-            return Partial(*backend.scaled_power_sum(arrays, order.p, scope))
-    return Partial(backend.power_sum(arrays, order.p, scope), None)
-
-
-def combine(backend: Backend, partials: Sequence[Partial], order: Order) -> Partial:
-    """Return the combined contribution of several arrays."""
-    xp = backend.xp
-    totals = backend.gather([part.total for part in partials])
-    if order.extreme:
-        reduce = xp.max if order.p > 0 else xp.min
-        return Partial(reduce(xp.stack(totals), axis=0), None)
-    if all(part.divisor is None for part in partials):
-        return Partial(backend.total(totals), None)
-    one = xp.ones_like(totals[0])
-    divisors = backend.gather([one if p.divisor is None else p.divisor for p in partials])
-    weighed = [xp.where(t > 0, d, 0.0) for t, d in zip(totals, divisors, strict=True)]
-    common = xp.max(xp.stack(weighed), axis=0)
-    common = xp.where(common > 0, common, 1.0)
-    rescaled = [
-        xp.where(total > 0, total * (divisor / common) ** order.p, total)
-        for total, divisor in zip(totals, divisors, strict=True)
-    ]
-    return Partial(backend.total(rescaled), common)
-
-
-def rooted(backend: Backend, whole: Partial, order: Order) -> Any:
-    """Return the norm of a combined partial, in units of its divisor."""
+def rooted(xp: ModuleType, total: Any, order: Order) -> Any:
+    """Return the norm, given the sum of powers or the extreme magnitude."""
     if order.extreme or order.p == 1:
-        return whole.total
-    return backend.xp.sqrt(whole.total) if order.p == 2 else whole.total ** (1.0 / order.p)
+        return total
+    return xp.sqrt(total) if order.p == 2 else total ** (1.0 / order.p)
 
 
-def measure(backend: Backend, arrays: Arrays, order: Order, scope: Scope = TREE) -> Norm:
-    """Return the norm of all `arrays` together, or each norm of the scope."""
-    count = arrays.sharing(scope)
-    if not count:
-        shape = () if scope.whole else scope.norms_shape(arrays[0].shape)
-        return Norm(backend.zeros(shape, arrays), None, 0.0, 0.0)
-
-    value, divisor = backend.with_care(partial_of(_computed, arrays, order, scope), arrays, count)
-    if "complex128" in arrays.dtypes:
-        value, divisor = _beyond_range(backend, arrays, order, scope, value, divisor)
-    error = _error(backend, arrays, order, count, scope)
-    return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
-
-
-def measure_each(backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
-    """Return the norms of groups of arrays, as a vector with one norm per group."""
-    counts = [group.elements() for group in groups]
-    everything = Arrays([x for group in groups for x in group])
-    found = backend.norms_of(everything, order.p) if len(everything) == len(groups) else None
-    if found is not None:
-        error = max(_error(backend, group, order, n, LAYER) for group, n in zip(groups, counts, strict=True))
-        return Norm(*found, error, floor_of(backend, everything, max(counts), order))
-
-    def compute(careful: Backend) -> tuple[Any, Any]:
-        found = [
-            _in_range(careful, group, order) if count else (backend.zeros((), group), None)
-            for group, count in zip(groups, counts, strict=True)
-        ]
-        values, divisors = zip(*found, strict=True)
-        return backend.stacked(values), _stacked_divisors(backend, values, divisors)
-
-    value, divisor = backend.with_care(compute, everything, max(counts))
-    known = list(zip(groups, counts, strict=True))
-    errors = [_error(backend, group, order, count, LAYER) if count else 0.0 for group, count in known]
-    floors = [floor_of(backend, group, count, order) if count else 0.0 for group, count in known]
-    return Norm(value, divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
-
-
-def stacked(backend: Backend, norms: Sequence[Norm]) -> Norm:
+def stacked(backend: Arithmetic, norms: Sequence[Norm]) -> Norm:
     """Return several norms as one vector."""
     values = [norm.value for norm in norms]
-    divisor = _stacked_divisors(backend, values, [norm.divisor for norm in norms])
+    divisor = stacked_divisors(backend, values, [norm.divisor for norm in norms])
     errors, floors = [norm.error for norm in norms], [norm.floor for norm in norms]
-    return Norm(backend.stacked(values), divisor, _one_or_each(backend, errors), _one_or_each(backend, floors))
+    return Norm(backend.stacked(values), divisor, one_or_each(backend, errors), one_or_each(backend, floors))
 
 
-def _in_range(backend: Backend, arrays: Arrays, order: Order) -> tuple[Any, Any]:
-    found = _computed(arrays, order, LAYER, backend)
-    return _beyond_range(backend, arrays, order, LAYER, *found) if "complex128" in arrays.dtypes else found
-
-
-def _error(backend: Backend, arrays: Arrays, order: Order, count: int, scope: Scope) -> float:
-    exact = order.extreme and not arrays.any_complex
-    sum_error = backend.sum_error(count, arrays, order.p, scope)
-    return relative_error(order, sum_error, backend.wide, exact=exact)
-
-
-def _stacked_divisors(backend: Backend, values: Sequence[Any], divisors: Sequence[Any]) -> Any:
+def stacked_divisors(backend: Arithmetic, values: Sequence[Any], divisors: Sequence[Any]) -> Any:
+    """Return the divisors of norms with these values as one vector, None if all are 1."""
     if all(divisor is None for divisor in divisors):
         return None
     pairs = zip(values, divisors, strict=True)
     return backend.stacked([backend.xp.ones_like(value) if divisor is None else divisor for value, divisor in pairs])
 
 
-def _one_or_each(backend: Backend, numbers: Sequence[Any]) -> Any:
+def one_or_each(backend: Arithmetic, numbers: Sequence[Any]) -> Any:
     """Return one number if all are the same, else a vector."""
     if all(isinstance(number, float) for number in numbers):
         return numbers[0] if len(set(numbers)) == 1 else backend.scalar(np.array(numbers), ())
     return backend.xp.stack([backend.scalar(number, ()) for number in numbers])
-
-
-def _computed(arrays: Arrays, order: Order, scope: Scope, backend: Backend) -> tuple[Any, Any]:
-    found = None if backend.concrete or not scope.whole else backend.norm_at_once(arrays, order.p)
-    if found is not None:
-        return found, None
-    if backend.splits_by_range and len(arrays.formats) > 1 and not order.extreme:
-        groups = [group for group in _by_range(backend, arrays, order) if group.sharing(scope)]
-        whole = combine(backend, [partial(backend, group, order, scope) for group in groups], order)
-    else:
-        whole = partial(backend, arrays, order, scope)
-    return rooted(backend, whole, order), whole.divisor
-
-
-def _beyond_range(
-    backend: Backend, arrays: Arrays, order: Order, scope: Scope, value: Array, divisor: Array | None
-) -> tuple[Array, Array | None]:
-    """Return a norm of complex128 numbers and its divisor, from their quarters if only those give a finite one."""
-    xp = backend.xp
-    known = xp.isfinite(value)
-    # If the parts were divided first, their norm is finite whenever they are.
-    by_parts = order.p == 2 and scope.whole and backend.at_once(arrays) is not None
-    if by_parts or (backend.concrete and xp.all(known)):
-        return value, divisor
-    found = value, xp.ones_like(value) if divisor is None else divisor
-
-    def of_quarters() -> tuple[Any, Any]:
-        quarter, unit = _computed(backend.quartered(arrays), order, scope, backend)
-        unit = xp.ones_like(quarter) if unit is None else unit
-        # A number this large has no other divisor. Multiplied by 4 it could leave the range.
-        large = quarter > 2.0**500
-        new = xp.where(large, quarter * 2.0**-1020, quarter * 4.0), xp.where(large, xp.full_like(unit, 2.0**1022), unit)
-        finite = xp.isfinite(quarter)
-        return xp.where(finite, new[0], found[0]), xp.where(finite, new[1], found[1])
-
-    return backend.chosen_where(~known, of_quarters, found)
-
-
-def floor_of(backend: Backend, arrays: Arrays, count: int, order: Order) -> float:
-    """Return the most that `count` elements add to a norm if they are read as zero or their magnitudes are rounded."""
-    floor = count * max(map(backend.flushed_below, arrays.formats))
-    if not arrays.any_complex:
-        return floor
-    # Each of two parts may be read as zero. One step for the root of their squares and two for a quarter, times 4.
-    rounded = 0.0 if order.p == 2 or "complex128" not in arrays.dtypes else count * 16 * FLOAT64.step
-    return 2 * floor + rounded
-
-
-def _by_range(backend: Backend, arrays: Arrays, order: Order) -> list[Arrays]:
-    """Split off the arrays whose powers may leave the range, if their sum cannot show it."""
-    fitting = {element for element in arrays.formats if element.power_fits(order.p, backend.wide)}
-    groups = [[x for x in arrays if (format_of(x) in fitting) is fits] for fits in (True, False)]
-    return list(map(arrays.alike, groups))
 
 
 def relative_error(order: Order, sum_error: float, wide: Format, *, exact: bool) -> float:
@@ -286,7 +142,7 @@ def norm_dtype(arrays: Arrays) -> str:
     return "float64" if FLOAT64 in arrays.formats else "float32"
 
 
-def settled(backend: Backend, norm: Norm) -> Norm:
+def settled(backend: Arithmetic, norm: Norm) -> Norm:
     """Return the norm with a power of two as divisor, 1 for ordinary norms, and a value well inside the range."""
     if norm.divisor is None:
         return norm

@@ -9,12 +9,11 @@ import numpy as np
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
-from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.decision import Clipping, Decision, decided
 from gradclip.core.layouts import Groups, Layout, Rows, Several
-from gradclip.core.norms import Norm, Order, measure, settled
-from gradclip.core.protocols import Backend
-from gradclip.core.records import Multiplier
+from gradclip.core.norms import Norm, Order, settled
+from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip.core.records import OneFactor
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
 from gradclip.core.values import Array
@@ -49,17 +48,18 @@ def decide(
     layout: Layout = TREE,
     mask: Array | None = None,
     holders: "Holders",
-    at_once: bool = True,
+    as_one: bool = True,
 ) -> Decision:
     """Measure `arrays`, each norm of the layout, and decide what happens to them.
 
-    `at_once`: a `Multiplier` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
+    `as_one`: a `OneFactor` may scale all arrays. `names` returns the arrays' names for errors. Examples outside
     `mask` count as zeros, whatever they contain. `holders` hold the whole gradient; `arrays` may be a part of it.
     Raises FloatingPointError under the policy "raise".
     """
     if isinstance(layout, Groups | Rows):
         if is_concrete(backend):
             return _decide_in_host_memory(backend, arrays, clipping, names, layout, holders)
+        assert isinstance(layout, Groups)  # callers clip units one array at a time
         return _decide_without_values(backend, arrays, clipping, names, layout, holders)
     xp = backend.xp
     if clipping.nonfinite.raises:
@@ -73,7 +73,7 @@ def decide(
         norm = _measured(backend, arrays, clipping.order, layout, mask, holders)
     if clipping.nonfinite.raises and not xp.all(xp.isfinite(norm.value)):
         holders.raise_nonfinite(backend, arrays, names())
-    made = decided(backend, arrays, clipping, norm, layout, holders, at_once=at_once)
+    made = decided(backend, arrays, clipping, norm, layout, holders, as_one=as_one)
     if mask is None:
         return made
     chosen = replace(made.coefficient, blank=made.coefficient.blank | ~mask, keep=made.coefficient.keep & mask)
@@ -85,15 +85,14 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     if isinstance(layout, Scope):
         return _measured(backend, arrays, order, layout, None, holders)
     if not is_concrete(backend):
-        return holders.measure_each(backend, [backend.chosen(arrays, part.indices) for part in layout.parts], order)
-    found = backend.norms_at_once(arrays, layout, order)
-    if found is not None and np.all(np.asarray(found[1])):
-        return found[0]
+        assert isinstance(layout, Groups)
+        return holders.measure_each(backend, arrays, order, layout)
+    found = backend.norms(arrays, order, layout)
+    if np.all(found.sure):
+        return found
     table = Table(layout, None)
-    left = range(layout.number) if found is None else layout.parts_of(~np.asarray(found[1]))
-    if found is not None:
-        table.norms[:] = found[0].value
-    for number in left:
+    table.norms[:] = found.value
+    for number in layout.parts_of(~found.sure):
         indices, scope = layout.part(number)
         norm = _measured(backend, backend.chosen(arrays, indices), order, scope, None, holders)
         table.norms[layout.places(number)] = norm.product().ravel()
@@ -130,36 +129,36 @@ def _decide_without_values(
     arrays: Arrays,
     clipping: Clipping,
     names: Callable[[], Sequence[str]],
-    layout: Several,
+    layout: Groups,
     holders: "Holders",
 ) -> Decision:
     """Decide for consecutive groups. The threshold is one number for all of them, or a vector."""
     clipping.nonfinite.check_visible(backend)
     if clipping.nonfinite.zeroes:
         arrays = backend.without_nonfinite(arrays)
-    groups = [backend.chosen(arrays, part.indices) for part in layout.parts]
-    norm = holders.measure_each(backend, groups, clipping.order)
+    norm = holders.measure_each(backend, arrays, clipping.order, layout)
     if clipping.nonfinite.raises:
-        _raise_for_first(backend, groups, norm, names, layout, holders)
+        _raise_for_first(backend, arrays, norm, names, layout, holders)
     made = decided(backend, arrays, clipping, norm, LAYER, holders)
-    if isinstance(made.coefficient, Multiplier):
-        made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, groups))))
+    if isinstance(made.coefficient, OneFactor):
+        made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, layout.groups))))
     return replace(made, layout=layout)
 
 
 def _raise_for_first(
     backend: Backend,
-    groups: Sequence[Arrays],
+    arrays: Arrays,
     norm: Norm,
     names: Callable[[], Sequence[str]],
-    layout: Several,
+    layout: Groups,
     holders: "Holders",
 ) -> None:
     """Raise a FloatingPointError for the first group whose norm is not finite, if there is one."""
     finite = backend.xp.isfinite(norm.value)
     if not backend.xp.all(finite):
         number = next(number for number, one in enumerate(backend.unstacked([finite])[0]) if not one)
-        holders.raise_nonfinite(backend, groups[number], _chosen_names(names, layout.part(number).indices))
+        indices = layout.groups[number]
+        holders.raise_nonfinite(backend, backend.chosen(arrays, indices), _chosen_names(names, indices))
 
 
 def _chosen_names(names: Callable[[], Sequence[str]], indices: Sequence[int]) -> list[str]:
@@ -172,5 +171,5 @@ def _measured(
 ) -> Norm:
     if scope.whole:
         return holders.measure(backend, arrays, order)
-    norm = measure(backend, arrays, order, scope)
+    norm = backend.norms(arrays, order, scope)
     return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

@@ -1,70 +1,21 @@
-"""What the core asks of a backend, in small protocols. Only they, `concrete` and the host's document the methods.
+"""What the core asks of a backend, in small protocols. Only they, `values` and the host's document the methods.
 
-`Backend` is everything the core may use with any framework. `concrete.ConcreteBackend` adds what only backends with
+`Backend` is everything the core may use with any framework. `ConcreteBackend` adds what only backends with
 arrays in host memory offer. Each implementation has a line next to it that lets mypy check the class
 against its protocol.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from contextlib import AbstractContextManager
-from types import ModuleType
-from typing import Any, Protocol
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, Protocol, TypeGuard
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import Format
-from gradclip.core.records import AtOnce, Coefficient, Rule
-from gradclip.core.scopes import Scope
-from gradclip.core.values import Array
-
-
-class Arithmetic(Protocol):
-    """The number formats a backend computes in, and its scalars: norms, thresholds and coefficients."""
-
-    xp: ModuleType
-    """The array API standard's operations."""
-    wide: Format
-    """The format in which sums are computed: float64 if the device has it."""
-    concrete: bool
-    """Whether values are in host memory, where reading them costs nothing."""
-    visible: bool
-    """Whether values can be read, even if that means waiting for a device."""
-    splits_by_range: bool
-    """Whether arrays whose powers may overflow or underflow should be summed separately from the others."""
-
-    def precision(self) -> AbstractContextManager[Any]:
-        """Return the context in which `wide` can be used."""
-
-    def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
-        """Return a number as a wide scalar on the arrays' device."""
-
-    def single(self, value: Array) -> Array:
-        """Return a wide scalar or vector in float32, the format in which narrow leaves are multiplied."""
-
-    def booleans(self, mask: object) -> Array:
-        """Return a mask as a boolean array."""
-
-    def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array:
-        """Return wide zeros on the arrays' device."""
-
-    def gather(self, terms: Sequence[Array]) -> list[Array]:
-        """Move scalars or vectors from several devices to one, so that they can be combined."""
-
-    def total(self, terms: Sequence[Array]) -> Array:
-        """Return the sum of scalars or vectors."""
-
-    def varies(self, value: object) -> bool:
-        """Say whether a number stands for many: code is being compiled for all values that it may have."""
-
-    def stacked(self, scalars: Sequence[Array]) -> Array:
-        """Stack scalars into a vector."""
-
-    def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
-        """Split each vector into scalars."""
-
-    def chosen_where(self, flags: Array, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
-        """Return a pair of wide scalars or vectors: `compute()` where the flags are set, `found` elsewhere."""
+from gradclip.core.layouts import Layout
+from gradclip.core.norms import Norm, Order
+from gradclip.core.records import Coefficient, Into, OneFactor, Rule
+from gradclip.core.values import Arithmetic, Array
 
 
 class Enter(Protocol):
@@ -82,48 +33,22 @@ class Enter(Protocol):
     def chosen(self, arrays: Arrays, indices: Sequence[int]) -> Arrays:
         """Return some of the arrays, without copying."""
 
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
         """Return what `leave_all` and `leave_scalar` need to know about the leaves, without keeping traced arrays."""
 
 
 class Reduce(Protocol):
-    """Reduce arrays to norms: one number for all of them, or one for each norm of a scope."""
+    """Reduce arrays to norms: one number for all of them, or one for each norm of a layout."""
 
-    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
-        """Return `compute(backend)`, a norm of `count` elements and its divisor, computed so that it can be trusted."""
+    def norms(self, arrays: Arrays, order: Order, layout: Layout | None = None) -> Norm:
+        """Return the norm of all elements, or each norm of the layout, with a proven error.
 
-    def flushed_below(self, element: Format) -> float:
-        """Return the magnitude below which elements may be read as zero, or 0.0 if none are."""
-
-    def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
-        """Return a bound on the relative rounding error of the additions in a sum of `count` powers of elements."""
-
-    def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: Array | None = None) -> Array:
-        """Return the sum of (|x| / divisor)**p over all arrays, for each norm of the scope."""
-
-    def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[Array, Array]:
-        """Return power sums whose terms could overflow or underflow, and their divisors. None means a divisor of 1."""
-
-    def largest(self, arrays: Arrays, scope: Scope) -> Array:
-        """Return the largest magnitude, or NaN if any element is NaN."""
-
-    def smallest(self, arrays: Arrays, scope: Scope) -> Array:
-        """Return the smallest magnitude, or NaN if any element is non-finite."""
-
-    def norm_at_once(self, arrays: Arrays, p: float) -> Array | None:
-        """Return the norm of all arrays if the device can compute it without sums of powers, else None."""
-
-    def norms_of(self, arrays: Arrays, p: float) -> tuple[Array, Array | None] | None:
-        """Return the arrays' norms and divisors as two vectors if few operations compute them, else None."""
-
-    def quartered(self, arrays: Arrays) -> Arrays:
-        """Return each array multiplied by 0.25, in the wide format."""
-
-    def at_most(self, arrays: Arrays, p: float, max_norm: float, part: tuple[Any, ...] | None = None) -> bool:
-        """Say in exact arithmetic whether the norm of all arrays, or of one array's `part`, is at most `max_norm`.
-
-        `part` is an index. This is asked only of a `concrete` backend, about finite arrays.
+        The layout is a `Scope`, or consecutive `Groups` of all arrays; on a `concrete` backend any. There, of several
+        norms the result may say that some are not `sure`.
         """
+
+    def floor(self, arrays: Arrays, count: int, order: Order) -> float:
+        """Return the most that `count` elements add to a norm if they are read as zero or their sizes are rounded."""
 
     def count_nonfinite(self, x: Any) -> tuple[int, int]:
         """Return the numbers of NaN and of infinite elements. This waits for the values."""
@@ -133,22 +58,27 @@ class Reduce(Protocol):
 
 
 class Scale(Protocol):
-    """Scale arrays down. No result exceeds the exact product."""
+    """Scale arrays down, or clamp them. No result exceeds the exact product.
 
-    def at_once(self, arrays: Arrays) -> AtOnce | None:
-        """Return an object that multiplies all arrays by one number, or None if scaling them one by one is better."""
+    Results are new arrays; with `into` they are its leaves, or replacements of those that cannot be written.
+    """
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Any) -> list[Any]:
-        """Return the arrays scaled by the coefficient, which has an entry for each norm.
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int] | None:
+        """Return the number of elements of each format, the widest first, if one number can multiply all at once.
 
-        The layout is a `Scope`; on a `concrete` backend any.
+        None if scaling them one by one is better.
         """
 
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[Any]:
-        """Return the arrays, each scaled by its own coefficient."""
+    def scale(
+        self, arrays: Arrays, coefficient: Coefficient | OneFactor, layout: Layout, into: Into | None = None
+    ) -> Sequence[Any]:
+        """Return the arrays scaled by the coefficient, which has an entry for each norm of the layout.
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: float | Array) -> list[Any]:
-        """Return the prepared leaves with elements clamped to [-bound, bound], the bound rounded toward zero."""
+        The layout is as in `norms`. With `into`, only the values come from the arrays.
+        """
+
+    def clamp(self, arrays: Arrays, bound: float | Array, into: Into | None = None) -> Sequence[Any]:
+        """Return the arrays with elements clamped to [-bound, bound], the bound rounded toward zero."""
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         """Return the function of leaves, threshold and mask with the derivative defined by the rule."""
@@ -184,11 +114,8 @@ class Batch(Protocol):
 class Leave(Protocol):
     """Convert results to what users get: the framework's own types."""
 
-    def leave(self, array: Any, leaf: Any) -> Any:
-        """Return one result in the form the user passed: a new array like the leaf, or a number for a number."""
-
     def leave_all(self, arrays: Sequence[Array], leaves: Sequence[Any]) -> list[Any]:
-        """Return results in the form the user passed."""
+        """Return results in the form the user passed: new arrays like the leaves, or numbers for numbers."""
 
     def leave_scalar(self, value: Array, dtype: str, leaves: Sequence[Any]) -> Any:
         """Return a wide scalar, or an array with one entry for each norm, in the named dtype."""
@@ -215,40 +142,26 @@ class InPlace(Protocol):
         `owners` hold the gradients in `.grad`.
         """
 
-    def copied(self, leaf: Any) -> Any:
-        """Return a writable copy of a gradient that shares memory."""
-
     def write_back(self, leaf: Any, copy: Any) -> None:
         """Write the values of a copy into its gradient, which is writable."""
 
     def collide(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
         """Say quickly whether two gradients may share memory. True in case of doubt. `arrays` are these gradients."""
 
-    def writable(self, leaf: object) -> bool:
-        """Say whether a gradient can be written in place."""
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        """Say whether all gradients can be written in place."""
 
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        """Say whether all gradients can certainly be written in place. `arrays` are these gradients."""
-
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Any
-    ) -> Sequence[Any]:
-        """Scale `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements.
-
-        The layout is as in `shrink`.
-        """
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | Array) -> Sequence[Any]:
-        """Clamp `leaves` (as arrays: `arrays`) in place. Return them or replacements."""
+    def clear(self, arrays: Arrays) -> None:
+        """Replace NaN and infinities by zeros in place, in writable arrays that `multi_tensor` knows."""
 
 
 class Held(Protocol):
     """Arrays sharded over several devices, and layers whose norms can be computed as one vector."""
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         """Return a key shared by layers whose norms can be one vector, or None if each is better measured alone."""
 
-    def over(self, axis_name: Hashable) -> tuple[Backend, Axes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Backend, Axes]:
         """Return the backend for shards over mesh axes, and the axes. Raises TypeError if the framework has no mesh."""
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
@@ -276,3 +189,30 @@ class Axes(Protocol):
 
     def largest(self, terms: Sequence[Any]) -> Any:
         """Return the largest of all devices' terms."""
+
+
+class ConcreteBackend(Backend, Protocol):
+    """What only backends whose arrays are in host memory offer, where reading values costs nothing."""
+
+    def take(self, leaves: Sequence[Any]) -> Arrays:
+        """Return leaves as `enter` returns prepared ones. Raises TypeError for dtypes that cannot be clipped."""
+
+    def at_most(self, arrays: Arrays, p: float, max_norm: float, part: tuple[Any, ...] | None = None) -> bool:
+        """Say in exact arithmetic whether the norm of all arrays, or of one array's `part`, is at most `max_norm`.
+
+        `part` is an index. The arrays are finite.
+        """
+
+    def copied(self, arrays: Arrays) -> Arrays:
+        """Return copies of the arrays in the same memory order; `sources` can be left as results."""
+
+    def leave_scalars(self, values: Array, dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return each entry of a wide vector in the named dtype. `leaves` has a leaf, or a list of them, for each."""
+
+    def leave_vectors(self, values: Sequence[Any], dtype: str, leaves: Sequence[Any]) -> list[Any]:
+        """Return wide arrays in the named dtype, each in the form of the corresponding leaf."""
+
+
+def is_concrete(backend: Backend) -> TypeGuard[ConcreteBackend]:
+    """Say whether the backend's arrays are in host memory."""
+    return backend.concrete

@@ -1,18 +1,18 @@
-"""What becomes of elements that share a norm: rules, coefficients and multipliers. Backends receive them.
+"""What becomes of elements that share a norm: rules, coefficients and single factors. Backends receive them.
 
-`rules`, `coefficient` and `nearest` make them, and prove that the bound holds.
+`rules`, `coefficient` and `one_factor` make them, and prove that the bound holds.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from gradclip.core.arrays import Arrays
-from gradclip.core.formats import FLOAT64, Format
+from gradclip.core.formats import FLOAT64
 from gradclip.core.values import Array
 
 
@@ -79,33 +79,16 @@ class Coefficient:
         return replace(self, keep=self.keep & finite, wide=wide, narrow=narrow)
 
 
-class AtOnce(Protocol):
-    """Arrays that a device multiplies by one number in one call, rounding products to nearest."""
-
-    elements: Mapping[Format, int]
-    """The number of elements of each format, the widest format first."""
-
-    def clear(self, arrays: Arrays) -> None:
-        """Replace NaN and infinities by zeros in place."""
-
-    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[Any]:
-        """Return the arrays, multiplied."""
-
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
-        """Multiply `leaves` (as arrays: `arrays`) in place, from the values in `new`. Return them or replacements."""
-
-
 @dataclass(frozen=True)
-class Multiplier:
+class OneFactor:
     """The numbers that multiply all elements: 1 if they stay unchanged, NaN if all become NaN.
 
     `factors` has a number for each dtype, by name: float64 for float64, float32 for all others. `alive`: where it is
     False, all products become zeros, NaN too; None if that never happens. `steps`: -1 if float16 products are stepped,
     0 if they are kept, None if nothing is stepped. With `sizes` these are vectors: the first sizes[0] arrays use the
-    first number, and so on. `at_once` multiplies.
+    first number, and so on.
     """
 
-    at_once: AtOnce
     factors: dict[str, Any]
     alive: Any = None
     steps: Any = None
@@ -116,10 +99,12 @@ class Multiplier:
         """Whether products that are NaN become zeros."""
         return self.alive is not None
 
-    def scaled(self, _backend: object, arrays: Arrays) -> list[Any]:
-        """Return the arrays scaled."""
-        return self.at_once.multiplied(arrays, self)
 
-    def update(self, _backend: object, leaves: Sequence[Any], arrays: Arrays, new: Arrays) -> Sequence[Any]:
-        """Scale the gradients `leaves` (as `arrays`), reading from `new`; return them or their replacements."""
-        return self.at_once.update(leaves, arrays, new, self)
+class Into(NamedTuple):
+    """Where results are to lie: in the memory of `arrays`, which is that of `leaves`, the objects that users hold.
+
+    Leaves that cannot be written are replaced. Without leaves, the memory belongs to nobody else.
+    """
+
+    arrays: Arrays
+    leaves: Any = None  # a sequence, or None

@@ -13,11 +13,10 @@ import numpy as np
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import coefficient, needs_split, open_between
-from gradclip.core.concrete import ConcreteBackend, is_concrete
 from gradclip.core.formats import FLOAT64, format_of
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.norms import Norm, Order
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.records import Coefficient, Factors
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ class Each:
     values: Sequence[Any]
 
     def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
-        """Return a threshold for each norm, and which of them are settled."""
+        """Return a threshold for each norm, and which of them are sure."""
         return layout.each(self.values), True
 
     def of_part(self, backend: Backend, layout: Several, number: int, order: Order) -> Any:
@@ -47,13 +46,12 @@ class Following:
     params: Arrays
     given: Sequence[Any] = ()
 
-    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any] | None:
-        """Return a threshold for each norm, and which of them are settled; None if not computed at once."""
-        found = None if self.given else backend.norms_at_once(self.params, layout, order)
-        if found is None:
-            return None
-        norm, known = found
-        return np.asarray(self.adaptive.of_norm(backend, norm, self.params, ())), known
+    def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
+        """Return a threshold for each norm, and which of them are sure."""
+        if self.given:
+            return np.zeros(layout.count), np.zeros(layout.count, bool)
+        norm = backend.norms(self.params, order, layout)
+        return np.asarray(self.adaptive.of_norm(backend, norm, self.params, ())), norm.sure
 
     def of_part(self, backend: Backend, layout: Several, number: int, order: Order) -> Any:
         """Return the thresholds of the units of a part."""
@@ -74,15 +72,13 @@ def quickly(
     backend: ConcreteBackend, arrays: Arrays, layout: Several, order: Order, thresholds: Each | Following
 ) -> Quick | None:
     """Decide as many norms as possible with one look at all of them; None if that is none."""
-    found = backend.norms_at_once(arrays, layout, order)
-    beside = thresholds.at_once(backend, layout, order) if found is not None else None
-    if found is None or beside is None:
+    norm = backend.norms(arrays, order, layout)
+    if not np.any(norm.sure):
         return None
-    norm, settled = found
-    max_norms, known = beside
+    max_norms, known = thresholds.at_once(backend, layout, order)
     chosen = coefficient(backend, norm, max_norms, split=needs_split(backend, arrays))
-    settled = settled & known & ~np.asarray(open_between(norm, max_norms))
-    return Quick(norm, chosen, () if settled.all() else layout.parts_of(~settled))
+    sure = norm.sure & known & ~np.asarray(open_between(norm, max_norms))
+    return Quick(norm, chosen, () if sure.all() else layout.parts_of(~sure))
 
 
 class Table:

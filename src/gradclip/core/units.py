@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple
 from gradclip.core.arrays import Arrays
 from gradclip.core.derivative import At, ClipRule
 from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
@@ -42,7 +42,7 @@ class Adaptive:
 
     def thresholds(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope, given: Sequence[Any]) -> Array:
         """Return the threshold of each unit of one array of parameters, as in this module's docstring."""
-        return self.of_norm(backend, measure(backend, arrays, order, scope), arrays, given)
+        return self.of_norm(backend, backend.norms(arrays, order, scope), arrays, given)
 
     def of_norm(self, backend: Backend, norm: Norm, arrays: Arrays, given: Sequence[Any]) -> Array:
         """Return the same from the known norms of the units."""

@@ -1,10 +1,14 @@
-"""Arrays of any framework, as portable code uses them, and their shapes."""
+"""Arrays of any framework, as portable code uses them, their shapes, and the arithmetic of their norms."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import Any, Protocol
+
+from gradclip.core.formats import Format
 
 
 class Array(Protocol):
@@ -27,6 +31,43 @@ class Array(Protocol):
     def __invert__(self) -> Array: ...
     def __neg__(self) -> Array: ...
     def __float__(self) -> float: ...
+
+
+class Arithmetic(Protocol):
+    """The number formats a backend computes in, and its scalars: norms, thresholds and coefficients."""
+
+    xp: ModuleType
+    """The array API standard's operations."""
+    wide: Format
+    """The format in which sums are computed: float64 if the device has it."""
+    concrete: bool
+    """Whether values are in host memory, where reading them costs nothing."""
+    visible: bool
+    """Whether values can be read, even if that means waiting for a device."""
+
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which `wide` can be used."""
+
+    def scalar(self, value: float | Array, near: Sequence[Array]) -> Array:
+        """Return a number as a wide scalar on the arrays' device."""
+
+    def single(self, value: Array) -> Array:
+        """Return a wide scalar or vector in float32, the format in which narrow leaves are multiplied."""
+
+    def booleans(self, mask: object) -> Array:
+        """Return a mask as a boolean array."""
+
+    def zeros(self, shape: tuple[int, ...], near: Sequence[Array]) -> Array:
+        """Return wide zeros on the arrays' device."""
+
+    def varies(self, value: object) -> bool:
+        """Say whether a number stands for many: code is being compiled for all values that it may have."""
+
+    def stacked(self, scalars: Sequence[Array]) -> Array:
+        """Stack scalars into a vector."""
+
+    def unstacked(self, vectors: Sequence[Array]) -> list[list[Array]]:
+        """Split each vector into scalars."""
 
 
 # The assumed number of elements for a shape that is known only when the traced code runs.

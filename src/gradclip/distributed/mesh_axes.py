@@ -4,15 +4,15 @@
 for code on whole arrays whose sharding JAX knows. It runs the measurement on each device.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.core import accumulators, norms
+from gradclip.core import accumulators
 from gradclip.core.accumulators import LARGEST_ORDER, check_order
 from gradclip.core.arrays import Arrays
 from gradclip.core.holders import ALONE, Holders
-from gradclip.core.norms import Norm, Order, floor_of, measure
+from gradclip.core.layouts import Groups
+from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Axes, Backend
 from gradclip.typing import AxisName
 
@@ -27,14 +27,14 @@ class MeshAxes(Holders):
         """Return the norm of all shards. Raises ValueError if the order is too high."""
         count = arrays.elements()
         norm = self.reduced(backend, arrays, check_order(order))
-        return replace(norm, floor=floor_of(backend, arrays, count * self.axes.count(), order)) if count else norm
+        return replace(norm, floor=backend.floor(arrays, count * self.axes.count(), order)) if count else norm
 
     def reduced(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
         """Return the norm, without its floor, with one reduction over the axes."""
         groups = [group.as_precise_as(arrays.dtypes) for group in self.axes.groups(arrays)]
-        parts = [measure(backend, group, order) for group in groups]
+        parts = [backend.norms(group, order) for group in groups]
         if not parts:
-            return measure(backend, arrays, order)
+            return backend.norms(arrays, order)
         known = [
             accumulators.filled(backend.xp, norm, order, empty=not x.elements())
             for norm, x in zip(parts, groups, strict=True)
@@ -55,20 +55,20 @@ class ExplicitMesh(Holders):
         count = arrays.elements()
         run = backend.on_each_device(arrays) if order.extreme or order.p <= LARGEST_ORDER else None
         if run is None or not count:
-            return measure(backend, arrays, order)
+            return backend.norms(arrays, order)
 
         def compute(local: Backend, axes: Axes, shards: Arrays) -> tuple[Any, Any, Any]:
             norm = MeshAxes(axes).reduced(local, shards, order)
             return norm.value, norm.divisor, backend.scalar(norm.error, shards)
 
         value, divisor, error = run(compute)
-        return Norm(value, divisor, error, floor_of(backend, arrays, count, order))
+        return Norm(value, divisor, error, backend.floor(arrays, count, order))
 
-    def measure_each(self, backend: Backend, groups: Sequence[Arrays], order: Order) -> Norm:
+    def measure_each(self, backend: Backend, arrays: Arrays, order: Order, layout: Groups) -> Norm:
         """Return the norms as a vector, with a single computation if no layout is known."""
-        if all(backend.on_each_device(group) is None for group in groups):
-            return norms.measure_each(backend, groups, order)
-        return super().measure_each(backend, groups, order)
+        if all(backend.on_each_device(backend.chosen(arrays, group)) is None for group in layout.groups):
+            return backend.norms(arrays, order, layout)
+        return super().measure_each(backend, arrays, order, layout)
 
 
 EXPLICIT_MESH = ExplicitMesh()
@@ -81,5 +81,5 @@ def holders_of(backend: Backend) -> Holders:
 
 def over_axes(backend: Backend, axis_name: AxisName) -> tuple[Backend, Holders]:
     """Return the backend for shards over the named mesh axes, and the devices along these axes as holders."""
-    local, axes = backend.over(axis_name)
+    local, axes = backend.mesh(axis_name)
     return local, MeshAxes(axes)

@@ -24,7 +24,7 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
@@ -267,7 +267,7 @@ def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
     if empty is not None:
         raise ValueError(f"{empty} holds no values to measure. Pass the tensors that hold the values.")
     # Other parts may be float64, which this one cannot know, so half types get that precision as well.
-    norm = measure(backend, arrays.as_precise_as(["float64"]), order)
+    norm = backend.norms(arrays.as_precise_as(["float64"]), order)
     known = accumulators.filled(backend.xp, norm, order, empty=not arrays.elements())
     return PartialNorm(order.p, tuple(map(float, known)), floor=norm.floor)
 

@@ -38,7 +38,7 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
 from gradclip.core.holders import Check, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
-from gradclip.core.norms import Norm, Order, measure
+from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
 from gradclip.distributed import replicas
@@ -123,7 +123,7 @@ class ProcessGroups(Holders):
         accumulators.check_wide(backend)
         xp = backend.xp
         divided = self._shardings.divided(backend, arrays)
-        norms = [measure(backend, some, order) for some in divided]
+        norms = [backend.norms(some, order) for some in divided]
         if self.on_host and backend.concrete:
             self._replicas.look(norms, divided)
         known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
@@ -201,7 +201,7 @@ class ProcessGroups(Holders):
     def _sent_without_gradients(self, *, failed: bool) -> tuple[Array, Array]:
         """Take part in the reductions of a call without gradients; return how many failed, and how many differ."""
         empty = HOST.enter([])
-        known = [filled(HOST.xp, measure(HOST, empty, self._order), self._order, empty)] * len(self._shardings)
+        known = [filled(HOST.xp, HOST.norms(empty, self._order), self._order, empty)] * len(self._shardings)
         flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, failed, 0)], known)
         return flags[_FAILED], flags[_DIFFER]
 

@@ -80,7 +80,7 @@ class Request:
             # With GradScaler, a step for which its scale was too large is skipped. It is no error.
             policy = self.nonfinite if self.nonfinite.raises and found_inf is None else PROPAGATE
             asked = Clipping(threshold_of_scaled(backend, limit, given), self.order, policy, CLIP)
-            made = decide(backend, arrays, asked, gradients.names, holders=holders, at_once=False)
+            made = decide(backend, arrays, asked, gradients.names, holders=holders, as_one=False)
             finite = backend.xp.isfinite(made.norm.value)
             if (
                 found_inf is not None

@@ -8,12 +8,22 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from gradclip.backends import Shards, any_distributed
-from gradclip.backends.registry import all_known, entry_of, find, known, lies_itself, load, may_be_weights
+from gradclip.backends.registry import (
+    all_known,
+    entry_of,
+    find,
+    framework_of,
+    known,
+    lies_itself,
+    load,
+    may_be_weights,
+)
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
 from gradclip.core.formats import format_of
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Into
 from gradclip.core.values import Array
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
@@ -98,16 +108,16 @@ class Gradients:
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
-    def check_replaceable(self, backend: Backend, arrays: Arrays) -> None:
+    def check_replaceable(self, backend: Backend) -> None:
         """Raise a TypeError that names a parameter whose gradient can be neither written nor replaced.
 
         Parameters of a framework accept any gradient.
         """
         parameters = self.params.parameters
-        if backend.can_write(self.grads, arrays) or all_known(parameters):
+        if all_known(parameters) or backend.writable(self.grads):
             return
         for index, (parameter, grad) in enumerate(zip(parameters, self.params.gradients, strict=True)):
-            if grad is None or known(parameter) or backend.writable(grad):
+            if grad is None or known(parameter) or backend.writable([grad]):
                 continue
             try:
                 parameter.grad = grad
@@ -135,7 +145,7 @@ class Gradients:
         if mixed and self.tree is not None:
             raise ValueError(f"{self.named(mixed[0])} share memory as numbers of different formats. Pass copies.")
         copied = {index for one in meeting for index in one[1:]}
-        grads = [backend.copied(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
+        grads = [_copy(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
         return replace(self, grads=grads, meeting=meeting, apart=bool(self.tree is None and (apart or mixed)))
 
     def named(self, indices: Sequence[int]) -> str:
@@ -150,30 +160,26 @@ class Gradients:
         shards = self.shards and self.shards.chosen(indices)
         return replace(self, grads=grads, held=held, owners=owners, lying=lying, shards=shards)
 
-    def writable(self, backend: Backend) -> bool:
-        """Return whether all gradients can be written in place."""
-        return all(map(backend.writable, self.grads))
-
     def cleared(self, backend: Backend, arrays: Arrays, clipping: Clipping) -> Clipping:
         """Set non-finite elements of the gradients (`arrays`) to zero; return the clipping without that policy.
 
         Done only under the policy "zero", and only if a few operations suffice: a copy would double the memory.
         """
-        at_once = backend.at_once(arrays) if clipping.nonfinite.zeroes else None
-        if at_once is None or not self.writable(backend):
+        few = clipping.nonfinite.zeroes and backend.multi_tensor(arrays) is not None
+        if not (few and backend.writable(self.grads)):
             return clipping
-        at_once.clear(arrays)
+        backend.clear(arrays)
         return replace(clipping, nonfinite=PROPAGATE)
 
     def scale(self, backend: Backend, arrays: Arrays, made: Decision) -> None:
         """Scale the gradients, which are `arrays`, as decided."""
         if self.meeting and not self.apart and made.changes_nothing(backend, arrays):
             return
-        self._put(backend, made.update(backend, self.grads, arrays))
+        self._put(backend, made.scaled(backend, Into(arrays, self.grads)))
 
     def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
         """Clamp each element of the gradients, which are `arrays`."""
-        self._put(backend, backend.update_clamped(self.grads, arrays, bound))
+        self._put(backend, backend.clamp(arrays, bound, Into(arrays, self.grads)))
 
     def separate(self, backend: Backend) -> None:
         """Put the copies of gradients that share memory in the `.grad` of their parameters."""
@@ -193,10 +199,16 @@ class Gradients:
                 owner.grad = new
 
     def _written(self, backend: Backend, old: Any, new: Any) -> Any:
-        if not backend.writable(old):
+        if not backend.writable([old]):
             return new
         backend.write_back(old, new)
         return old
+
+
+def _copy(grad: Any) -> Any:
+    framework = framework_of(grad)
+    assert framework is not None
+    return framework.kept(grad)
 
 
 def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -249,7 +261,7 @@ def entered(
     arrays = gradients.enter(backend)
     if not to_write:
         return gradients, backend, arrays
-    gradients.check_replaceable(backend, arrays)
+    gradients.check_replaceable(backend)
     if backend.collide(gradients.grads, arrays):
         gradients = gradients.settled(backend, arrays, apart=apart)
     return gradients, backend, gradients.enter(backend) if gradients.meeting else arrays

@@ -11,7 +11,7 @@ from gradclip.core.decision import Clipping
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
-from gradclip.core.records import Multiplier
+from gradclip.core.records import OneFactor
 from gradclip.core.several import Each, Following, left_norms
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.inplace.gradients import Gradients
@@ -64,7 +64,7 @@ def _clip_with_few_operations(
     gradients: Gradients, backend: Backend, arrays: Arrays, layout: Groups, thresholds: Each, clipping: Clipping
 ) -> list[Any] | None:
     """Clip all groups together; return None, with nothing changed, if that is not possible."""
-    if layout.count < 2 or backend.at_once(arrays) is None:
+    if layout.count < 2 or backend.multi_tensor(arrays) is None:
         return None
     clipping = gradients.cleared(backend, arrays, clipping)
     indices = [index for group in layout.groups for index in group]
@@ -72,7 +72,7 @@ def _clip_with_few_operations(
     consecutive = Groups.consecutive(layout.groups)
     asked = replace(clipping, max_norm=_together(backend, thresholds.values))
     made = decide(backend, flat, asked, mine.names, layout=consecutive, holders=holders_of(backend))
-    if not isinstance(made.coefficient, Multiplier):
+    if not isinstance(made.coefficient, OneFactor):
         return None
     norms = left_norms(backend, consecutive, made.norm, flat, mine.grads)
     mine.scale(backend, flat, made)

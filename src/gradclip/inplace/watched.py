@@ -7,7 +7,9 @@ import numpy as np
 
 from gradclip import fast_path
 from gradclip.core.holders import ALONE
+from gradclip.core.layouts import Groups
 from gradclip.core.norms import Order
+from gradclip.core.pipeline import measure_all
 from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList, repeatable
@@ -69,9 +71,8 @@ def _names_and_norms(params: ParameterList, ord: Ord | Order) -> "tuple[list[str
     gradients, backend, arrays = entered(params, ONE_PROCESS)
     if not arrays:
         return None, None
-    groups = [backend.chosen(arrays, [index]) for index in range(len(arrays))]
     with backend.precision():
-        norms = ALONE.measure_each(backend, groups, Order.parse(ord)).product()
+        norms = measure_all(backend, arrays, Groups.each_alone(len(arrays)), Order.parse(ord), ALONE).product()
     return _names(gradients), norms
 
 

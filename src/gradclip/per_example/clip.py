@@ -168,7 +168,7 @@ class _Batch:
     ) -> None:
         self.backend = backend
         self.flat = flat
-        self.outline = flat.outline(backend.patterns(flat.leaves))
+        self.outline = flat.outline(backend.types_of(flat.leaves))
         self.prepared = prepared
         self.mask = None if mask is None else backend.booleans(mask)
         self.settings = settings

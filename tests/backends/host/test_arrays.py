@@ -8,7 +8,7 @@ from gradclip.backends.host.arrays import HostArray, wide_chunks
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.scaling import scale_
 from gradclip.core.coefficient import coefficient
-from gradclip.core.norms import Order, measure
+from gradclip.core.norms import Order
 from gradclip.core.scopes import TREE
 
 
@@ -22,10 +22,10 @@ def test_host_arrays_of_any_layout(layout):
         "reversed": base[::-1, ::-1],
         "broadcast": np.broadcast_to(base[0], (4, 15)),
     }[layout]
-    norm = measure(HOST, HOST.enter([x]), Order(2.0))
+    norm = HOST.norms(HOST.enter([x]), Order(2.0))
     assert float(norm.value) == pytest.approx(np.sqrt(np.sum(x.astype(np.float64) ** 2)), rel=1e-14)
     chosen = coefficient(HOST, norm, np.float64(1.0), split=False)
-    shrunk = HOST.shrink(HOST.enter([x]), chosen, TREE)[0].data
+    shrunk = HOST.scale(HOST.enter([x]), chosen, TREE)[0].data
     np.testing.assert_allclose(shrunk, x.astype(np.float64) / float(norm.value), rtol=2.0**-22)
     if layout != "broadcast":
         scale_(HOST.enter([x]), chosen, TREE, threads=1)

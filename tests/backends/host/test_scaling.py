@@ -5,7 +5,7 @@ import pytest
 
 from gradclip.backends.host.backend import HOST
 from gradclip.core.layouts import Groups
-from gradclip.core.records import Coefficient, Factors
+from gradclip.core.records import Coefficient, Factors, Into
 
 HALF = Factors(np.array([1.0, 0.5, 0.5]), np.ones(3))
 CHOSEN = Coefficient(np.array([True, False, False]), np.array([False, False, True]), HALF, HALF)
@@ -21,7 +21,7 @@ def leaves():
 def test_new_memory(strided):
     given = [np.repeat(x, 2)[::2] for x in leaves()] if strided else leaves()
     arrays = HOST.enter(given)
-    results = HOST.leave_all(HOST.shrink(arrays, CHOSEN, LAYOUT), given)
+    results = HOST.leave_all(HOST.scale(arrays, CHOSEN, LAYOUT), given)
     assert [x.tolist() for x in results] == SCALED
     assert [x.tolist() for x in given] == [[3.0, 4.0]] * 3
     assert not any(np.shares_memory(x, y) for x, y in zip(given, results, strict=True))
@@ -33,7 +33,7 @@ def test_in_place(writable):
     for x in given[0], given[1]:
         x.flags.writeable = writable
     arrays = HOST.enter(given)
-    updated = HOST.update(given, arrays, arrays, CHOSEN, LAYOUT)
+    updated = HOST.scale(arrays, CHOSEN, LAYOUT, Into(arrays, given))
     assert [x.tolist() for x in updated] == SCALED
     assert [x is y for x, y in zip(given, updated, strict=True)] == [True, writable, True]
     assert given[1].tolist() == (SCALED[1] if writable else [3.0, 4.0])
@@ -43,4 +43,4 @@ def test_what_is_kept_is_the_same_object():
     given = leaves()
     arrays = HOST.enter(given)
     kept = Coefficient(np.ones(3, bool), np.zeros(3, bool), HALF, HALF)
-    assert HOST.update(given, arrays, arrays, kept, LAYOUT) is given
+    assert HOST.scale(arrays, kept, LAYOUT, Into(arrays, given)) is given

@@ -5,13 +5,13 @@ import numpy as np
 
 from gradclip.backends.jax.host import JaxHost
 from gradclip.core.coefficient import coefficient
-from gradclip.core.norms import Order, measure
+from gradclip.core.norms import Order
 from gradclip.core.scopes import TREE
 
 
 def test_jax_takes_the_memory_of_eager_results_over():
     x = jnp.arange(1.0, 100_001.0)
     backend = JaxHost()
-    norm = measure(backend, backend.enter([x]), Order(2.0))
-    (result,) = backend.shrink(backend.enter([x]), coefficient(backend, norm, np.float64(1.0), split=False), TREE)
+    norm = backend.norms(backend.enter([x]), Order(2.0))
+    (result,) = backend.scale(backend.enter([x]), coefficient(backend, norm, np.float64(1.0), split=False), TREE)
     assert backend.leave(result, x).unsafe_buffer_pointer() == result.data.ctypes.data

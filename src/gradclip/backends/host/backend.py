@@ -158,8 +158,8 @@ class Host(Scaling):
     def quartered(self, arrays: Arrays) -> Arrays:
         return viewed_arrays([x.quartered() for x in arrays])
 
-    def chosen_where(self, flags: Any, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
-        return super().chosen_where(flags, compute, found) if np.any(flags) else found
+    def redo_where(self, flags: Any, compute: Callable[[], tuple[Array, Array]], found: tuple[Array, Array]) -> Any:
+        return super().redo_where(flags, compute, found) if np.any(flags) else found
 
     count_nonfinite = staticmethod(chunkwise.count_nonfinite)
     weighted_sum = staticmethod(chunkwise.weighted_sum)

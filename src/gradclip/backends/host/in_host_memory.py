@@ -42,9 +42,6 @@ class InHostMemory:
     def array(self, values: np.ndarray | np.generic, dtype: str) -> Any:
         return values.astype(dtype)
 
-    def copied(self, leaf: Any) -> Any:
-        return leaf.copy(order="K")
-
     def write_back(self, leaf: Any, copy: Any) -> None:
         leaf[...] = copy
 

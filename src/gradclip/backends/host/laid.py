@@ -34,20 +34,20 @@ class Laid:
         self.formats, self.only_halves = arrays.formats, arrays.only_halves
         self.kernels, self.beyond, self.threads = kernels, beyond, threads
 
-    def norms(self, order: Order) -> tuple[Norm, np.ndarray] | None:
-        """Return the norms as a vector, and which of them are settled: finite, and nothing was lost to underflow.
+    def norms(self, order: Order) -> Norm | None:
+        """Return the norms as a vector; None if the kernels do not compute norms of this order.
 
-        Return None if the kernels do not compute norms of this order.
+        A norm is sure if it is finite and nothing was lost to underflow.
         """
         if order.p not in (1, 2):
             return None
         sums = self.sums(order.p)
-        settled = np.isfinite(sums)
+        sure = np.isfinite(sums)
         if FLOAT64 in self.formats:
             enough = sums > ENOUGH
             # Squares may underflow, magnitudes do not: if their sum is 0, all elements are zero.
-            settled &= enough | (self.sums(1.0) == 0) if (sums == 0).any() else enough
-        return Norm(np.sqrt(sums) if order.p == 2 else sums, None, self.error(order), 0.0), settled
+            sure &= enough | (self.sums(1.0) == 0) if (sums == 0).any() else enough
+        return Norm(np.sqrt(sums) if order.p == 2 else sums, None, self.error(order), 0.0, sure)
 
     def sums(self, p: float) -> np.ndarray:
         """Return the sum of powers of each norm, NaN for those of parts `beyond`."""

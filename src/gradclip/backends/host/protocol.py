@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol, TypeGuard
 
-from gradclip.core.concrete import ConcreteBackend
-from gradclip.core.protocols import Backend
+from gradclip.core.protocols import Backend, ConcreteBackend
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from gradclip.backends.host.arrays import HostArray, HostArrays
-    from gradclip.core.arrays import Arrays
+    from gradclip.backends.host.arrays import HostArrays
     from gradclip.native._kernels import Arrays as KernelArrays
 
 
@@ -42,12 +40,6 @@ class HostBackend(ConcreteBackend, Protocol):
 
     def threads(self) -> int:
         """Return how many threads a call may use."""
-
-    def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
-        """Return new arrays for results and their description for the kernels, or None if the memory order differs."""
-
-    def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
-        """Write a result into the gradient `leaf`, which is `x`, or return a replacement."""
 
 
 def in_host_memory(backend: Backend) -> TypeGuard[HostBackend]:

@@ -17,6 +17,7 @@ from gradclip.backends.portable import Portable
 from gradclip.core.arrays import Arrays
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order
+from gradclip.core.records import Into
 
 if TYPE_CHECKING:
     from gradclip.core.records import Coefficient, Factors
@@ -30,16 +31,10 @@ class Scaling(InHostMemory, Portable):
 
     known_writable = False  # whether the kernels accept only writable arrays; they also read NumPy's read-only ones
 
-    def writable(self, leaf: object) -> bool:
-        return isinstance(leaf, np.ndarray) and leaf.flags.writeable
-
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return self._all_known(arrays) or self._all_writable(leaves)
-
-    def _all_writable(self, leaves: Sequence[Any]) -> bool:
+    def writable(self, leaves: Sequence[Any]) -> bool:
         if set(map(type, leaves)) <= {np.ndarray}:
             return all(map(_is_writeable, leaves))
-        return all(map(self.writable, leaves))
+        return all(isinstance(leaf, np.ndarray) and leaf.flags.writeable for leaf in leaves)
 
     def empty_like(self, x: HostArray) -> HostArray:
         """Return an array for a result, with the same memory order."""
@@ -48,41 +43,40 @@ class Scaling(InHostMemory, Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return OnlyFinite(list(arrays))
 
-    def norms_at_once(self, arrays: Arrays, layout: Several, order: Order) -> tuple[Norm, np.ndarray] | None:
+    def norms_of_several(self, arrays: Arrays, order: Order, layout: Several) -> Norm:
+        """Return all norms of a layout as a vector; none is sure if the kernels do not compute them."""
         found = laid(arrays, layout, self.threads())
-        return None if found is None else found.norms(order)
+        norm = None if found is None else found.norms(order)
+        return norm or Norm(np.zeros(layout.count), None, 0.0, 0.0, np.zeros(layout.count, bool))
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        if isinstance(arrays, OnlyFinite):
-            return self._shrunk_finite(arrays, coefficient, layout)
-        if isinstance(layout, Groups):
-            made = self._shrunk_groups(arrays, coefficient, layout)
-            return made or self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-        if not layout.whole:
-            return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-        if coefficient.keep:
-            return self.copies(arrays)
-        results, targets = self.places_for(arrays)
-        known, others = split(arrays)
-        if known and not others and targets:
-            scale_known(known, targets, coefficient, self.threads())
-            return results
-        return self._shrunk_copies(self._filled_copies(arrays), coefficient, layout)
-
-    def _shrunk_groups(self, arrays: Arrays, coefficient: Coefficient, layout: Groups) -> list[Any]:
-        """Return the results of one call of the kernels; an empty list if they cannot do it."""
-        known = laid(arrays, layout, self.threads())
-        if known is None or known.beyond or np.any(coefficient.blank):
-            return []
-        results, targets = self.places_for(arrays)
-        if targets is None:
-            return []
-        known.scale(coefficient.keep, factors_of(coefficient), targets)
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[Any]:
+        zeroed = isinstance(arrays, OnlyFinite)
+        made = None if zeroed else self._shrunk_at_once(arrays, coefficient, layout)
+        if made is not None:
+            return made
+        results = self._filled_copies(arrays)
+        for y in results if zeroed else ():
+            y.put_zeros()
+        scale_(viewed_arrays(results), coefficient, layout, self.threads())
         return results
 
-    def _shrunk_copies(self, copies: list[HostArray], coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        scale_(viewed_arrays(copies), coefficient, layout, self.threads())
-        return copies
+    def _shrunk_at_once(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[Any] | None:
+        """Return the results of one call of the kernels; None if they cannot do it."""
+        if layout.whole and coefficient.keep:
+            return self.copies(arrays)  # not `copied`: they need no description
+        groups = laid(arrays, layout, self.threads()) if isinstance(layout, Groups) else None
+        known, others = split(arrays)
+        whole = layout.whole and known and not others
+        if not whole and (groups is None or groups.beyond or np.any(coefficient.blank)):
+            return None
+        results, targets = self.places_for(arrays)
+        if targets is None:
+            return None
+        if groups is None:
+            scale_known(known, targets, coefficient, self.threads())
+        else:
+            groups.scale(coefficient.keep, factors_of(coefficient), targets)
+        return results
 
     def _filled_copies(self, arrays: Arrays) -> list[HostArray]:
         """Return copies in memory from `empty_like`, which a framework can align as it needs."""
@@ -98,6 +92,7 @@ class Scaling(InHostMemory, Portable):
         return results
 
     def places_for(self, arrays: Arrays) -> tuple[list[Any], Any]:
+        """Return new arrays for results and their description for the kernels, or None if the memory order differs."""
         if arrays and isinstance(arrays.sources[0], np.ndarray):  # avoids creating views, which takes long
             sources = arrays.sources
             results: list[Any] = list(map(np.empty_like, sources))
@@ -113,43 +108,46 @@ class Scaling(InHostMemory, Portable):
         same_order = in_order or all(x.strides == y.strides for x, y in zip(sources, targets, strict=True))
         return results, known.kernels if same_order and not known.left_out else None
 
-    def _shrunk_finite(self, arrays: OnlyFinite, coefficient: Coefficient, layout: Layout) -> list[HostArray]:
-        results = self._filled_copies(arrays)
-        for y in results:
-            y.put_zeros()
-        return self._shrunk_copies(results, coefficient, layout)
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        if into is None:
+            return self.shrink(arrays, coefficient, layout)
+        if into.leaves is None:
+            self._scale_in_place(arrays, coefficient, layout, into.arrays)
+            return into.arrays
+        # What is not clipped is not written.
+        written, leaves = indices_written(into.arrays, arrays, coefficient, layout), into.leaves
+        if not written:
+            return leaves
+        if (arrays is into.arrays and self._all_known(arrays)) or self.writable(leaves):
+            self._scale_in_place(arrays, coefficient, layout, into.arrays)
+            self.wrote(leaves if len(written) == len(leaves) else [leaves[index] for index in written])
+            return leaves
+        results, updated = self.shrink(arrays, coefficient, layout), list(leaves)
+        for index in written:
+            updated[index] = self.put(leaves[index], into.arrays[index], results[index])
+        return updated
 
-    def scale_(self, arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout) -> None:
+    def _scale_in_place(self, new: Arrays, coefficient: Coefficient, layout: Layout, arrays: Arrays) -> None:
+        """Scale arrays, whatever objects hold their memory, from the values in `new`."""
         if new is not arrays:
             for x in arrays:  # `new` is a view of these arrays without non-finite elements
                 x.put_zeros()
             forget_copies(arrays)
         scale_(arrays, coefficient, layout, self.threads())
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
-    ) -> Sequence[Any]:
-        # What is not clipped is not written.
-        written = indices_written(arrays, new, coefficient, layout)
-        if not written:
-            return leaves
-        if (new is arrays and self._all_known(arrays)) or self._all_writable(leaves):
-            self.scale_(arrays, new, coefficient, layout)
-            self.wrote(leaves if len(written) == len(leaves) else [leaves[index] for index in written])
-            return leaves
-        results, updated = self.shrink(new, coefficient, layout), list(leaves)
-        for index in written:
-            updated[index] = self.put(leaves[index], arrays[index], results[index])
-        return updated
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
-        if self.can_write(leaves, arrays):
+    def clamp(self, arrays: Arrays, bound: Any, into: Into | None = None) -> Sequence[Any]:
+        leaves = None if into is None else into.leaves
+        if leaves is not None and (self._all_known(arrays) or self.writable(leaves)):
             clamp_(arrays, bound, self.threads())
             self.wrote(leaves)
             return leaves
-        results = [x.copy() for x in arrays]
-        clamp_(viewed_arrays(results), bound, self.threads())
-        return [self.put(leaf, x, y) for leaf, x, y in zip(leaves, arrays, results, strict=True)]
+        with self.precision():
+            copies = self.copied(arrays)
+            clamp_(copies, bound, self.threads())
+        return copies.sources if into is None else self.write(copies, into)
+
+    def write(self, results: Sequence[Any], into: Into) -> Sequence[Any]:
+        return list(map(self.put, into.leaves, into.arrays, results))
 
     def _all_known(self, arrays: Arrays) -> bool:
         """Say whether the kernels can write all of the arrays."""
@@ -158,26 +156,18 @@ class Scaling(InHostMemory, Portable):
 
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         """Write a result into the gradient, or return a replacement."""
-        if not self.writable(leaf):
+        if not self.writable([leaf]):
             return self.leave(result, leaf)
         x.data[...] = result.data if isinstance(result, HostArray) else known_to_buffers(result)
         self.wrote([leaf])
         return leaf
 
-    def clamped_all(self, prepared: Sequence[Any], leaves: Sequence[Any], bound: Any) -> list[Any]:
-        with self.precision():
-            copies = self.copies(self.enter(prepared))
-            if copies:
-                clamp_(self.entered_copies(copies), bound, self.threads())
-            return self.leave_all(copies, leaves)
-
     def copies(self, arrays: Arrays) -> list[Any]:
         """Return copies of the arrays in the same memory order."""
         return [x.copy() for x in arrays]
 
-    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        """Return the result of `copies` as arrays."""
-        return viewed_arrays(copies)
+    def copied(self, arrays: Arrays) -> HostArrays:
+        return viewed_arrays(self.copies(arrays))
 
 
 def scale_(arrays: Arrays, coefficient: Coefficient, layout: Layout, threads: int) -> None:

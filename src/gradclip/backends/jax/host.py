@@ -28,7 +28,7 @@ from gradclip.core.formats import BFLOAT16
 class JaxHost(Host):
     """Concrete JAX arrays, each on one CPU device, viewed as NumPy arrays. NumPy arrays stay NumPy arrays."""
 
-    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def known(self, leaves: Sequence[Any]) -> None:
@@ -40,8 +40,8 @@ class JaxHost(Host):
     def prepare_in_place(self, leaf: object) -> Any:
         return np.asarray(leaf) if of_numpy(leaf) else jnp.asarray(leaf)
 
-    def writable(self, leaf: object) -> bool:
-        return of_numpy(leaf) and super().writable(leaf)
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return all(map(of_numpy, leaves)) and super().writable(leaves)
 
     def enter(self, prepared: Sequence[Any]) -> HostArrays:
         # Views, not copies: JAX exposes the memory of CPU arrays read-only.

@@ -65,7 +65,7 @@ class JaxKernels(Jax):
             arrays,
         )
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         # If scalars that vary over different mesh axes were put in one vector, it would vary over all these axes.
         return varying_together(arrays)
 

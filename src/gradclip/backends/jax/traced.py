@@ -36,8 +36,9 @@ from gradclip.core.formats import (
     low_bits_mask,
     sum_dtype,
 )
+from gradclip.core.layouts import Layout
 from gradclip.core.protocols import Backend
-from gradclip.core.scopes import Scope
+from gradclip.core.records import Into
 
 if TYPE_CHECKING:
     from gradclip.core.records import Coefficient
@@ -58,7 +59,7 @@ class Jax(JaxNorms):
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
             yield
 
-    def over(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
+    def mesh(self, axis_name: Hashable) -> tuple[Jax, NamedAxes]:
         return over_named(axis_name)
 
     def on_each_device(self, arrays: Arrays) -> Callable[..., Any] | None:
@@ -87,28 +88,23 @@ class Jax(JaxNorms):
                 return prepared(leaf)
         return prepared(leaf)
 
-    def patterns(self, leaves: Sequence[Any]) -> Sequence[Any]:
+    def types_of(self, leaves: Sequence[Any]) -> Sequence[Any]:
         # Keep only the type of a traced array: the array itself must not outlive the trace.
         return leaves if self.visible else [jax.typeof(x) if isinstance(x, jax.Array) else x for x in leaves]
 
     def prepare_in_place(self, leaf: object) -> jax.Array:
         return jnp.asarray(leaf)
 
-    def writable(self, leaf: Any) -> bool:
-        return of_numpy(leaf) and bool(leaf.flags.writeable)
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return all(of_numpy(leaf) and leaf.flags.writeable for leaf in leaves)
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
-    ) -> list[Any]:
-        return list(map(self._put, leaves, self.shrink(new, coefficient, layout)))
-
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | jax.Array) -> list[Any]:
-        return [self._put(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+    def write(self, results: Sequence[jax.Array], into: Into) -> list[Any]:
+        return list(map(self._put, into.leaves, results))
 
     def _put(self, leaf: Any, result: jax.Array) -> Any:
         """Return the clipped gradient. A writable NumPy array is changed in place and returned itself."""
         result = self.leave(result, leaf)
-        if not (isinstance(result, np.ndarray) and self.writable(leaf)):
+        if not (isinstance(result, np.ndarray) and self.writable([leaf])):
             return result
         leaf[...] = result
         return leaf
@@ -141,9 +137,6 @@ class Jax(JaxNorms):
         is_float32 = isinstance(value, jax.Array) and value.dtype == jnp.float32
         return as_integers(value) if is_float32 and self.wide is FLOAT64 else jnp.asarray(value, self.wide_dtype)
 
-    def zeros(self, shape: tuple[int, ...], near: Sequence[jax.Array]) -> jax.Array:
-        return jnp.zeros(shape, self.wide_dtype)
-
     def bits(self, x: jax.Array) -> jax.Array:
         return lax.bitcast_convert_type(x, jnp.int64 if x.dtype == jnp.float64 else jnp.int32)
 
@@ -158,11 +151,11 @@ class Jax(JaxNorms):
     ) -> jax.Array:
         return _scaled(self, x, keep, blank, first, second)
 
-    def chosen_where(
+    def redo_where(
         self, flags: jax.Array, compute: Callable[[], tuple[jax.Array, jax.Array]], found: tuple[jax.Array, jax.Array]
     ) -> Any:
         # `where` alone would always compute both.
-        again = partial(super().chosen_where, flags, compute, found)
+        again = partial(super().redo_where, flags, compute, found)
         return either(flags, again, lambda: found)
 
     def narrow(self, x: jax.Array, like: jax.Array) -> jax.Array:
@@ -177,7 +170,7 @@ class Jax(JaxNorms):
         """Return the product, or zero if it is below the normal range, where the compiler may or may not flush."""
         return jnp.where(jnp.abs(product) < format_of(product).tiny, 0.0, product)
 
-    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Scope) -> list[jax.Array]:
+    def shrink(self, arrays: Arrays, coefficient: Coefficient, layout: Layout) -> list[jax.Array]:
         if self.visible:
             return super().shrink(arrays, coefficient, layout)
         given = arrays.given if isinstance(arrays, Zeroed) else None
@@ -190,9 +183,6 @@ class Jax(JaxNorms):
         # Scaling zeroes the original arrays again as it reads them, so that no zeroed copy is written to memory.
         zeroed.given = arrays
         return zeroed
-
-    def shrink_each(self, arrays: Arrays, coefficients: Sequence[Coefficient], scope: Scope) -> list[jax.Array]:
-        return super().shrink_each(Arrays(self._apart(list(arrays))), coefficients, scope)
 
     def _apart(self, arrays: list[jax.Array]) -> list[jax.Array]:
         # With one shared barrier, each array would vary over the axes of all of them.

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -18,7 +18,13 @@ import tensorflow as tf
 from gradclip.backends.portable import Portable
 from gradclip.backends.tensorflow import namespace
 from gradclip.backends.tensorflow.derivative import call_differentiably
-from gradclip.backends.tensorflow.products import Products, assigned, shaped_like, without_nonfinite
+from gradclip.backends.tensorflow.products import (
+    assigned,
+    elements_by_format,
+    multiplied,
+    shaped_like,
+    without_nonfinite,
+)
 from gradclip.backends.tensorflow.squares import (
     ERROR_AT_A_TIME,
     compiled_by_xla,
@@ -28,11 +34,10 @@ from gradclip.backends.tensorflow.squares import (
 )
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import FLOAT16, FLOAT64, Format, format_of, low_bits_mask, sum_dtype
+from gradclip.core.layouts import Layout
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Into, OneFactor
 from gradclip.core.scopes import Scope
-
-if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient
 
 
 class Graph(Portable):
@@ -56,16 +61,17 @@ class Graph(Portable):
     def prepare_in_place(self, leaf: object) -> tf.Tensor:
         return _ranked(tf.convert_to_tensor(leaf))
 
-    def writable(self, leaf: object) -> bool:
+    def writable(self, leaves: Sequence[Any]) -> bool:
         return False  # assigning to a variable does not write into its old memory
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
-    ) -> list[Any]:
-        return list(map(assigned, leaves, self.shrink(new, coefficient, layout)))
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        if not isinstance(coefficient, OneFactor):
+            return super().scale(arrays, coefficient, layout, into)
+        results = multiplied(arrays, coefficient)
+        return results if into is None else self.write(results, into)
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: float | tf.Tensor) -> list[Any]:
-        return [assigned(leaf, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+    def write(self, results: Sequence[tf.Tensor], into: Into) -> list[Any]:
+        return list(map(assigned, into.leaves, results))
 
     def leave(self, array: tf.Tensor, leaf: Any) -> tf.Tensor:
         return shaped_like(leaf, array)
@@ -160,13 +166,13 @@ class Graph(Portable):
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
         return Arrays(list(map(without_nonfinite, arrays)), arrays.dtypes)
 
-    def at_once(self, arrays: Arrays) -> Products:
-        return Products(arrays)
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int]:
+        return elements_by_format(arrays)
 
-    def chosen_where(
+    def redo_where(
         self, flags: tf.Tensor, compute: Callable[[], tuple[tf.Tensor, tf.Tensor]], found: tuple[tf.Tensor, tf.Tensor]
     ) -> Any:
-        again = partial(super().chosen_where, flags, compute, found)
+        again = partial(super().redo_where, flags, compute, found)
         return tf.cond(tf.reduce_any(flags), again, lambda: tuple(map(tf.identity, found)))
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:

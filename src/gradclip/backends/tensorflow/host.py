@@ -15,10 +15,10 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip import native
-from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.protocol import HostBackend
-from gradclip.backends.host.scaling import clamp_, indices_written
+from gradclip.backends.host.scaling import indices_written
 from gradclip.backends.tensorflow.derivative import asked, call_as_asked
 from gradclip.backends.tensorflow.memory import (
     FLOATING,
@@ -34,6 +34,7 @@ from gradclip.backends.tensorflow.memory import (
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import dtype_name
 from gradclip.core.layouts import Layout
+from gradclip.core.records import Into
 
 if TYPE_CHECKING:
     from gradclip.core.records import Coefficient
@@ -122,35 +123,31 @@ class TensorFlowHost(Host):
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_as_asked, function, rule)
 
-    def writable(self, leaf: object) -> bool:
-        return isinstance(leaf, tf.Variable)
-
-    def can_write(self, leaves: Sequence[Any], arrays: Arrays) -> bool:
-        return all(map(self.writable, leaves))
+    def writable(self, leaves: Sequence[Any]) -> bool:
+        return all(isinstance(leaf, tf.Variable) for leaf in leaves)
 
     def put(self, leaf: Any, x: HostArray, result: HostArray | np.ndarray) -> Any:
         made = self.leave(result, leaf)
-        if not self.writable(leaf):
+        if not self.writable([leaf]):
             return made
         leaf.assign(made, read_value=False)
         return leaf
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Layout
-    ) -> Sequence[Any]:
-        if not indices_written(arrays, new, coefficient, layout):
-            return leaves
-        return self._put_all(leaves, arrays, self.shrink(new, coefficient, layout))
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        if into is None or into.leaves is None:
+            return super().scale(arrays, coefficient, layout, into)
+        if not indices_written(into.arrays, arrays, coefficient, layout):
+            return into.leaves
+        return self.write(self.shrink(arrays, coefficient, layout), into)
 
-    def update_clamped(self, leaves: Sequence[Any], arrays: Arrays, bound: Any) -> Sequence[Any]:
-        results = self.copies(arrays)
-        clamp_(viewed_arrays(results), bound, self.threads())
-        return self._put_all(leaves, arrays, results)
+    def clamp(self, arrays: Arrays, bound: Any, into: Into | None = None) -> Sequence[Any]:
+        results = super().clamp(arrays, bound)
+        return results if into is None else self.write(results, into)
 
-    def _put_all(self, leaves: Sequence[Any], arrays: Arrays, results: Sequence[HostArray]) -> list[Any]:
-        """Assign results to variables, and return results in place of tensors. Skip leaves that have not changed."""
-        updated = list(leaves)
-        for index, (leaf, x, y) in enumerate(zip(leaves, arrays, results, strict=True)):
+    def write(self, results: Sequence[HostArray], into: Into) -> list[Any]:
+        # Variables are assigned to, and tensors replaced. Leaves that have not changed stay.
+        updated = list(into.leaves)
+        for index, (leaf, x, y) in enumerate(zip(updated, into.arrays, results, strict=True)):
             if not np.array_equal(x.data, y.data):
                 updated[index] = self.put(leaf, x, y)
         return updated

@@ -1,48 +1,38 @@
-"""Multiply many tensors by one number, with products rounded to nearest (see `core.nearest`)."""
+"""Multiply many tensors by one number, with products rounded to nearest (see `core.one_factor`)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
-from gradclip.core.records import AtOnce
 from gradclip.core.values import elements_of
 
 if TYPE_CHECKING:
-    from gradclip.core.records import Multiplier
+    from gradclip.core.records import OneFactor
 
 Numbers = dict[str, tf.Tensor]
 
 
-class Products:
-    """The tensors of one call. Complex tensors count as their real and imaginary parts."""
-
-    def __init__(self, arrays: Arrays) -> None:
-        widest_first = [element for element in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16) if element in arrays.formats]
-        self.elements: Mapping[Format, int] = {element: _count(arrays, element) for element in widest_first}
-
-    def clear(self, arrays: Arrays) -> None:
-        raise NotImplementedError("TensorFlow tensors cannot be written in place")
-
-    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[tf.Tensor]:
-        if by.sizes is None:
-            return _multiplied(list(arrays), by.factors, by.steps, blanks=by.blanks)
-        results, rest = [], iter(arrays)
-        for layer, size in enumerate(by.sizes):
-            factors = {dtype: of_each[layer] for dtype, of_each in by.factors.items()}
-            steps = None if by.steps is None else by.steps[layer]
-            results += _multiplied([next(rest) for _ in range(size)], factors, steps, blanks=by.blanks)
-        return results
-
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> list[Any]:
-        return list(map(assigned, leaves, self.multiplied(new, by)))
+def elements_by_format(arrays: Arrays) -> dict[Format, int]:
+    """Return the number of elements of each format, the widest first. Complex tensors count as their two parts."""
+    widest_first = [element for element in (FLOAT64, FLOAT32, BFLOAT16, FLOAT16) if element in arrays.formats]
+    return {element: _count(arrays, element) for element in widest_first}
 
 
-_checked: type[AtOnce] = Products
+def multiplied(arrays: Arrays, by: OneFactor) -> list[tf.Tensor]:
+    """Return the tensors, multiplied."""
+    if by.sizes is None:
+        return _multiplied(list(arrays), by.factors, by.steps, blanks=by.blanks)
+    results, rest = [], iter(arrays)
+    for layer, size in enumerate(by.sizes):
+        factors = {dtype: of_each[layer] for dtype, of_each in by.factors.items()}
+        steps = None if by.steps is None else by.steps[layer]
+        results += _multiplied([next(rest) for _ in range(size)], factors, steps, blanks=by.blanks)
+    return results
 
 
 def _count(arrays: Arrays, element: Format) -> int:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,13 @@ from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
-from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent
+from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent, without_nonfinite_
 from gradclip.backends.torch.tensors import (
     KNOWN,
     dense,
     floating,
     meeting_when_compiled,
     moved,
-    put,
     put_all,
     region,
     restored,
@@ -33,12 +32,12 @@ from gradclip.backends.torch.tensors import (
 )
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, sum_dtype
+from gradclip.core.layouts import Layout, Several
 from gradclip.core.memory import Region
+from gradclip.core.norms import Norm, Order, relative_error
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient, Into, OneFactor
 from gradclip.core.scopes import Scope
-
-if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient
 
 # Apple GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")
@@ -111,7 +110,7 @@ class Torch(Examples):
 
         return not has_static_value(value)
 
-    def clamp(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
+    def clamped(self, x: torch.Tensor, bound: float | torch.Tensor) -> torch.Tensor:
         with self.precision():
             limit: torch.Tensor = self.narrow(self.limit(bound, x), x)
         # Leaves may be on several devices.
@@ -137,16 +136,20 @@ class Torch(Examples):
     def complex(self, real: torch.Tensor, imag: torch.Tensor) -> torch.Tensor:
         return torch.complex(real, imag)
 
-    def at_once(self, arrays: Arrays) -> MultiTensor | None:
+    def multi_tensor(self, arrays: Arrays) -> Mapping[Format, int] | None:
+        return getattr(self.grouped(arrays), "elements", None)
+
+    def grouped(self, arrays: Arrays) -> MultiTensor | None:
+        """Return what multiplies the tensors, in few operations; None if they are better scaled one by one."""
         if torch.compiler.is_compiling():  # compiled code cannot cache on an object
             return MultiTensor.of(arrays.items)
         # Transforms of `torch.func` have no rules for these operations, and flushing subnormals would change values
         # that are kept.
         if self._may_flush or not self.visible:
             return None
-        if arrays.at_once is None:
-            arrays.at_once = MultiTensor.of(arrays.items) or False
-        return arrays.at_once or None
+        if arrays.grouped is None:
+            arrays.grouped = MultiTensor.of(arrays.items) or False
+        return arrays.grouped or None
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         together = self._together(arrays, p) if scope.whole else None
@@ -155,9 +158,11 @@ class Torch(Examples):
         # Whatever the order, each term goes through the additions of one tensor, then those of the tensors' norms.
         return (together.largest + len(arrays) + 8) * self.wide.roundoff
 
-    def norm_at_once(self, arrays: Arrays, p: float) -> torch.Tensor | None:
-        together = None if FLOAT64 in arrays.formats else self._together(arrays, p)
-        return together and torch.linalg.vector_norm(together.norms(arrays, p, self.device), p)
+    def roots(self, arrays: Arrays, order: Order, scope: Scope) -> tuple[torch.Tensor, torch.Tensor | None]:
+        together = self._together(arrays, order.p) if scope.whole and FLOAT64 not in arrays.formats else None
+        if together is None:
+            return super().roots(arrays, order, scope)
+        return torch.linalg.vector_norm(together.norms(arrays, order.p, self.device), order.p), None
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: torch.Tensor | None = None) -> torch.Tensor:
         together = self._together(arrays, p) if scope.whole else None
@@ -184,29 +189,29 @@ class Torch(Examples):
         return [list(vector.unbind()) for vector in vectors]
 
     def without_nonfinite(self, arrays: Arrays) -> Arrays:
-        if arrays.any_complex or self.at_once(arrays) is None:
+        if arrays.any_complex or self.grouped(arrays) is None:
             return super().without_nonfinite(arrays)
         return Arrays([torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in arrays], arrays.dtypes)
 
-    def norms_of(self, arrays: Arrays, p: float) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        together = self._together(arrays, p)
-        if together is None:
-            return None
-        if FLOAT64 not in arrays.formats or p == math.inf:
-            return together.norms(arrays, p, self.device), None
-        if len(arrays.formats) > 1:  # the division would run in float32 for float32 tensors
-            return None
-        divisor = self.divisor(together.norms(arrays, math.inf, self.device))
-        return together.norms(arrays, p, self.device, divisor), divisor
+    def norms_of_several(self, arrays: Arrays, order: Order, layout: Several) -> Norm:
+        together = self._together(arrays, order.p) if {len(part.indices) for part in layout.parts} == {1} else None
+        divided = FLOAT64 in arrays.formats and order.p != math.inf
+        # For float32 tensors, the division would run in float32.
+        if together is None or (divided and len(arrays.formats) > 1):
+            return super().norms_of_several(arrays, order, layout)
+        divisor = self.divisor(together.norms(arrays, math.inf, self.device)) if divided else None
+        value = together.norms(arrays, order.p, self.device, divisor)
+        error = relative_error(order, (together.largest + 9) * self.wide.roundoff, self.wide, exact=order.extreme)
+        return Norm(value, divisor, error, self.floor(arrays, max(x.numel() for x in arrays), order))
 
     def _together(self, arrays: Arrays, p: float) -> MultiTensor | None:
         """Return what computes the norms of all tensors at once in float64, or None."""
         orders = (2,) if arrays.any_complex else (1, 2, math.inf)
-        return self.at_once(arrays) if p in orders and self.wide is FLOAT64 else None
+        return self.grouped(arrays) if p in orders and self.wide is FLOAT64 else None
 
-    def together(self, arrays: Sequence[Any]) -> Hashable | None:
+    def vectorisable_with(self, arrays: Sequence[Any]) -> Hashable | None:
         # The rule that differentiates many layers at once does not exist for PyTorch.
-        if asked(arrays) or not ordinary(arrays) or self.at_once(Arrays(arrays)) is None:
+        if asked(arrays) or not ordinary(arrays) or self.grouped(Arrays(arrays)) is None:
             return None
         return tuple({x.device: None for x in arrays})
 
@@ -222,9 +227,6 @@ class Torch(Examples):
             return list(map(list, meeting_when_compiled(*owners)))
         return super().meeting(leaves, owners)
 
-    def copied(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.detach().clone()
-
     def write_back(self, leaf: torch.Tensor, copy: torch.Tensor) -> None:
         write_back(leaf, copy)
 
@@ -238,34 +240,35 @@ class Torch(Examples):
         dense = [leaf for leaf in leaves if leaf.layout is torch.strided]
         return len({leaf.untyped_storage()._cdata for leaf in dense}) < len(leaves)
 
-    def writable(self, leaf: torch.Tensor) -> bool:
-        return writable(leaf)
+    def writable(self, leaves: Sequence[torch.Tensor]) -> bool:
+        return all(map(writable, leaves))
 
-    def update(
-        self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, coefficient: Coefficient, layout: Scope
-    ) -> Sequence[torch.Tensor]:
-        # Written even if nothing is clipped: finding out would mean waiting for the device.
-        results = self.shrink(new, coefficient, layout)
-        return put_all(leaves, arrays, results)
+    def clear(self, arrays: Arrays) -> None:
+        without_nonfinite_(arrays.items)
 
-    def clamped_all(
-        self, prepared: Sequence[torch.Tensor], leaves: Sequence[Any], bound: float | torch.Tensor
-    ) -> list[torch.Tensor]:
-        one_for_all = isinstance(bound, float) and not self.varies(bound)
-        together = self.at_once(Arrays(prepared)) if one_for_all else None
+    def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
+        together = self.grouped(arrays) if isinstance(coefficient, OneFactor) else None
         if together is None:
-            return super().clamped_all(prepared, leaves, bound)
-        return self.leave_all(together.clamped(Arrays(prepared), bound), leaves)
+            # Written even if nothing is clipped: finding out would mean waiting for the device.
+            return super().scale(arrays, coefficient, layout, into)
+        if into is None or not self.writable(into.leaves):
+            results = together.multiplied(arrays, coefficient)
+            return results if into is None else self.write(results, into)
+        together.multiply(into.arrays, arrays, coefficient)
+        return into.leaves
 
-    def update_clamped(
-        self, leaves: Sequence[Any], arrays: Arrays, bound: float | torch.Tensor
-    ) -> Sequence[torch.Tensor]:
+    def clamp(self, arrays: Arrays, bound: float | torch.Tensor, into: Into | None = None) -> Sequence[torch.Tensor]:
         one_for_all = isinstance(bound, float) and not self.varies(bound)
-        together = self.at_once(arrays) if one_for_all and all(map(writable, leaves)) else None
+        together = self.grouped(arrays) if one_for_all and (into is None or self.writable(into.leaves)) else None
         if together is None:
-            return [put(leaf, x, self.clamp(x, bound)) for leaf, x in zip(leaves, arrays, strict=True)]
+            return super().clamp(arrays, bound, into)
+        if into is None:
+            return together.clamped(arrays, bound)
         together.clamp(arrays, bound)
-        return leaves
+        return into.leaves
+
+    def write(self, results: Sequence[torch.Tensor], into: Into) -> Sequence[torch.Tensor]:
+        return put_all(into.leaves, into.arrays, results)
 
     def differentiable(self, function: Callable[..., Any], rule: Any) -> Callable[..., Any]:
         return partial(call_differentiably, function, rule)

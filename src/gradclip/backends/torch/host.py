@@ -122,9 +122,6 @@ class TorchHost(Host):
     def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf)
 
-    def copied(self, leaf: torch.Tensor) -> torch.Tensor:
-        return leaf.detach().clone()
-
     def write_back(self, leaf: torch.Tensor, copy: torch.Tensor) -> None:
         write_back(leaf, copy)
 
@@ -134,8 +131,8 @@ class TorchHost(Host):
             return any_overlap(map(stretch, leaves))
         return bool(arrays.kernels.overlap([stretch(leaves[index]) for index in arrays.left_out]))
 
-    def writable(self, leaf: torch.Tensor) -> bool:
-        return writable(leaf)
+    def writable(self, leaves: Sequence[torch.Tensor]) -> bool:
+        return all(map(writable, leaves))
 
     def wrote(self, leaves: Sequence[torch.Tensor]) -> None:
         # The kernels write behind autograd's back. The version counter makes a backward pass that needs the old values
@@ -145,8 +142,8 @@ class TorchHost(Host):
     def copies(self, arrays: Arrays) -> list[Any]:
         return [tensor.clone() for tensor in arrays.sources] if self._plainly(arrays) else super().copies(arrays)
 
-    def entered_copies(self, copies: Sequence[Any]) -> HostArrays:
-        return self.enter(copies) if isinstance(copies[0], torch.Tensor) else super().entered_copies(copies)
+    def copied(self, arrays: Arrays) -> HostArrays:
+        return self.enter(self.copies(arrays)) if self._plainly(arrays) else super().copied(arrays)
 
     def _plainly(self, arrays: Arrays) -> bool:
         """Say whether no tensor needs a NumPy view. Views would take as long as everything else."""

@@ -16,13 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradclip.backends.torch.tensors import KNOWN, put_all, writable
+from gradclip.backends.torch.tensors import KNOWN
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
-from gradclip.core.records import AtOnce
 
 if TYPE_CHECKING:
     from gradclip.core.arrays import Arrays
-    from gradclip.core.records import Multiplier
+    from gradclip.core.records import OneFactor
 
 _FORMATS = {torch.float64: FLOAT64, torch.float32: FLOAT32, torch.float16: FLOAT16, torch.bfloat16: BFLOAT16}
 _BITS = {
@@ -43,7 +42,7 @@ class MultiTensor:
     Complex tensors are treated as real ones made of their parts, which have the same norm of order 2.
     """
 
-    elements: Mapping[Format, int]
+    elements: Mapping[Format, int]  # the number of elements of each format, the widest first
 
     def __init__(
         self, kinds: Sequence[Sequence[int]], elements: dict[Format, int], largest: int, any_complex: bool
@@ -99,10 +98,9 @@ class MultiTensor:
         vectors = [sent(torch.stack(some), device) for some in by_device.values()]
         return vectors[0] if len(vectors) == 1 else torch.cat(vectors)
 
-    def clear(self, arrays: Arrays) -> None:
-        without_nonfinite_(arrays.items)
+    def multiplied(self, arrays: Arrays, by: OneFactor) -> list[torch.Tensor]:
+        """Return the tensors, multiplied."""
 
-    def multiplied(self, arrays: Arrays, by: Multiplier) -> list[torch.Tensor]:
         def products(kind: Sequence[int], some: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
             if some[0].dtype not in _HALVES:
                 values = by.factors[dtype_name(some[0])]
@@ -117,15 +115,13 @@ class MultiTensor:
 
         return self._made(arrays, products)
 
-    def update(self, leaves: Sequence[Any], arrays: Arrays, new: Arrays, by: Multiplier) -> Sequence[Any]:
-        if not all(map(writable, leaves)):
-            return put_all(leaves, arrays, self.multiplied(new, by))
+    def multiply(self, arrays: Arrays, new: Arrays, by: OneFactor) -> None:
+        """Multiply the tensors in place, from the values in `new`."""
         for kind in self._kinds:
             some = self._some(arrays, kind)
             if new is not arrays:
                 torch._foreach_copy_(some, self._some(new, kind))
             _multiply(some, by, kind)
-        return leaves
 
     def clamp(self, arrays: Arrays, bound: float) -> None:
         """Clamp the tensors in place to [-bound, bound], the bound rounded toward zero in their dtype."""
@@ -160,9 +156,6 @@ class MultiTensor:
         """Return the tensors at these indices, complex ones as their parts."""
         some = [arrays[index] for index in kind]
         return list(map(_real, some)) if self._complex else some
-
-
-_checked: type[AtOnce] = MultiTensor
 
 
 def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
@@ -224,7 +217,7 @@ def _numbers(
     return _each(here, [layer_of[index] for index in kind])
 
 
-def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
+def _multiply(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
     """Multiply tensors of one device and dtype in place. `kind` are their indices.
 
     The factor is float64 for float64 tensors, else float32. Each product is then rounded to the tensors' dtype.
@@ -247,7 +240,7 @@ def _multiply(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int])
         _blank(some, by, kind)
 
 
-def _blank(some: Sequence[torch.Tensor], by: Multiplier, kind: Sequence[int]) -> None:
+def _blank(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
     """Make zeros of tensors whose norm is not finite: the bits of a number times 0 are those of zero, also for NaN."""
     bits = _BITS[some[0].dtype]
     torch._foreach_mul_([x.view(bits) for x in some], _numbers(by.alive.to(bits), some, kind, by.sizes))

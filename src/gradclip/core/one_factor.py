@@ -52,7 +52,7 @@ import numpy as np
 
 from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format
 from gradclip.core.protocols import Backend
-from gradclip.core.records import AtOnce, Multiplier
+from gradclip.core.records import OneFactor
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -221,9 +221,7 @@ def _below_normal(elements: Elements, order: Order, floor: float = 0.0, *, stepp
     return added * (1.0 + 2.0**-50)
 
 
-def multiplier(
-    backend: Backend, at_once: AtOnce, norm: Norm, found: Bounds, *, blanks: bool = False, spoils: bool = True
-) -> Multiplier:
+def factor_of(backend: Backend, norm: Norm, found: Bounds, *, blanks: bool = False, spoils: bool = True) -> OneFactor:
     """Return the number that follows from a settled norm.
 
     For an infinite norm it is NaN if it `spoils`, else 0. With `blanks`, results are zeros if it is NaN.
@@ -248,7 +246,7 @@ def multiplier(
         # Numbers below zero become -0.0 in float32, then 0.
         factors[element.name] = xp.abs(backend.single(xp.where(keep, 1.0, lowered)))
     steps = xp.where(keep, 0.0, -1.0) if found.stepped else None
-    return Multiplier(at_once, factors, alive, steps)
+    return OneFactor(factors, alive, steps)
 
 
 def _in_units_of(divisor: Any, backend: Backend, found: Bounds) -> tuple[Any, Any]:

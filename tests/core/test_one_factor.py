@@ -11,8 +11,8 @@ import gradclip
 from frameworks import ALL
 from gradclip.backends.host.backend import HOST
 from gradclip.core.formats import FLOAT16, FLOAT32, format_named
-from gradclip.core.nearest import bounds, bounds_of_processes, bounds_on_device, multiplier
 from gradclip.core.norms import Norm, Order
+from gradclip.core.one_factor import bounds, bounds_of_processes, bounds_on_device, factor_of
 from rational import at_most
 
 TWO = Order(2.0)
@@ -121,7 +121,7 @@ def test_thresholds_on_a_device_beside_a_floor():
     assert found.numerator[:2].tolist() == [0.0, 0.0]
     assert (found.limit[2:] < thresholds[2:] - 2.0**-120).all()
     assert (found.numerator[2:] > thresholds[2:] * (1 - 2.0**-18)).all()
-    by = multiplier(HOST, None, Norm(np.zeros(4), None, ERROR, 2.0**-120), found)
+    by = factor_of(HOST, Norm(np.zeros(4), None, ERROR, 2.0**-120), found)
     assert by.factors["float32"].tolist() == [0.0, 0.0, 1.0, 1.0]
 
 
