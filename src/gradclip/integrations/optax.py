@@ -32,9 +32,9 @@ with needed_for("optax", "jax"):
     import jax.numpy as jnp
     import optax
 
-    from gradclip.backends.jax.axes import typed_as
-    from gradclip.backends.jax.branches import either
     from gradclip.backends.jax.host import in_host_memory
+    from gradclip.backends.jax.operations import either
+    from gradclip.backends.jax.placement import typed_as
     from gradclip.backends.jax.traced import Jax
     from gradclip.backends.jax.trees import recognizer
 
