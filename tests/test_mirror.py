@@ -19,7 +19,6 @@ TESTED_ELSEWHERE = {
     "backends/framework": "what frameworks supply; tests/backends/test_registry.py has one that supplies the least",
     "backends/host/examples": "what asks the kernels, tested with them in tests/native/test_examples.py",
     "backends/host/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
-    "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "backends/host/protocol": "nothing that decides; mypy checks it",
     "core/records": "what rules and proofs make, tested with them in tests/core/test_coefficient.py",

@@ -48,9 +48,9 @@ def test_as_on_one_device(seed, kind):
     if kind is AxisType.Explicit:
         assert sent["all-reduce"] == min(1, len(split_axes(layout)))
     else:
-        # One for float32 and narrower leaves, two for float64 ones, and as many again in a branch for tiny norms; XLA
-        # may send the parts of leaves that are split over two axes along one of them first.
-        assert sent["all-reduce"] <= 12 * len(split_axes(layout))
+        # One for float32 and narrower leaves, two for float64 ones. XLA may send the parts of leaves that are split
+        # over two axes along one of them first.
+        assert sent["all-reduce"] <= 6 * len(split_axes(layout))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -59,8 +59,7 @@ def test_one_reduction_for_float32_leaves_split_alike(kind):
     tree = placed(mesh, [P("x")] * 20, [np.full((8, 3), i, np.float32) for i in range(20)])
     with jax.set_mesh(mesh):
         _, sent = run(gradclip.global_norm, tree)
-    # With the automatic mesh a second one lies in a branch, for norms so small that subnormals matter.
-    assert sent == {"all-reduce": 1 if kind is AxisType.Explicit else 2}
+    assert sent == {"all-reduce": 1}
 
 
 def test_the_norm_of_parameters_is_one_reduction():
@@ -116,12 +115,16 @@ def test_float64_near_the_ends_of_its_range(kind, scale):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_subnormal_float32(kind):
+def test_subnormal_float32_may_count_as_zero(kind):
     mesh = mesh_of((8,), kind)
-    (x,) = placed(mesh, [P("x")], [np.full(8, 1e-40, np.float32)])
+    values = np.full(8, 1e-40, np.float32)
+    (x,) = placed(mesh, [P("x")], [values])
     with jax.set_mesh(mesh):
-        norm = jax.jit(gradclip.global_norm)(x)
-    assert float(np.asarray(norm)) == pytest.approx(float(np.float32(1e-40)) * math.sqrt(8), rel=1e-4)
+        clipped, norm = jax.jit(lambda x: gradclip.clip_by_global_norm(x, 2e-40))(x)
+        kept, _ = jax.jit(lambda x: gradclip.clip_by_global_norm(x, 1e-37))(x)
+    assert 0.0 <= float(np.asarray(norm)) <= float(np.float32(1e-40)) * math.sqrt(8) * (1 + 1e-4)
+    assert_bound([clipped], 2, 2e-40)
+    assert np.array_equal(np.asarray(kept).view(np.uint32), values.view(np.uint32))
 
 
 @pytest.mark.parametrize("kind", KINDS)

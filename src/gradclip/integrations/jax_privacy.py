@@ -9,15 +9,9 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 - The batch size need not be a multiple of `microbatch_size`.
 """
 
-import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.backends.entries import Entry
-from gradclip.backends.registry import named
-from gradclip.clip import global_norm
 from gradclip.core.decision import Clipping
 from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import PROPAGATE, ZERO
@@ -26,99 +20,20 @@ from gradclip.core.rules import CLIP, Target
 from gradclip.functional import Leaves, clip_groups, split_by
 from gradclip.integrations import needed_for
 from gradclip.leaves import as_floats, counted
-from gradclip.per_example import transforms
-from gradclip.per_example.batching.verbs import Batching
-from gradclip.per_example.call_arguments import positions
-from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.settings import PerExampleSettings
-from gradclip.tree import flatten
 from gradclip.typing import Thresholds, Tree
 
 with needed_for("jax_privacy", "jax"):
     import jax
     import jax.numpy as jnp
 
+    from gradclip.integrations.jax_privacy_sums import (
+        AuxiliaryOutput,
+        BoundedSensitivityCallable,
+        clipped_fun,
+        clipped_grad,
+    )
+
 __all__ = ["AuxiliaryOutput", "BoundedSensitivityCallable", "clip_pytree", "clipped_fun", "clipped_grad"]
-
-_TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
-
-
-class AuxiliaryOutput(NamedTuple):
-    """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None.
-
-    Attributes:
-        values: the value of the function.
-        grad_norms: the norm of the gradient, before `pre_clipping_transform`.
-        aux: the auxiliary result.
-    """
-
-    values: Any = None
-    grad_norms: Any = None
-    aux: Any = None
-
-
-@dataclass(frozen=True, eq=False)
-class BoundedSensitivityCallable:
-    """A function with bounded sensitivity: one example changes its result by at most `l2_norm_bound`.
-
-    With `has_aux`, the bound is on the first of the results. `clipped` is gradclip's own function. Its
-    `clipped.sensitivity()` also includes the rounding error of the sum.
-    """
-
-    fun: Callable[..., Any]
-    l2_norm_bound: Any
-    has_aux: bool
-    clipped: ClippedFunction
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fun(*args, **kwargs)
-
-    def sensitivity(self, neighboring_relation: object = None) -> Any:
-        """Return the L2 sensitivity under a `dp_accounting.NeighboringRelation`. None means REPLACE_SPECIAL.
-
-        It holds if all batches have one shape and examples keep their places: pad them, and mark the padding with
-        `is_padding_example`.
-        """
-        name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
-        if name not in _TIMES_BOUND:
-            raise ValueError(
-                f"neighboring_relation must be one of {', '.join(_TIMES_BOUND)}, got {neighboring_relation!r}. "
-                "Pass a dp_accounting.NeighboringRelation."
-            )
-        return _TIMES_BOUND[name] * self.l2_norm_bound
-
-
-@dataclass(frozen=True, eq=False)
-class _ClippedFunction(ClippedFunction):
-    """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
-
-    `dtype` is that of the result; None keeps the dtypes of the clipped values. `spmd_axis_name` is as in `jax.vmap`.
-    """
-
-    dtype: jax.typing.DTypeLike | None = None
-    spmd_axis_name: str | None = None
-
-    def _framework(self, args: Sequence[Any]) -> Entry:
-        return named("jax")
-
-    def _is_mapped(self, position: int, count: int) -> bool:
-        return position == count - 1 or super()._is_mapped(position, count)
-
-    def _over_batch(
-        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
-    ) -> Callable[..., Any]:
-        return verbs.over_batch(of_example, axes, self.spmd_axis_name)
-
-    def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
-        flat = flatten(super()._finished(verbs, summed, dtypes))
-        wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
-        return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
-
-    def _to_clip(self, tree: object) -> Any:
-        return as_floats(tree)
-
-    def _added_in(self) -> Any:
-        return self.seen.narrowest() if self.dtype is None else self.dtype
 
 
 def clip_pytree(
@@ -179,172 +94,3 @@ def clip_pytree(
 def _with_dtype_of(clipped: jax.Array, x: jax.Array) -> jax.Array:
     """Return a result in the dtype of what was clipped; integers are rounded toward zero, which keeps the bound."""
     return clipped.astype(x.dtype) if jnp.issubdtype(x.dtype, jnp.integer) else clipped
-
-
-def clipped_fun(
-    fun: Callable[..., Any],
-    has_aux: bool = False,
-    *,
-    batch_argnums: int | Sequence[int] = 0,
-    keep_batch_dim: bool = True,
-    l2_clip_norm: float = 1.0,
-    rescale_to_unit_norm: bool = False,
-    normalize_by: float = 1.0,
-    return_norms: bool = False,
-    microbatch_size: int | None = None,
-    nan_safe: bool = True,
-    dtype: jax.typing.DTypeLike | None = None,
-    prng_argnum: int | None = None,
-    spmd_axis_name: str | None = None,
-) -> BoundedSensitivityCallable:
-    """Return a function that clips the result of `fun` for each example and sums the clipped results.
-
-    Args:
-        fun: as in `gradclip.clipped_fun`.
-        has_aux: as in `gradclip.clipped_fun`.
-        batch_argnums: as in `gradclip.clipped_fun`.
-        keep_batch_dim: as in `gradclip.clipped_fun`.
-        l2_clip_norm: the threshold for each example.
-        rescale_to_unit_norm: also divide by `l2_clip_norm`, as in `clip_pytree`.
-        normalize_by: divide the sum by this number.
-        return_norms: also return the norm of each example before clipping.
-        microbatch_size: as in `gradclip.clipped_fun`.
-        nan_safe: treat NaN and infinities as 0. If False, they turn the sum into NaN.
-        dtype: the dtype of the result; None keeps the dtypes that `fun` returns.
-        prng_argnum: as in `gradclip.clipped_fun`.
-        spmd_axis_name: as in `jax.vmap`.
-
-    Returns:
-        A function that takes the arguments of `fun`, and `is_padding_example=`: booleans of shape (batch,), True for
-        examples that contribute zero. Other keyword arguments also carry the batch on axis 0. It returns the sum, or
-        `(sum, aux)`, `(sum, norms)` or `(sum, (aux, norms))`, depending on `has_aux` and `return_norms`.
-
-    The signature is that of jax-privacy 2.0.
-
-    >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(jnp.array([0.0, 0.5, -2.0, 3.0])))
-    0.5
-    """
-    rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
-    nan_safe = check_flag("nan_safe", nan_safe)
-    check_threshold(l2_clip_norm, "l2_clip_norm")
-    clipped = _ClippedFunction(
-        _widened(fun, dtype, has_aux),
-        PerExampleSettings(l2_clip_norm, nonfinite="zero" if nan_safe else "propagate", to_unit=rescale_to_unit_norm),
-        None,
-        positions("batch_argnums", batch_argnums),
-        has_aux=has_aux,
-        keep_batch_dim=keep_batch_dim,
-        return_norms=return_norms,
-        microbatch_size=microbatch_size,
-        normalize_by=normalize_by,
-        prng_argnum=prng_argnum,
-        dtype=dtype,
-        spmd_axis_name=spmd_axis_name,
-    )
-
-    def call(*args: Any, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: Any) -> Any:
-        mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
-        result = clipped(*args, mask=mask, **kwargs)
-        if not (has_aux or return_norms):
-            return result
-        value, outputs = result
-        norms = None if outputs.norms is None else outputs.norms.astype(jnp.float32)
-        return value, (outputs.aux, norms) if has_aux and return_norms else outputs.aux if has_aux else norms
-
-    bound = (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by if nan_safe else math.inf
-    return BoundedSensitivityCallable(call, bound, has_aux or return_norms, clipped)
-
-
-def _widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux: bool) -> Callable[..., Any]:
-    """Make `fun` return results of at least the precision of `dtype`. Wider results keep their dtype."""
-    if dtype is None:
-        return fun
-
-    def widened(*args: Any, **kwargs: Any) -> Any:
-        result = fun(*args, **kwargs)
-        value, *aux = result if has_aux else (result,)
-        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), value)
-        return (wide, *aux) if has_aux else wide
-
-    return widened
-
-
-def clipped_grad(
-    fun: Callable[..., Any],
-    argnums: int | Sequence[int] = 0,
-    has_aux: bool = False,
-    *,
-    l2_clip_norm: float,
-    rescale_to_unit_norm: bool = False,
-    normalize_by: float = 1.0,
-    batch_argnums: int | Sequence[int] = 1,
-    keep_batch_dim: bool = True,
-    return_values: bool = False,
-    return_grad_norms: bool = False,
-    pre_clipping_transform: Callable[[Any], Any] = lambda x: x,
-    microbatch_size: int | None = None,
-    nan_safe: bool = True,
-    dtype: jax.typing.DTypeLike | None = None,
-    prng_argnum: int | None = None,
-    spmd_axis_name: str | None = None,
-) -> BoundedSensitivityCallable:
-    """Return a function that clips the gradient of `fun` for each example and sums the clipped gradients.
-
-    Args:
-        fun: as in `gradclip.clipped_grad`.
-        argnums: as in `gradclip.clipped_grad`.
-        has_aux: as in `gradclip.clipped_grad`.
-        l2_clip_norm: the threshold for each example.
-        rescale_to_unit_norm: as in `clipped_fun`.
-        normalize_by: as in `clipped_fun`.
-        batch_argnums: as in `clipped_fun`.
-        keep_batch_dim: as in `clipped_fun`.
-        return_values: also return the value of `fun` for each example.
-        return_grad_norms: also return the norm of each example's gradient, before `pre_clipping_transform`.
-        pre_clipping_transform: a function applied to each example's gradient before clipping.
-        microbatch_size: as in `clipped_fun`.
-        nan_safe: as in `clipped_fun`.
-        dtype: as in `clipped_fun`.
-        prng_argnum: as in `clipped_fun`.
-        spmd_axis_name: as in `clipped_fun`.
-
-    Returns:
-        A function like the one `clipped_fun` returns. It returns the sum, or `(sum, AuxiliaryOutput)` if you ask for
-        auxiliary results, values or norms.
-
-    The signature is that of jax-privacy 2.0.
-
-    >>> def loss(mean, x):
-    ...     return 0.5 * jnp.mean((x - mean) ** 2)
-    >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, jnp.array([0.0, 7.0, -2.0])))
-    3.5
-    """
-    has_aux = check_flag("has_aux", has_aux)
-    for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
-        check_flag(name, flag)
-    transforms.clipped_grad(fun, l2_clip_norm, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum)
-    wants_outputs = has_aux or return_values or return_grad_norms
-    argnums = argnums if isinstance(argnums, int) else tuple(argnums)
-
-    def gradient(*args: Any, **kwargs: Any) -> Any:
-        made, grads = jax.value_and_grad(fun, argnums, has_aux=has_aux)(*args, **kwargs)
-        value, aux = made if has_aux else (made, None)
-        norm = global_norm(grads) if return_grad_norms else None
-        outputs = AuxiliaryOutput(value if return_values else None, norm, aux)
-        result = pre_clipping_transform(grads)
-        return (result, outputs) if wants_outputs else result
-
-    return clipped_fun(
-        gradient,
-        wants_outputs,
-        batch_argnums=batch_argnums,
-        keep_batch_dim=keep_batch_dim,
-        l2_clip_norm=l2_clip_norm,
-        rescale_to_unit_norm=rescale_to_unit_norm,
-        normalize_by=normalize_by,
-        microbatch_size=microbatch_size,
-        nan_safe=nan_safe,
-        dtype=dtype,
-        prng_argnum=prng_argnum,
-        spmd_axis_name=spmd_axis_name,
-    )

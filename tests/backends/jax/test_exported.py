@@ -10,7 +10,7 @@ import pytest
 
 import gradclip
 from frameworks import DTYPES, numpy_dtype
-from gradclip.backends.jax import exported, ffi
+from gradclip.backends.jax import exported, kernels
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.arrays import Arrays
 from rational import at_most, power_of_norm
@@ -36,7 +36,7 @@ def power_sums(arrays, p, enough, rows=()):
 
 
 def of_kernels(arrays, p, enough, rows):
-    return jax.jit(lambda *arrays: ffi.power_sums(arrays, p, enough, rows))(*arrays)
+    return jax.jit(lambda *arrays: kernels.power_sums(arrays, p, enough, rows))(*arrays)
 
 
 def extremes(arrays, rows=()):
@@ -111,7 +111,7 @@ def test_each_row_has_the_numbers_of_the_kernels(dtype):
     for found, expected in (
         (power_sums(arrays, 2.0, ENOUGH, (4,)), of_kernels(arrays, 2.0, ENOUGH, (4,))),
         (power_sums(arrays, 3.0, math.inf, (4,)), of_kernels(arrays, 3.0, math.inf, (4,))),
-        (extremes(arrays, (4,)), jax.jit(lambda *arrays: ffi.extremes(arrays, (4,)))(*arrays)),
+        (extremes(arrays, (4,)), jax.jit(lambda *arrays: kernels.extremes(arrays, (4,)))(*arrays)),
     ):
         np.testing.assert_allclose(np.array(found), np.array(expected), rtol=2e-7 if "16" in dtype else 1e-14)
         assert found[0].shape == found[1].shape == (4,)
@@ -130,7 +130,7 @@ def test_examples_are_added_as_by_the_kernels(dtype):
     included = jnp.array([0.0, 0.0, math.nan, 0.0, 0.0])
     weighing = jnp.array([1.0 + 1e-14, 0.0, 500.0, 1.0, 500.0])
     columns = 73 * (2 if "complex" in dtype else 1)
-    expected = ffi.add_examples(batch, weighing, included, columns)
+    expected = kernels.add_examples(batch, weighing, included, columns)
     added = jax.jit(lambda *arrays: exported.add_examples(arrays, (5,)))(weighing, included, *batch)
     for found, one in zip(added, expected, strict=True):
         finite = np.isfinite(one)

@@ -113,20 +113,52 @@ def test_the_bound_in_exact_arithmetic(dtypes, ord):
             assert kept or at_most(list(map(np.asarray, results)), ord, limit)
 
 
-@pytest.mark.parametrize("dtype", NARROW)
-@pytest.mark.parametrize("ord", [1, 2, math.inf, -math.inf])
-def test_subnormal_numbers_count(dtype, ord):
-    tiny = float(jnp.finfo(dtype).smallest_subnormal)
-    x = jnp.asarray(np.array([3 * tiny, -4 * tiny]).astype(numpy_dtype(dtype)))
-    norm = {1: 7, 2: 5, math.inf: 4, -math.inf: 3}[ord]
-    clip = jax.jit(lambda x, limit: gradclip.clip_by_global_norm(x, limit, ord=ord))
+def below_normal(dtype, ord):
+    """Return two subnormal numbers, and their norm."""
+    step = float(jnp.finfo(dtype).smallest_subnormal)
+    return np.array([3 * step, -4 * step]).astype(numpy_dtype(dtype)), NORMS[ord] * step
+
+
+NORMS = {1: 7, 2: 5, math.inf: 4, -math.inf: 3}
+clip_to = jax.jit(gradclip.clip_by_global_norm, static_argnames="ord")
+
+
+@pytest.mark.parametrize("ord", NORMS)
+def test_subnormal_numbers_of_float16_count(ord):
+    x, norm = below_normal("float16", ord)
     with jax.enable_x64(True):
-        kept, found = clip(x, 1.001 * norm * tiny)
-        smaller, _ = clip(x, 0.999 * norm * tiny)
-        layers = jax.jit(lambda tree: gradclip.layer_norms(tree, ord))([x, 2 * x])[0]
-    assert float(np.float64(found)) == norm * tiny == float(np.float64(layers))
-    assert np.asarray(kept).tobytes() == np.asarray(x).tobytes()
-    assert ord < 0 or at_most([np.asarray(smaller)], ord, 0.999 * norm * tiny)
+        kept, found = clip_to(jnp.asarray(x), 1.001 * norm, ord=ord)
+        smaller, _ = clip_to(jnp.asarray(x), 0.999 * norm, ord=ord)
+        layers = jax.jit(lambda tree: gradclip.layer_norms(tree, ord))([jnp.asarray(x), 2 * jnp.asarray(x)])[0]
+    assert float(found) == norm == float(layers)
+    assert np.asarray(kept).tobytes() == x.tobytes()
+    assert ord < 0 or at_most([np.asarray(smaller)], ord, 0.999 * norm)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("ord", NORMS)
+def test_others_may_count_as_zero_and_the_bound_holds(dtype, ord):
+    with jax.enable_x64(True):
+        x, norm = below_normal(dtype, ord)
+        tiny = float(jnp.finfo(dtype).tiny)
+        for limit in (0.5 * norm, 0.999 * norm, tiny):
+            result, found = clip_to(jnp.asarray(x), limit, ord=ord)
+            assert 0.0 <= np.float64(found) <= norm
+            assert ord < 0 or at_most([np.asarray(result)], ord, limit)
+        # Nothing is clipped above the most that the two can add to a norm.
+        kept, _ = clip_to(jnp.asarray(x), norm + 2.001 * tiny, ord=ord)
+    assert np.asarray(kept).tobytes() == x.tobytes()
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_many_that_may_count_as_zero_beside_one_that_does_not(dtype):
+    """A norm that is read as 1 step of the smallest normal number, and is 5: the bound needs what is not read."""
+    tiny = float(jnp.finfo(dtype).tiny)
+    x = np.array([tiny, *[tiny / 2] * 96]).astype(numpy_dtype(dtype))
+    with jax.enable_x64(True):
+        for limit in (tiny, 1.5 * tiny, 4.999 * tiny):
+            result, _ = clip_to(jnp.asarray(x), limit, ord=2)
+            assert at_most([np.asarray(result)], 2, limit)
 
 
 @pytest.mark.parametrize("dtype", [*NARROW, "float64"])

@@ -10,9 +10,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from gradclip.backends.jax.branches import either
-from gradclip.backends.jax.examples import as_rows, sum_by_rows
-from gradclip.backends.jax.reading import FLUSHED, as_integers, both_kinds, sums
+from gradclip.backends.jax.operations import FLUSHED, as_integers, as_rows, both_kinds, either, sum_by_rows, sums
 from gradclip.backends.sums import halving_sum, raised
 from gradclip.core.formats import FLOAT64, format_of, is_complex
 from gradclip.core.records import Coefficient, Factors, Rule

@@ -1,22 +1,27 @@
-"""Calls of the kernels from XLA's compiled code. One call reads all arrays of a norm, without copies.
+"""Calls of the kernels in XLA's programs for the CPU of this process, and XLA's own operations in all other programs.
 
-Under `vmap` there is still one call: the arrays get a leading axis, and each of its rows has a norm.
+JAX decides where a program runs after tracing it: here, on other devices, or, if `jax.export` writes it to a file, in a
+process that may not have the kernels. Therefore `jax.export` refuses programs that call them.
 """
 
-import itertools
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.extend.core import Primitive, jaxpr_as_fun
+from jax.interpreters import batching, mlir
+from jax.sharding import NamedSharding, PartitionSpec
 
 from gradclip import native
-from gradclip.backends.jax import exported
-from gradclip.backends.jax.lowered import Kernel
 
 # The versions of XLA's interface that are known to accept the kernels. They are written for version 0.2.
 _ACCEPTING = ("0.2", "0.3")
@@ -72,51 +77,81 @@ def registered() -> bool:
     return True
 
 
-def power_sums(
-    arrays: Sequence[jax.Array], p: float, enough: float, rows: tuple[int, ...]
-) -> tuple[jax.Array, jax.Array]:
-    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each row of the leading axes `rows`.
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that is registered with XLA: its attributes, the types of its results, and what `vmap` makes of it.
 
-    The divisor is 1 if the sum is then finite and above `enough`. Otherwise it is the largest magnitude.
+    `vmap` adds leading axes to the results and to the arrays: of length 1 to arrays that are not mapped ("expand"), or
+    of the full length to all ("broadcast"). Or it calls the kernel in a loop. `portable` computes the results in XLA's
+    operations, from the arrays, the shape of the first result, and the attributes.
     """
-    attributes = ("p", np.float64(p)), ("enough", np.float64(enough))
-    total, divisor = _reduction("gradclip_power_sums", rows, exported.power_sums, *attributes)(arrays)
-    return total, divisor
+
+    target: str
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    portable: Callable[..., Sequence[jax.Array]]
+    vmap: Literal["expand", "broadcast", "loop"]
+    attributes: tuple[tuple[str, Any], ...] = ()
+
+    def __call__(self, arrays: Sequence[jax.Array]) -> list[jax.Array]:
+        found: list[jax.Array] = _kernel.bind(*arrays, kernel=self)
+        return found
+
+    def mapped(self, count: int) -> Kernel:
+        """Return the kernel that returns one more leading axis of this length."""
+        results = tuple(jax.ShapeDtypeStruct((count, *one.shape), one.dtype) for one in self.results)
+        return replace(self, results=results)
 
 
-def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
-    """Return the largest magnitude (NaN if one is NaN) and the smallest (NaN if one is non-finite)."""
-    largest, smallest = _reduction("gradclip_extremes", rows, exported.extremes)(arrays)
-    return largest, smallest
+# Equal kernels share a program, so the calls outside traced code compile once.
+_compiled = jax.jit(Kernel.__call__, static_argnums=0)
+
+_kernel = Primitive("gradclip_kernel")
+_kernel.multiple_results = True
 
 
-# Sequential mapping is a loop. Outside traced code, only a jitted function keeps its program for the next call.
-@partial(jax.jit, static_argnames="columns", inline=True)
-def add_examples(
-    arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
-) -> tuple[jax.Array, jax.Array]:
-    """Return each example's sum of squares, and the `columns` weighted sums over the examples."""
-    wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
-    # In a loop under `vmap`: the kernel does not support a second batch axis.
-    kernel = Kernel("gradclip_add_examples", wide, exported.add_examples, "loop", (_threads(),))
-    squares, totals = kernel([weighing, included, *arrays])
-    return squares, totals
+@_kernel.def_impl
+def _(*arrays: jax.Array, kernel: Kernel) -> Any:
+    return _compiled(kernel, arrays)
 
 
-def entries(vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
-    """Split vectors into scalars. XLA then compiles the code that uses them once for all of them."""
-    scalars = tuple(jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0]))
-    found = iter(Kernel("gradclip_entries", scalars, exported.entries, "broadcast")(vectors))
-    return [list(itertools.islice(found, vector.shape[0])) for vector in vectors]
+@_kernel.def_abstract_eval
+def _(*kinds: Any, kernel: Kernel) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    whole = None if mesh.empty else NamedSharding(mesh, PartitionSpec())
+    return [jax.core.ShapedArray(one.shape, one.dtype, sharding=whole) for one in kernel.results]
 
 
-def _reduction(
-    target: str, rows: tuple[int, ...], portable: Callable[..., Any], *attributes: tuple[str, Any]
-) -> Kernel:
-    wide = jax.ShapeDtypeStruct(rows, jnp.float64)
-    # The rows of all arrays agree or broadcast.
-    return Kernel(target, (wide, wide), portable, "expand", (_threads(), *attributes))
+def _mapped(arrays: Sequence[Any], axes: Sequence[Any], *, kernel: Kernel) -> Any:
+    own = [axis if isinstance(axis, int) else None for axis in axes]
+    rows = [x if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(arrays, own, strict=True)]
+    count = next(len(x) for x, axis in zip(rows, own, strict=True) if axis is not None)
+
+    def row(i: jax.Array) -> list[jax.Array]:
+        return kernel([x if axis is None else x[i] for x, axis in zip(rows, own, strict=True)])
+
+    if kernel.vmap == "loop":
+        found = lax.map(row, jnp.arange(count))
+    else:
+        length = count if kernel.vmap == "broadcast" else 1
+        alike = [lax.broadcast(x, (length,)) if axis is None else x for x, axis in zip(rows, own, strict=True)]
+        found = kernel.mapped(count)(alike)
+    return found, [0] * len(found)
 
 
-def _threads() -> tuple[str, Any]:
-    return "threads", np.int64(native.default_threads())
+def _lowered(ctx: mlir.LoweringRuleContext, *operands: Any, kernel: Kernel) -> Sequence[Any]:
+    program, attributes = ctx.module_context, dict(kernel.attributes)
+    if tuple(program.platforms) == ("cpu",) and not program.lowering_parameters.for_export:
+        return jax.ffi.ffi_lowering(kernel.target)(ctx, *operands, **attributes)
+
+    def portable(*arrays: jax.Array) -> Sequence[jax.Array]:
+        return kernel.portable(arrays, kernel.results[0].shape, **attributes)
+
+    # JAX writes the program outside the call, where 64-bit mode may be off and promotion forbidden.
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        traced = jax.make_jaxpr(portable)(*ctx.avals_in)
+    found: Sequence[Any] = mlir.lower_fun(jaxpr_as_fun(traced), multiple_results=True)(ctx, *operands)
+    return found
+
+
+batching.primitive_batchers[_kernel] = _mapped
+mlir.register_lowering(_kernel, _lowered)

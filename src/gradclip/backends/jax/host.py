@@ -16,10 +16,9 @@ from gradclip.backends.host.arrays import HostArray, HostArrays
 from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
 from gradclip.backends.host.protocol import HostBackend
-from gradclip.backends.jax.axes import NamedAxes
 from gradclip.backends.jax.ffi import usable
 from gradclip.backends.jax.kernels import JaxKernels
-from gradclip.backends.jax.places import of_numpy, placed_first, put, typed_like
+from gradclip.backends.jax.placement import NamedAxes, of_numpy, placed_first, put, typed_like
 from gradclip.backends.jax.traced import Jax, check_64_bit_mode, over_named, prepared
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import BFLOAT16

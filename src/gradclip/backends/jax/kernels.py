@@ -1,22 +1,30 @@
-"""Reductions of traced JAX arrays on the CPU. XLA's compiled code calls gradclip's kernels for them."""
+"""Reductions of traced JAX arrays on the CPU. XLA's compiled code calls gradclip's kernels for them.
+
+One call reads all arrays of a norm, without copies. Under `vmap` there is still one call: the arrays get a leading
+axis, and each of its rows has a norm.
+"""
 
 from __future__ import annotations
 
 import itertools
 import math
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
-from gradclip.backends.jax.axes import varying_together
-from gradclip.backends.jax.ffi import add_examples, entries, extremes, power_sums
+from gradclip import native
+from gradclip.backends.jax import exported
+from gradclip.backends.jax.ffi import Kernel
+from gradclip.backends.jax.placement import varying_together
 from gradclip.backends.jax.traced import Jax
 from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
 from gradclip.core.arrays import Arrays
-from gradclip.core.formats import is_complex
+from gradclip.core.formats import FLOAT64, Format, is_complex
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import Scope
 
@@ -32,9 +40,12 @@ class JaxKernels(Jax):
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:
         return kernels_sum_error(count, arrays.only_halves, p)
 
-    # The kernels read subnormals correctly, so no second pass is needed, unlike with XLA's own sums.
-    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
-        return compute(self)
+    def flushed_below(self, element: Format) -> float:
+        # What XLA computes with a norm is float64.
+        return element.tiny if element is FLOAT64 else 0.0
+
+    def one_reduction(self) -> bool:
+        return False  # only derivatives are left to XLA's sums
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: jax.Array | None = None) -> jax.Array:
         # Every finite sum is above -1, so the kernels repeat none of them with a divisor.
@@ -121,3 +132,53 @@ def rows_first(arrays: Sequence[jax.Array], scope: Scope) -> list[jax.Array]:
     """Move the axes with separate norms to the front of each array, as the kernels expect."""
     axes = [(*scope.own_axes(x.ndim), *scope.shared_axes(x.ndim)) for x in arrays]
     return list(map(lax.transpose, arrays, axes))
+
+
+def power_sums(
+    arrays: Sequence[jax.Array], p: float, enough: float, rows: tuple[int, ...]
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sum of (|x| / divisor)**p over all arrays, and the divisor, for each row of the leading axes `rows`.
+
+    The divisor is 1 if the sum is then finite and above `enough`. Otherwise it is the largest magnitude.
+    """
+    attributes = ("p", np.float64(p)), ("enough", np.float64(enough))
+    total, divisor = _reduction("gradclip_power_sums", rows, exported.power_sums, *attributes)(arrays)
+    return total, divisor
+
+
+def extremes(arrays: Sequence[jax.Array], rows: tuple[int, ...]) -> tuple[jax.Array, jax.Array]:
+    """Return the largest magnitude (NaN if one is NaN) and the smallest (NaN if one is non-finite)."""
+    largest, smallest = _reduction("gradclip_extremes", rows, exported.extremes)(arrays)
+    return largest, smallest
+
+
+# Sequential mapping is a loop. Outside traced code, only a jitted function keeps its program for the next call.
+@partial(jax.jit, static_argnames="columns", inline=True)
+def add_examples(
+    arrays: Sequence[jax.Array], weighing: jax.Array, included: jax.Array, columns: int
+) -> tuple[jax.Array, jax.Array]:
+    """Return each example's sum of squares, and the `columns` weighted sums over the examples."""
+    wide = jax.ShapeDtypeStruct(included.shape, jnp.float64), jax.ShapeDtypeStruct((columns,), jnp.float64)
+    # In a loop under `vmap`: the kernel does not support a second batch axis.
+    kernel = Kernel("gradclip_add_examples", wide, exported.add_examples, "loop", (_threads(),))
+    squares, totals = kernel([weighing, included, *arrays])
+    return squares, totals
+
+
+def entries(vectors: Sequence[jax.Array]) -> list[list[jax.Array]]:
+    """Split vectors into scalars. XLA then compiles the code that uses them once for all of them."""
+    scalars = tuple(jax.ShapeDtypeStruct((), vector.dtype) for vector in vectors for _ in range(vector.shape[0]))
+    found = iter(Kernel("gradclip_entries", scalars, exported.entries, "broadcast")(vectors))
+    return [list(itertools.islice(found, vector.shape[0])) for vector in vectors]
+
+
+def _reduction(
+    target: str, rows: tuple[int, ...], portable: Callable[..., Any], *attributes: tuple[str, Any]
+) -> Kernel:
+    wide = jax.ShapeDtypeStruct(rows, jnp.float64)
+    # The rows of all arrays agree or broadcast.
+    return Kernel(target, (wide, wide), portable, "expand", (_threads(), *attributes))
+
+
+def _threads() -> tuple[str, Any]:
+    return "threads", np.int64(native.default_threads())

@@ -1,38 +1,27 @@
 """Norms of JAX arrays in XLA: one reduction reads each array once. No values are read on the host.
 
-XLA's CPU code reads float32 and bfloat16 subnormals as zero, so numbers are decoded from their bits. If XLA chooses how
-to partition the work, numbers are first read normally, and again by their bits if the norm is so small that it matters.
+XLA may read subnormal numbers as zero, so below the smallest normal number elements may count as zero: the norm's
+`floor` allows for that.
 """
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Hashable, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Hashable, Sequence
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.jax.axes import NamedAxes, in_one_piece
-from gradclip.backends.jax.branches import either
-from gradclip.backends.jax.reading import (
-    FLUSHED,
-    Reading,
-    as_integers,
-    both_kinds,
-    by_range,
-    extremes,
-    joined,
-    magnitude_bits,
-    sums,
-)
+from gradclip.backends.jax.operations import FLUSHED, sums
+from gradclip.backends.jax.placement import NamedAxes, in_one_piece
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import raised
 from gradclip.core.arrays import Arrays
-from gradclip.core.formats import FLOAT16, FLOAT32, FLOAT64, Format, format_of, is_complex
+from gradclip.core.formats import FLOAT32, FLOAT64, Format, format_of, is_complex
 from gradclip.core.scopes import Scope
+
+_SMALL, _BIG = 2.0**-400, 2.0**480
+_UNIT = 2.0**600  # big numbers are in this unit, small ones in its inverse
 
 
 class JaxNorms(Portable):
@@ -45,7 +34,6 @@ class JaxNorms(Portable):
         self.visible = visible
         self.axes = axes
         self.on_cpu = jax.default_backend() == "cpu"
-        self.reading = Reading.AS_THEY_ARE
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, JaxNorms) and self._settings() == other._settings()
@@ -54,40 +42,12 @@ class JaxNorms(Portable):
         return hash(self._settings())
 
     def _settings(self) -> Hashable:
-        return type(self), self.wide, self.visible, self.axes, self.on_cpu, self.reading
+        return type(self), self.wide, self.visible, self.axes, self.on_cpu
 
     def flushed_below(self, element: Format) -> float:
-        # In all other cases, `with_care` reads subnormals correctly.
         if element is self.wide or self.wide is not FLOAT64:
             return self.wide.tiny
-        return element.tiny if element in FLUSHED and not self.on_cpu else 0.0
-
-    def widen(self, x: jax.Array) -> jax.Array:
-        return as_integers(x) if self._reads_bits(x) else super().widen(x)
-
-    def _reads_bits(self, x: jax.Array) -> bool:
-        # XLA's CPU code would not fuse the sums of float16 either.
-        known = {Reading.AS_THEY_ARE: (), Reading.BITS: FLUSHED, Reading.BITS_AT_ONCE: {*FLUSHED, FLOAT16}}
-        return format_of(x) in known[self.reading]
-
-    def with_care(self, compute: Callable[[Any], Any], arrays: Arrays, count: int) -> Any:
-        if not self.on_cpu or arrays.formats == {FLOAT64}:
-            return compute(self)
-        if in_one_piece():
-            return compute(self._careful(Reading.BITS_AT_ONCE))
-        if not arrays.formats & FLUSHED:
-            return compute(self)
-        # First read subnormals as zero. Elements below 2**-126 add at most count * 2**-126 to the norm, which is
-        # negligible if the norm is 2**60 times that. Otherwise repeat the sum, decoding the bits as integers.
-        value, divisor = compute(self)
-        size = value if divisor is None else value * divisor
-        again = partial(compute, self._careful(Reading.BITS))
-        return either(size < count * 2.0**-66, again, lambda: (value, divisor))
-
-    def _careful(self, reading: Reading) -> JaxNorms:
-        careful = copy.copy(self)
-        careful.reading = reading
-        return careful
+        return element.tiny if element in FLUSHED else 0.0
 
     def scaled_power_sum(self, arrays: Arrays, p: float, scope: Scope) -> tuple[jax.Array, jax.Array]:
         if p not in (1, 2) or self.wide is not FLOAT64 or self.axes is not None or not in_one_piece():
@@ -110,13 +70,20 @@ class JaxNorms(Portable):
     def power_sum_of(self, x: jax.Array, p: float, scope: Scope, divisor: jax.Array | None) -> jax.Array:
         return _power_sum_of(self, x, p, scope, divisor)
 
+    def one_reduction(self) -> bool:
+        """Say whether to compute two sums by one reduction. XLA's partitioned code would gather the results."""
+        return self.on_cpu and in_one_piece()
+
     def bases(self, x: jax.Array, p: float) -> list[jax.Array]:
-        if self.reading is not Reading.BITS_AT_ONCE or not self._reads_bits(x) or (is_complex(x) and p != 2):
-            return super().bases(x, p)
-        return [base for part in self.parts(x) for base in both_kinds(part)]
+        bases = super().bases(x, p)
+        if len(bases) > 1 or format_of(x) is FLOAT64 or not self.one_reduction():
+            return bases
+        # XLA's CPU code stores narrower numbers in float64 before it sums them, unless the reduction computes another
+        # sum too. The barrier hides that its terms are zeros.
+        return [*bases, jnp.broadcast_to(lax.optimization_barrier(jnp.float64(0.0)), x.shape)]
 
     def sum_all(self, powers: Sequence[jax.Array], scope: Scope) -> jax.Array:
-        if self.reading is not Reading.BITS_AT_ONCE or len(powers) == 1:
+        if len(powers) == 1 or not self.one_reduction():
             return super().sum_all(powers, scope)
         return sum(sums(powers, scope.shared_axes(powers[0].ndim)))
 
@@ -129,13 +96,9 @@ class JaxNorms(Portable):
 
     def extremes(self, x: jax.Array, scope: Scope) -> list[jax.Array]:
         """Return the largest magnitude (NaN if one is NaN) and the smallest magnitude that is not NaN."""
+        magnitude = self.magnitude(x) if is_complex(x) else jnp.abs(x)
         axes = scope.shared_axes(x.ndim)
-        if is_complex(x):
-            return _each_extreme(self.magnitude(x), axes)
-        if not self._reads_bits(x):
-            return list(map(self.widen, _each_extreme(jnp.abs(x), axes)))
-        found = (extremes if self.reading is Reading.BITS_AT_ONCE else _each_extreme)(magnitude_bits(x), axes)
-        return [self.widen(lax.bitcast_convert_type(one, x.dtype)) for one in found]
+        return [self.widen(jnp.max(magnitude, axis=axes)), self.widen(jnp.min(magnitude, axis=axes))]
 
 
 # The operations on one array are a jitted function of their own, so JAX traces them once for each shape.
@@ -144,5 +107,24 @@ _sums_by_range = jax.jit(JaxNorms.sums_by_range, static_argnums=(0, 2, 3))
 _extremes = jax.jit(JaxNorms.extremes, static_argnums=(0, 2))
 
 
-def _each_extreme(x: jax.Array, axes: tuple[int, ...]) -> list[jax.Array]:
-    return [jnp.max(x, axis=axes), jnp.min(x, axis=axes)]
+def by_range(wide: jax.Array) -> list[jax.Array]:
+    """Split the magnitudes of float64 numbers into three arrays: small, middle and big ones, with zeros elsewhere.
+
+    Small and big numbers are scaled by their units. All squares stay in range, and so do sums of up to 2**40 squares.
+    """
+    magnitude = jnp.abs(wide)
+    small, big = magnitude < _SMALL, magnitude > _BIG
+    # Select the unit with `where`: a compiler may square a constant factor separately, and that square overflows.
+    scaled = magnitude * jnp.where(small, _UNIT, jnp.where(big, 1.0 / _UNIT, 1.0))
+    return [jnp.where(small, scaled, 0.0), jnp.where(small | big, 0.0, scaled), jnp.where(big, scaled, 0.0)]
+
+
+def joined(by_range: Sequence[jax.Array], p: float) -> tuple[jax.Array, jax.Array]:
+    """Join the three sums of powers (order 1 or 2) into one sum and its divisor. Small ones vanish next to big ones."""
+    small, middle, big = by_range
+    any_big, only_small = big > 0, (middle == 0) & (small > 0)
+    of_middle, of_small = jnp.where(any_big, 1.0 / _UNIT, 1.0), jnp.where(only_small, 1.0, 1.0 / _UNIT)
+    for _ in range(int(p)):  # terms that become subnormal are negligible in the total
+        middle, small = middle * of_middle, small * of_small
+    total = jnp.where(any_big, big + middle, middle + small)
+    return total, jnp.where(any_big, _UNIT, jnp.where(only_small, 1.0 / _UNIT, 1.0))

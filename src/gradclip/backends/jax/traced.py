@@ -21,12 +21,9 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from gradclip.backends.jax.axes import NamedAxes, in_one_piece, known_layout
-from gradclip.backends.jax.branches import either
-from gradclip.backends.jax.examples import sum_by_rows
 from gradclip.backends.jax.norms import JaxNorms
-from gradclip.backends.jax.places import like, of_numpy, typed_like
-from gradclip.backends.jax.reading import FLUSHED, as_integers, nearest
+from gradclip.backends.jax.operations import FLUSHED, as_integers, either, nearest, sum_by_rows
+from gradclip.backends.jax.placement import NamedAxes, in_one_piece, known_layout, like, of_numpy, typed_like
 from gradclip.backends.portable import Portable
 from gradclip.core.arrays import Arrays, checked_dtype
 from gradclip.core.formats import (

@@ -1,15 +1,21 @@
-"""JAX pytrees, including registered node types, with sparse arrays as leaves."""
+"""JAX pytrees, including registered node types, with sparse arrays as leaves.
+
+A sparse array is clipped as one dense array of its elements, and is sparse afterwards. An element may be stored in
+several pieces, which count as their sum. Pieces outside the shape are ignored.
+"""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import jax
-from jax import tree_util
+import jax.numpy as jnp
+from jax import lax, tree_util
 
-from gradclip.backends.jax.pieces import elements, pieces
 from gradclip.tree import Sparse
 
 if TYPE_CHECKING:
@@ -46,7 +52,30 @@ class JaxTrees:
         return Sparse(place, type(array).__name__, ".todense()")
 
     def elements(self, array: JAXSparse) -> Any:
-        return elements(array)
+        """Return an array with the shape of `array.data`: each element at its first piece, zeros at its other pieces.
+
+        Sums are rounded once, from float64. Half types become float32, where the sum of their pieces fits. Raises
+        TypeError for formats other than BCOO and BCSR.
+        """
+        module = sys.modules["jax.experimental.sparse"]
+        if not isinstance(array, module.BCOO | module.BCSR):
+            raise TypeError(
+                f"sparse gradients must be BCOO or BCSR, got {type(array).__name__}. Convert them to "
+                "jax.experimental.sparse.BCOO, or to dense arrays with .todense()."
+            )
+        indices = array.indices if isinstance(array, module.BCOO) else array.to_bcoo().indices
+        batch = array.shape[: array.n_batch]
+        bounds = array.shape[array.n_batch : array.ndim - array.n_dense]
+        with _mixed():
+            data = jnp.broadcast_to(array.data, batch + array.data.shape[array.n_batch :])
+            indices = jnp.broadcast_to(indices, batch + indices.shape[array.n_batch :])
+
+            def merge(data: jax.Array, indices: jax.Array) -> Any:
+                return _merged(data, indices, bounds, array.unique_indices)
+
+            for _ in range(array.n_batch):
+                merge = jax.vmap(merge)
+            return merge(data, indices)
 
     def with_elements(self, array: JAXSparse, before: jax.Array, elements: jax.Array) -> Any:
         children, structure = array.tree_flatten()
@@ -67,6 +96,72 @@ def recognizer() -> Callable[[Any], bool] | None:
     """Return a predicate for sparse arrays, or None if their module is not loaded yet."""
     module = sys.modules.get("jax.experimental.sparse")
     return None if module is None else lambda node: isinstance(node, module.JAXSparse)
+
+
+def _merged(data: jax.Array, indices: jax.Array, bounds: tuple[int, ...], unique: bool) -> Any:
+    count = data.shape[0]
+    if not count:
+        return data
+
+    def each(flags: jax.Array) -> Any:
+        return flags.reshape(count, *[1] * (data.ndim - 1))
+
+    inside = (indices < jnp.asarray(bounds, indices.dtype)).all(axis=-1)
+    data = jnp.where(each(inside), data, jnp.zeros_like(data))
+    if unique:
+        return data
+    first = jnp.zeros(count, int)
+    if bounds:
+        # While JAX traces, the number of distinct indices is unknown, so make room for all.
+        _, places, which = jnp.unique(indices, axis=0, size=count, return_index=True, return_inverse=True)
+        first = places[which]
+    # Do not add zero to an element with one piece: that would turn -0.0 into 0.0 and flush subnormals.
+    alone = jnp.zeros(count, int).at[first].add(1)[first] == 1
+    given = data.astype(jnp.promote_types(data.dtype, jnp.float32))
+    wide = data.astype(jnp.promote_types(data.dtype, jnp.float64))
+    return jnp.where(each(alone), given, jnp.zeros_like(wide).at[first].add(wide).astype(given.dtype))
+
+
+def pieces(array: JAXSparse, before: jax.Array, rest: jax.Array) -> Any:
+    """Return the pieces of other elements: those of the array if they are those `before`, else the elements."""
+    with _mixed():
+        data = jnp.broadcast_to(array.data, before.shape)
+        return jnp.where(_same(before, rest), data, _toward_zero(jnp.asarray(rest), data.dtype))
+
+
+@contextmanager
+def _mixed() -> Iterator[None]:
+    """Keep float64 also when 64-bit mode is off, and let dtypes mix also where the user forbids promotion."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+def _same(x: jax.Array, y: jax.Array) -> Any:
+    """Say whether all elements are finite and have the same bits. A comparison of numbers may flush some to zero."""
+    if jnp.iscomplexobj(x):
+        return _same(x.real, y.real) & _same(x.imag, y.imag)
+    bits = f"int{8 * x.dtype.itemsize}"
+    same = lax.bitcast_convert_type(x, bits) == lax.bitcast_convert_type(y, bits)
+    return (jnp.isfinite(x) & same).all()
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(1,))
+def _toward_zero(x: jax.Array, dtype: Any) -> Any:
+    """Convert to a narrower type or the same. The largest number takes the place of larger ones."""
+    if x.dtype == dtype:
+        return x
+    if dtype == jnp.bfloat16:  # the first half of the bits of float32
+        bits = lax.bitcast_convert_type(x, jnp.int32) & -(1 << 16)
+        return lax.bitcast_convert_type(bits, jnp.float32).astype(dtype)
+    nearest = x.astype(dtype)
+    bits = lax.bitcast_convert_type(nearest, jnp.int16)
+    larger = jnp.abs(nearest.astype(x.dtype)) > jnp.abs(x)
+    return lax.bitcast_convert_type(jnp.where(larger, bits - 1, bits), dtype)
+
+
+@_toward_zero.defjvp
+def _(dtype: Any, at: tuple[jax.Array], change: tuple[jax.Array]) -> Any:
+    return _toward_zero(at[0], dtype), change[0].astype(dtype)
 
 
 JAX_TREES = JaxTrees()

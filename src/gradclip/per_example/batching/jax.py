@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from gradclip.backends.jax.axes import varying_alike
+from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax_programs import by_program
 from gradclip.per_example.batching.verbs import Programs, Step
 

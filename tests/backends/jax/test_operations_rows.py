@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.backends.jax.examples import as_rows, sum_by_rows
+from gradclip.backends.jax.operations import as_rows, sum_by_rows
 from gradclip.core.records import Factors
 
 

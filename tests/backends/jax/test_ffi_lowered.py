@@ -6,7 +6,7 @@ import numpy as np
 
 import gradclip
 from compilations import compiled_in
-from gradclip.backends.jax import ffi
+from gradclip.backends.jax import kernels
 
 
 def lowered(function, *args, **where):
@@ -30,13 +30,13 @@ def test_mapped_calls_outside_traced_code_compile_once():
 def test_axes_that_are_mapped_come_first_and_others_have_length_one():
     columns, row = jnp.array([[3.0, 6.0], [4.0, 8.0]]), jnp.array([12.0])
     with jax.enable_x64(True):
-        found = jax.vmap(lambda x, y: ffi.power_sums([x, y], 2.0, -1.0, ())[0], in_axes=(1, None))(columns, row)
+        found = jax.vmap(lambda x, y: kernels.power_sums([x, y], 2.0, -1.0, ())[0], in_axes=(1, None))(columns, row)
     assert found.tolist() == [169.0, 244.0]
 
 
 def test_vectors_that_are_not_mapped_are_repeated():
     scale = jnp.array([10.0, 20.0])
-    found = jax.vmap(lambda x: ffi.entries([x, scale]))(jnp.array([[1.0], [2.0], [3.0]]))
+    found = jax.vmap(lambda x: kernels.entries([x, scale]))(jnp.array([[1.0], [2.0], [3.0]]))
     assert [[x.tolist() for x in of_vector] for of_vector in found] == [
         [[1.0, 2.0, 3.0]],
         [[10.0] * 3, [20.0] * 3],
@@ -46,7 +46,7 @@ def test_vectors_that_are_not_mapped_are_repeated():
 def test_batches_that_are_mapped_are_added_one_by_one():
     batch, weighing = jnp.array([[[3.0, 4.0]], [[6.0, 8.0]]]), jnp.array([1.0, 0.0, 5.0, 1.0, 5.0])
     with jax.enable_x64(True):
-        call = jax.vmap(lambda x, rule: ffi.add_examples([x], rule, jnp.zeros(1), 2), in_axes=(0, None))
+        call = jax.vmap(lambda x, rule: kernels.add_examples([x], rule, jnp.zeros(1), 2), in_axes=(0, None))
         squares, totals = call(batch, weighing.astype(jnp.float64))
     assert squares.tolist() == [[25.0], [100.0]]
     assert totals.tolist() == [[3.0, 4.0], [3.0, 4.0]]

@@ -1,0 +1,221 @@
+"""The transformations of `gradclip.integrations.optax` whose threshold adapts to recent norms."""
+
+import math
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.settings import check_between
+from gradclip.backends.jax.operations import either
+from gradclip.backends.jax.placement import typed_as
+from gradclip.clip import clip_by_global_norm as clip_tree
+from gradclip.clip import global_norm
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.norms import Order
+from gradclip.typing import AxisName, Ord, Policy
+
+
+class AdaptiveClipState(NamedTuple):
+    """The state of `adaptive_clip_by_global_norm`.
+
+    Attributes:
+        history: the recent norms, which determine the next threshold.
+        norm: the norm before clipping at the last step.
+        max_norm: the threshold at the last step.
+        clipped: the number of steps clipped so far.
+        skipped: the number of steps skipped so far.
+    """
+
+    history: NormHistory
+    norm: jax.Array
+    max_norm: jax.Array
+    clipped: jax.Array
+    skipped: jax.Array
+
+
+class SkipSpikesState(NamedTuple):
+    """The state of `skip_spikes`.
+
+    Attributes:
+        clip: the norm, the threshold and the counts.
+        inner: the optimizer's state.
+    """
+
+    clip: AdaptiveClipState
+    inner: optax.OptState
+
+
+def adaptive_clip_by_global_norm(
+    rule: QuantileThreshold | None = None,
+    *,
+    ord: Ord = None,
+    nonfinite: Policy = "propagate",
+    skip_above: float = math.inf,
+    axis_name: AxisName = None,
+) -> optax.GradientTransformation:
+    """Return a transformation that clips the global norm of the updates to a threshold that adapts to recent norms.
+
+    Args:
+        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        ord: the order of the norm, as in `gradclip.global_norm`; None means 2. With `optax.inject_hyperparams`, a
+            number needs `static_args="ord"`.
+        nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They never change the
+            threshold.
+        skip_above: if the norm is more than `skip_above` times the threshold, the updates become zeros. At least 1;
+            `inf` never skips. The optimizer still takes a step, with zeros. To skip its step, use `skip_spikes`.
+        axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. The state is then the
+            same on all devices.
+
+    The state is an `AdaptiveClipState`: the norm before clipping and the threshold of the last step, and the numbers of
+    steps clipped and skipped. Errors are those of `gradclip.clip_by_global_norm`.
+
+    >>> transform = adaptive_clip_by_global_norm()
+    >>> state = transform.init({"w": jnp.zeros(2)})
+    >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
+    ...     updates, state = transform.update({"w": jnp.array(gradient)}, state)
+    >>> [round(float(x), 4) for x in updates["w"]], float(state.norm), float(state.max_norm), int(state.clipped)
+    ([6.0, 8.0], 50.0, 10.0, 1)
+    """
+    rule, policy = QuantileThreshold.given(rule), Nonfinite.named(nonfinite)
+    order, most = Order.parse(setting_known("ord", ord)), _factor(skip_above)
+
+    def update(
+        updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
+    ) -> tuple[optax.Updates, AdaptiveClipState]:
+        updates = jax.tree.map(jnp.asarray, updates)
+        threshold = rule.max_norm(state.history)
+        clipped, norm = clip_tree(updates, threshold, ord=order.p, nonfinite=nonfinite, axis_name=axis_name)
+        spike = jnp.zeros(jnp.shape(norm), bool)
+        if not isinstance(most, float) or most < math.inf:
+            spike = _spikes(norm, threshold, most) & (jnp.isfinite(norm) | _all_finite(clipped, axis_name))
+            clipped = jax.tree.map(partial(_zeros_where, spike), clipped)
+        skipped = spike | (~jnp.isfinite(norm) & policy.blanks)
+        return clipped, _observed(rule, state, norm, threshold, skipped)
+
+    return optax.GradientTransformation(lambda params: _nothing_observed(rule, params), update)
+
+
+def skip_spikes(
+    tx: optax.GradientTransformation,
+    rule: QuantileThreshold | None = None,
+    *,
+    ord: Ord = None,
+    skip_above: float = 4.0,
+    axis_name: AxisName = None,
+) -> optax.GradientTransformationExtraArgs:
+    """Wrap an optimizer: skip the steps with norm spikes, and clip the others to an adaptive threshold.
+
+    Args:
+        tx: the optimizer. When a step is skipped, its state does not change (moments and counts included), and the
+            updates are zeros.
+        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        ord: the order of the norm, as in `adaptive_clip_by_global_norm`.
+        skip_above: skip a step if the norm is NaN, infinite, or more than `skip_above` times the threshold. At least 1.
+            With 1 nothing is clipped: steps are skipped instead. The finite norms of skipped steps enter the history,
+            so a lasting new level is accepted after `rule.recovery_steps`.
+        axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. All devices then skip
+            the same steps.
+
+    The state is a `SkipSpikesState`.
+
+    >>> optimizer = skip_spikes(optax.sgd(1.0))
+    >>> state = optimizer.init(jnp.zeros(2))
+    >>> for gradient in ([3.0, 4.0], [300.0, 400.0]):
+    ...     updates, state = optimizer.update(jnp.array(gradient), state)
+    >>> updates.tolist(), int(state.clip.skipped)
+    ([0.0, 0.0], 1)
+    """
+    if not (hasattr(tx, "init") and hasattr(tx, "update")):
+        raise TypeError(
+            f"tx must be an optimizer of optax, got {tx!r:.80} of type {type(tx).__name__}. Pass it first, such as "
+            "skip_spikes(optax.adam(1e-3), skip_above=4.0)."
+        )
+    rule, inner = QuantileThreshold.given(rule), optax.with_extra_args_support(tx)
+    order, most = Order.parse(setting_known("ord", ord)), _factor(skip_above)
+
+    def init(params: optax.Params) -> SkipSpikesState:
+        return SkipSpikesState(_nothing_observed(rule, params), inner.init(params))
+
+    def update(
+        updates: optax.Updates, state: SkipSpikesState, params: optax.Params | None = None, **extra: Any
+    ) -> tuple[optax.Updates, SkipSpikesState]:
+        updates = jax.tree.map(jnp.asarray, updates)
+        threshold, norm = rule.max_norm(state.clip.history), global_norm(updates, order, axis_name=axis_name)
+        skipped = _spikes(norm, threshold, most) | ~jnp.isfinite(norm)  # also NaN
+
+        def step() -> tuple[optax.Updates, optax.OptState]:
+            clipped = clip_tree(updates, threshold, ord=order.p, axis_name=axis_name)[0]
+            return inner.update(clipped, state.inner, params, **extra)
+
+        def nothing() -> tuple[optax.Updates, optax.OptState]:
+            made, left = jax.eval_shape(step)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), made)
+            # Both branches must return the same types.
+            return jax.tree.map(typed_as, zeros, made), jax.tree.map(typed_as, state.inner, left)
+
+        made, left = either(skipped, nothing, step)
+        return made, SkipSpikesState(_observed(rule, state.clip, norm, threshold, skipped), left)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _zeros_where(spike: jax.Array, x: jax.Array) -> jax.Array:
+    # Integers are the indices of sparse leaves: keep them.
+    return jnp.where(spike, 0, x) if jnp.issubdtype(x.dtype, jnp.inexact) else x
+
+
+def _nothing_observed(rule: QuantileThreshold, params: optax.Params) -> AdaptiveClipState:
+    wide = any(jnp.result_type(x) in (jnp.float64, jnp.complex128) for x in jax.tree.leaves(params))
+    number = jnp.zeros((), jnp.float64 if wide else jnp.float32)
+    history = rule.init(number)
+    # Do not share buffers between fields, so that the state can be donated.
+    clipped, skipped = (jnp.zeros((), jnp.int32) for _ in range(2))
+    return AdaptiveClipState(history, number, rule.max_norm(history), clipped, skipped)
+
+
+def _factor(skip_above: Any) -> float | jax.Array:
+    """Return a checked `skip_above`. A traced number below 1 counts as 1."""
+    if isinstance(skip_above, jax.core.Tracer):
+        return jnp.maximum(skip_above, 1)
+    return check_between("skip_above", setting_known("skip_above", skip_above), 1.0, math.inf)
+
+
+def _spikes(norm: jax.Array, threshold: jax.Array, skip_above: float | jax.Array) -> jax.Array:
+    # An infinite norm may be that of finite updates, too large for the dtype of norms.
+    return norm > threshold * jnp.asarray(skip_above, threshold.dtype)
+
+
+def _all_finite(clipped: optax.Updates, axis_name: AxisName) -> jax.Array | bool:
+    """Say whether updates were finite before they were clipped. If one was not, all are NaN, or else they are zeros."""
+    leaves = (x for x in jax.tree.leaves(clipped) if jnp.issubdtype(x.dtype, jnp.inexact) and x.size)
+    finite = next((~jnp.isnan(x.reshape(-1)[0]) for x in leaves), None)
+    if finite is None or axis_name is None:
+        return finite is None or finite
+    return jax.lax.pmin(finite.astype(jnp.int32), axis_name) > 0  # JAX cannot tell that all devices say the same
+
+
+def _observed(
+    rule: QuantileThreshold, state: AdaptiveClipState, norm: jax.Array, threshold: jax.Array, skipped: jax.Array
+) -> AdaptiveClipState:
+    clipped = (norm > threshold) & jnp.isfinite(norm) & ~skipped
+    return AdaptiveClipState(
+        rule.observe(state.history, norm),
+        norm.astype(state.norm.dtype),
+        threshold,
+        state.clipped + clipped.astype(jnp.int32),
+        state.skipped + skipped.astype(jnp.int32),
+    )
+
+
+def setting_known(name: str, value: Any) -> Any:
+    """Return a setting that decides what is traced. `optax.inject_hyperparams` makes numbers arrays."""
+    if isinstance(value, jax.core.Tracer):
+        raise TypeError(
+            f"{name} must be known while JAX traces, got a traced array. With optax.inject_hyperparams, pass "
+            f"static_args={name!r}."
+        )
+    return value.item() if isinstance(value, jax.Array) else value
