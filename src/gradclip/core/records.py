@@ -44,8 +44,8 @@ class Rule(NamedTuple):
     def weights(self, xp: ModuleType, norms: Array, *, in_range: bool = False) -> Array:
         """Return the coefficients of these norms as the kernels compute them: 0 if upper is 0, and never subnormal.
 
-        With `in_range`, the caller promises that upper is above 0, or elements are 0, and that no quotient of a known
-        numerator is subnormal. Then fewer operations give the same.
+        With `in_range`, the caller promises that no quotient of a known numerator is subnormal, and that elements are 0
+        where upper is 0. Then fewer operations give the same products.
         """
         if in_range and isinstance(self.numerator, float):
             # The quotient falls as the norm grows, so `kept` is the smaller one where elements are kept.
