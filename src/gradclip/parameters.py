@@ -107,15 +107,13 @@ class ParameterList:
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""
-        every = enumerate(zip(self.parameters, self.gradients, strict=True))
-        lacking = [index for index, (one, grad) in every if grad is None and not hasattr(one, "grad")]
-        if lacking:
-            first = lacking[0]
-            raise TypeError(
-                f"{self.name(first)} is of type {type(self.parameters[first]).__name__}, which has no .grad. Pass "
-                "the parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
-                "gradclip.clip_by_global_norm."
-            )
+        for index, (parameter, grad) in enumerate(zip(self.parameters, self.gradients, strict=True)):
+            if grad is None and not hasattr(parameter, "grad"):
+                raise TypeError(
+                    f"{self.name(index)} is of type {type(parameter).__name__}, which has no .grad. Pass the "
+                    "parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
+                    "gradclip.clip_by_global_norm."
+                )
 
     def check_no_engine_holds(self) -> None:
         """Raise a ValueError if a training engine holds the gradient of a parameter elsewhere than in its `.grad`."""
