@@ -36,7 +36,7 @@ class Rule(NamedTuple):
         """Return which of these norms keep their elements."""
         return self.upper(norms) <= self.keep_up_to
 
-    def quotient(self, xp: ModuleType, norms: Array) -> Array:
+    def quotient(self, xp: ModuleType, norms: Array) -> Any:
         """Return numerator / upper for a known numerator; 0 if that is 0."""
         upper = self.upper(norms)
         return self.numerator / upper if self.numerator else xp.zeros_like(upper)

@@ -53,6 +53,9 @@ class Processes(Protocol):
 class OneProcess(Processes):
     """A process that makes the call alone, so there is nothing to agree on."""
 
+    def ask(self, *_: object, **__: object) -> None:
+        """Do nothing."""
+
 
 _NOTHING_TO_TELL = nullcontext()
 ONE_PROCESS = OneProcess()
