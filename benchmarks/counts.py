@@ -31,7 +31,7 @@ from torch.utils._pytree import tree_leaves
 from workloads import GPT2_SMALL
 
 import gradclip
-from gradclip.backends.torch import choose
+from gradclip.backends.torch import framework
 from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -237,7 +237,7 @@ def counted_examples(call, grads):
 
 def as_on_a_device():
     """Treat CPU tensors like tensors on a device."""
-    return mock.patch.object(choose, "in_host_memory", return_value=False)
+    return mock.patch.object(framework, "in_host_memory", return_value=False)
 
 
 def peak_of(call, grads):

@@ -21,7 +21,7 @@ from torch.distributed.tensor.debug import CommDebugMode
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import gradclip
-from gradclip.backends.torch.reductions import ROOM
+from gradclip.backends.torch.process_groups import ROOM
 from gradclip.core import accumulators
 from gradclip.core.norms import Order
 

@@ -25,9 +25,7 @@ TESTED_ELSEWHERE = {
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
-    "backends/torch/framework": "the front of a folder, which tests/backends/test_conversions.py goes through",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
-    "backends/torch/reductions": "what processes send, which tests/distributed/test_process_groups.py starts",
     "per_example/outputs": "names for results, which tests/per_example/test_function.py reads",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.

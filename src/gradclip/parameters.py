@@ -38,7 +38,6 @@ class ParameterList:
     names: Sequence[str | None] = ()
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
-    _lacking: int | None = field(init=False, repr=False, default=None)  # the first parameter without a `.grad`
 
     @classmethod
     def of(cls, parameters: Parameters) -> "ParameterList":
@@ -82,22 +81,16 @@ class ParameterList:
         """The `.grad` of each parameter, read once; None for a parameter without this attribute."""
         # Not a `cached_property`: compiled code cannot take its lock.
         if self._gradients is None:
-            try:
-                gradients = self._gradients_of_all()
-            except AttributeError:
-                lacking = [hasattr(parameter, "grad") for parameter in self.parameters].index(False)
-                object.__setattr__(self, "_lacking", lacking)
-                gradients = [getattr(parameter, "grad", None) for parameter in self.parameters]
-            object.__setattr__(self, "_gradients", gradients)
+            object.__setattr__(self, "_gradients", self._gradients_of_all())
         return self._gradients
 
     def _gradients_of_all(self) -> list[Any]:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
-            return [parameter.grad for parameter in listed]
+            return [getattr(parameter, "grad", None) for parameter in listed]
         # A property may return a new object each time, and a parameter listed twice would count twice.
         each = {id(parameter): parameter for parameter in listed}
-        grads = {key: parameter.grad for key, parameter in each.items()}
+        grads = {key: getattr(parameter, "grad", None) for key, parameter in each.items()}
         return [grads[id(parameter)] for parameter in listed]
 
     def shards(self, gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
@@ -114,13 +107,13 @@ class ParameterList:
 
     def check_all_hold(self) -> None:
         """Raise a TypeError that names the first parameter without a `.grad`."""
-        lacking = self._lacking if self.gradients else None
-        if lacking is not None:
-            raise TypeError(
-                f"{self.name(lacking)} is of type {type(self.parameters[lacking]).__name__}, which has no .grad. Pass "
-                "the parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
-                "gradclip.clip_by_global_norm."
-            )
+        for index, (parameter, grad) in enumerate(zip(self.parameters, self.gradients, strict=True)):
+            if grad is None and not hasattr(parameter, "grad"):
+                raise TypeError(
+                    f"{self.name(index)} is of type {type(parameter).__name__}, which has no .grad. Pass the "
+                    "parameters, such as model.parameters() or model.named_parameters(). For a tree of gradients, call "
+                    "gradclip.clip_by_global_norm."
+                )
 
     def check_no_engine_holds(self) -> None:
         """Raise a ValueError if a training engine holds the gradient of a parameter elsewhere than in its `.grad`."""

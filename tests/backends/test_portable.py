@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from frameworks import DTYPES
-from gradclip.backends.torch.choose import Torch, TorchHost
+from gradclip.backends.torch.device import Torch
+from gradclip.backends.torch.host import TorchHost
 from gradclip.core.coefficient import coefficient
 from gradclip.core.formats import FLOAT32
 from gradclip.core.norms import Norm

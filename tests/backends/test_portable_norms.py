@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from frameworks import DTYPES
-from gradclip.backends.torch.choose import Torch, TorchHost
+from gradclip.backends.torch.device import Torch
+from gradclip.backends.torch.host import TorchHost
 from gradclip.core.arrays import Arrays
 from gradclip.core.layouts import Groups
 from gradclip.core.norms import EUCLIDEAN, Order

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.torch.choose import Torch
+from gradclip.backends.torch.device import Torch
 from gradclip.core import accumulators
 from gradclip.core.norms import Norm, Order
 

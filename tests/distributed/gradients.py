@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate, distribute_tensor
 
 import gradclip
-import gradclip.backends.torch.choose as torch_backend
+import gradclip.backends.torch.framework as torch_backend
 from gradclip.distributed.process_groups import ProcessGroups
 
 ORDERS = [1, 2, 3, math.inf, -math.inf]

@@ -11,13 +11,13 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard
 
 import gradclip
-from gradclip.backends.torch import reductions
+from gradclip.distributed import process_groups
 from gradients import numbers, on_one_process, parameter
 from worker import joined
 
 
 def die_before(number):
-    reduce = reductions.reduce
+    reduce = process_groups.reduce
     left = iter(range(number - 1))
 
     def reduce_or_die(*args, **kwargs):
@@ -25,7 +25,7 @@ def die_before(number):
             os.kill(os.getpid(), signal.SIGKILL)
         return reduce(*args, **kwargs)
 
-    reductions.reduce = reduce_or_die
+    process_groups.reduce = reduce_or_die
 
 
 def state(gradients, before, clipped):

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -32,8 +32,24 @@ class Rule(NamedTuple):
         """Return upper for these norms, which is compared with keep_up_to and divides the numerator."""
         return raised_by(norms, self.inflate, self.offset)
 
-    def weights(self, xp: ModuleType, norms: Array) -> Array:
-        """Return the coefficients of these norms as the kernels compute them: 0 if upper is 0, and never subnormal."""
+    def keeps(self, norms: Array) -> Array:
+        """Return which of these norms keep their elements."""
+        return self.upper(norms) <= self.keep_up_to
+
+    def quotient(self, xp: ModuleType, norms: Array) -> Any:
+        """Return numerator / upper for a known numerator; 0 if that is 0."""
+        upper = self.upper(norms)
+        return self.numerator / upper if self.numerator else xp.zeros_like(upper)
+
+    def weights(self, xp: ModuleType, norms: Array, *, in_range: bool = False) -> Array:
+        """Return the coefficients of these norms as the kernels compute them: 0 if upper is 0, and never subnormal.
+
+        With `in_range`, the caller promises that no quotient of a known numerator is subnormal, and that elements are 0
+        where upper is 0. Then fewer operations give the same products.
+        """
+        if in_range and isinstance(self.numerator, float):
+            # The quotient falls as the norm grows, so `kept` is the smaller one where elements are kept.
+            return xp.clip(self.quotient(xp, norms), max=self.kept if self.keep_up_to > 0 else 2.0**1022)
         upper = self.upper(norms)
         quotient = xp.clip(self.numerator / xp.where(upper == 0, math.inf, upper), 0.0, 2.0**1022)
         quotient = xp.where(quotient < FLOAT64.tiny, 0.0, quotient)
@@ -71,6 +87,12 @@ class Coefficient:
     def weights(self, xp: ModuleType) -> Factors:
         """Return the factors of a sum over examples: 1 for kept examples."""
         return Factors(xp.where(self.keep, 1.0, self.wide.first), self.wide.second)
+
+    def mapped(self, change: Callable[[Any], Any]) -> Coefficient:
+        """Return the coefficient with each of its values changed."""
+        pairs = [(of.first, of.second) for of in (self.wide, self.narrow)]
+        wide, narrow = (Factors(change(one), None if two is None else change(two)) for one, two in pairs)
+        return Coefficient(change(self.keep), change(self.blank), wide, narrow)
 
     def spoiled(self, xp: ModuleType, finite: Array) -> Coefficient:
         """Return the coefficient with NaN wherever `finite` is False."""

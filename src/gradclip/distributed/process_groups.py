@@ -10,8 +10,8 @@ Four extra numbers (flags) travel with the accumulators:
 - the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all;
 - how often the members of a group passed different arguments.
 
-Next to the flags are digests of each process's arguments (`agreement`) and of gradients that may be identical on all
-processes (`replicas`).
+Next to the flags are digests of each process's arguments and of gradients that may be identical on all processes
+(`agreement`).
 """
 
 import math
@@ -30,9 +30,18 @@ import numpy as np
 from gradclip.backends.host import exact
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.protocol import in_host_memory
-from gradclip.backends.torch import reductions
 from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
-from gradclip.backends.torch.groups import Group, check_known, check_named, groups
+from gradclip.backends.torch.process_groups import (
+    Group,
+    add_up,
+    check_known,
+    check_named,
+    exchange,
+    gathered,
+    groups,
+    rank,
+    reduce,
+)
 from gradclip.core import accumulators
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
@@ -41,9 +50,7 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_l
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
-from gradclip.distributed import replicas
-from gradclip.distributed.agreement import Asked, asked, differences, marks
-from gradclip.distributed.replicas import Replicas
+from gradclip.distributed.agreement import Asked, Replicas, asked, differences, marks, replicas_explained
 from gradclip.distributed.shardings import Shardings
 from gradclip.parameters import UNNAMED, ParameterList
 from gradclip.typing import Threshold
@@ -106,7 +113,7 @@ class ProcessGroups(Holders):
 
     def anywhere(self, found: bool) -> bool:
         """Return whether any process found something."""
-        return any(one for (one,) in reductions.exchange([(found,)], self._shardings.groups))
+        return any(one for (one,) in exchange([(found,)], self._shardings.groups))
 
     def nothing(self) -> list[Any]:
         """Return a tensor without elements, for a process that has no gradient."""
@@ -164,7 +171,7 @@ class ProcessGroups(Holders):
     def _at_most(self, backend: Backend, arrays: Arrays, p: float, max_norm: float) -> bool:
         """Say whether the norm over all processes is at most `max_norm`. False if the exact sum is not available."""
         powers = exact.power_sum(backend, arrays, p) if in_host_memory(backend) else math.nan
-        _, (total,) = self._shardings.reduced([], [[powers]], operator.add, reductions.add_up)
+        _, (total,) = self._shardings.reduced([], [[powers]], operator.add, add_up)
         return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
 
     def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
@@ -177,15 +184,15 @@ class ProcessGroups(Holders):
         largest = self._order.extreme
         wanted = marks((self._asked, lengths), len(group.ranks), largest=largest)
         held = self._replicas.marks(group, largest=largest)
-        reduced, same = reductions.reduce(values, group, self._device, [*wanted, *held], largest=largest)
+        reduced, same = reduce(values, group, self._device, [*wanted, *held], largest=largest)
         reduced[_DIFFER] = reduced[_DIFFER] + ~(same[0] & same[1])
         if held[0] and same[2] and same[3] and self._are_replicas(group):
-            self._problem = replicas.explained(group)
+            self._problem = replicas_explained(group)
             reduced[_FAILED] = reduced[_FAILED] + 1.0
         return reduced
 
     def _are_replicas(self, group: Group) -> bool:
-        digests = set(reductions.gathered(self._replicas.digest(group), group))
+        digests = set(gathered(self._replicas.digest(group), group))
         return len(digests) == 1 and None not in digests
 
     # Errors that end the call on every process
@@ -228,14 +235,14 @@ class ProcessGroups(Holders):
 
     def _told(self) -> list[Any]:
         """Return each process's rank, arguments, process groups and error message."""
-        own = (reductions.rank(), self._asked, self._shardings.described(), self._problem)
-        return reductions.exchange([own], self._shardings.groups)
+        own = (rank(), self._asked, self._shardings.described(), self._problem)
+        return exchange([own], self._shardings.groups)
 
     def raise_nonfinite(self, backend: Backend, arrays: Arrays, names: Sequence[str]) -> None:
         """Raise a FloatingPointError that names every process and gradient with NaN or infinities."""
         leaves = nonfinite_leaves(backend, arrays, names)
-        own = [f"rank {reductions.rank()}: {leaf}" for leaf in leaves]
-        found = reductions.exchange(own, self._shardings.groups)
+        own = [f"rank {rank()}: {leaf}" for leaf in leaves]
+        found = exchange(own, self._shardings.groups)
         raise FloatingPointError(explained(f"in {len(found)} {'leaf' if len(found) == 1 else 'leaves'}", found))
 
 
@@ -246,7 +253,7 @@ def check_unsaid(params: ParameterList) -> None:
     """
     if not params.parameters and params.tree is None:
         warnings.warn(
-            f"this process, rank {reductions.rank()}, passes no parameters. Its norm is 0, and processes that "
+            f"this process, rank {rank()}, passes no parameters. Its norm is 0, and processes that "
             "hold distributed tensors will wait for it. Pass the parameters even if they have no gradients, or pass "
             "process_group=. If this process is meant to be alone, pass process_group=[].",
             RuntimeWarning,

@@ -16,10 +16,11 @@ from gradclip.typing import Meshes, Parameters, ProcessGroups, Threshold
 
 
 class Processes(Protocol):
-    """What a call asks of the processes before there are arrays to measure."""
+    """What a call asks of the processes before there are arrays to measure. The answers here are those of one alone."""
 
     def preparing(self) -> AbstractContextManager[None]:
         """Return a context in which an error ends the call on all processes."""
+        return _NOTHING_TO_TELL
 
     def ask(
         self,
@@ -34,42 +35,29 @@ class Processes(Protocol):
 
     def agreeing(self) -> AbstractContextManager[None]:
         """Return `preparing` for a call that measures nothing. At its end, differing arguments raise everywhere."""
+        return _NOTHING_TO_TELL
 
     def anywhere(self, found: bool) -> bool:
         """Return whether any process found something. All of them must ask."""
+        return found
 
     def nothing(self) -> Sequence[Any]:
         """Return the arrays to measure for a process without gradients."""
+        return ()
 
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients. This process has arrays of `backend`."""
+        return holders_of(backend)
 
 
-class OneProcess:
+class OneProcess(Processes):
     """A process that makes the call alone, so there is nothing to agree on."""
-
-    _alone = nullcontext()
-
-    def preparing(self) -> AbstractContextManager[None]:
-        """Return a context that does nothing."""
-        return self._alone
 
     def ask(self, *_: object, **__: object) -> None:
         """Do nothing."""
 
-    agreeing = preparing
 
-    def anywhere(self, found: bool) -> bool:
-        """Return what this process found."""
-        return found
-
-    def nothing(self) -> Sequence[Any]:
-        """Return no arrays."""
-        return ()
-
-    holders = staticmethod(holders_of)
-
-
+_NOTHING_TO_TELL = nullcontext()
 ONE_PROCESS = OneProcess()
 
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gradclip.backends.torch.distributed import layouts, sharded_over
-from gradclip.backends.torch.groups import Group, groups
+from gradclip.backends.torch.process_groups import Group, groups
 from gradclip.core.arrays import Arrays
 from gradclip.core.protocols import Backend
 from gradclip.parameters import UNNAMED, ParameterList

@@ -175,7 +175,7 @@ def fold_into(
 
     The gradients that the update uses have a norm of at most `max_norm`, in exact arithmetic, for float32 and float64
     parameters. The optimizer also stores them in `.grad`. For half types, the update uses float32 quotients, for which
-    the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.divisor` has the proof.
+    the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.step` has the proof.
 
     With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
     infinities on one process, all skip the step. All processes must have the same scale. The clipping

@@ -1,4 +1,25 @@
-"""What a fused optimizer needs to clip within its step: the norm, the divisor, and whether to skip the step."""
+"""What a fused optimizer needs to clip within its step: the norm, the divisor, and whether to skip the step.
+
+Gradients divided by the divisor never exceed the threshold, even by rounding.
+
+Fused optimizers of PyTorch divide each element by one float32 number S as they read it. Let x be the gradients in
+memory, S0 the divisor they already need (that of scaled losses, else 1), C the threshold, and y the quotients. The
+result satisfies ||y|| <= C in exact arithmetic. The proof, with v = 2**-24:
+
+1. The threshold of x is T <= C * S0. It is exact if S0 is a power of two, else lowered by 4v.
+2. If N, the exact norm of x, is at most T, then S = S0. Division by a power of two is exact in the normal range. Any
+   other division adds at most v, relatively, which lowering T has covered.
+3. Otherwise `coefficient` proves c <= T / N. Then S = S0 / c * (1 + 2v + 2**-48) is computed in float64, which loses
+   less than 2**-49, and rounded to float32: S >= S0 / c * (1 + 2v + 2**-49) / (1 + v).
+4. Rounding to nearest increases a quotient by a factor of at most (1 + 2v) / (1 + v), even if it is formed in float64
+   first. So |y_i| <= (c / S0) * (1 - 2**-50) * |x_i|, or larger by 2**-150 below float32's normal range.
+5. Fewer than 2**50 such elements add less than 2**-100 to a norm. With C >= 2**-50 that is at most C * 2**-50, which
+   the factor (1 - 2**-50) covers.
+
+If step 2 keeps an S0 other than 1, quotients below the normal range may be larger by 2**-150 each. If S would leave
+float32's range, it is infinite, and finite gradients become zeros. The division is assumed to be that of IEEE 754, as
+on CPUs and in CUDA without fast math.
+"""
 
 import math
 from collections.abc import Sequence
@@ -18,13 +39,19 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Coefficient
 from gradclip.core.rules import CLIP
+from gradclip.core.values import Array
 from gradclip.distributed.processes import Processes, processes_of, telling
-from gradclip.fused.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.fused.optimizers import check_fused
 from gradclip.inplace.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
+
+SMALLEST, LARGEST = 2.0**-50, 2.0**100
+"""The proof holds for thresholds in this range, and for 0 and inf."""
+
+_RAISED = 1.0 + 2.0**-23 + 2.0**-48
 
 
 @dataclass(frozen=True)
@@ -123,11 +150,39 @@ class Request:
 
 
 def checked(max_norm: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:
-    """Return a threshold as a number, or unchanged if it follows. Raises ValueError if no step can divide by it."""
+    """Return a threshold as a number, or unchanged if it follows. Raises ValueError if the proof does not cover it."""
     if isinstance(max_norm, AdaptiveNorm):
         return max_norm
-    number = check_threshold(max_norm)
-    return check_foldable(number if isinstance(number, float) else float(number))
+    number = float(check_threshold(max_norm))
+    if number in (0.0, math.inf) or SMALLEST <= number <= LARGEST:
+        return number
+    raise ValueError(
+        f"max_norm must be 0, inf, or between 2**-50 and 2**100 to fold into a step, got {number!r}: the optimizer "
+        "divides in float32. Call gradclip.clip_grad_norm_ before the step instead."
+    )
+
+
+def within_range(backend: Backend, max_norm: Array) -> Array:
+    """Return an adaptive threshold, moved to the nearest one that this module's proof covers."""
+    xp = backend.xp
+    nearest = xp.minimum(xp.maximum(max_norm, SMALLEST * xp.ones_like(max_norm)), LARGEST * xp.ones_like(max_norm))
+    return xp.where((max_norm == 0) | xp.isinf(max_norm), max_norm, nearest)
+
+
+def threshold_of_scaled(backend: Backend, max_norm: float | Array, given: Array) -> Array:
+    """Return the threshold of gradients that will be divided by `given`: step 1 of this module's docstring."""
+    exact = backend.xp.abs(backend.xp.frexp(given)[0]) == 0.5
+    scaled = given * max_norm
+    return backend.xp.where(exact, scaled, scaled * (1.0 - 2.0**-22))
+
+
+def divisor(backend: Backend, coefficient: Coefficient, given: Array) -> Array:
+    """Return the divisor from the coefficient of scaled gradients: steps 2 and 3; NaN if the coefficient is NaN."""
+    xp, factors = backend.xp, coefficient.wide
+    c = factors.first if factors.second is None else factors.first * factors.second
+    beyond = c < given * 2.0**-126
+    raised = given / xp.where(beyond, 1.0, c) * _RAISED
+    return xp.where(coefficient.keep, given, xp.where(beyond, math.inf, raised))
 
 
 def _left(backend: Backend, value: Any, gradients: Gradients, dtype: str = "float32") -> torch.Tensor:

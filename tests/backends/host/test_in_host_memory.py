@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from gradclip.backends.host.backend import HOST
-from gradclip.backends.torch.choose import HOST as TORCH_HOST
+from gradclip.backends.torch.framework import HOST as TORCH_HOST
 
 
 def test_the_kernels_know_plain_arrays_of_numpy():

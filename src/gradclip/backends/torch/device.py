@@ -22,7 +22,6 @@ from gradclip.backends.torch.tensors import (
     dense,
     floating,
     meeting_when_compiled,
-    moved,
     put_all,
     region,
     restored,
@@ -217,7 +216,7 @@ class Torch(Examples):
 
     def shrunk(self, x: torch.Tensor, coefficient: Coefficient, scope: Scope) -> torch.Tensor:
         # Leaves may be on several devices. The coefficient is on the first leaf's device.
-        return super().shrunk(x, moved(coefficient, x.device), scope)
+        return super().shrunk(x, coefficient.mapped(lambda value: value.to(x.device)), scope)
 
     def region(self, leaf: torch.Tensor) -> Region | None:
         return region(leaf) if type(leaf) in KNOWN else None

@@ -25,17 +25,16 @@ import torch
 
 from gradclip.backends.portable import Portable
 from gradclip.backends.sums import halving_sum
-from gradclip.backends.torch.tensors import mapped
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
+from gradclip.core.records import Rule
 from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
-    from gradclip.core.records import Coefficient, Rule
+    from gradclip.core.records import Coefficient
 
 _BLOCK = 1 << 22  # elements: their float64 copy takes 32 MiB; a copy of the whole batch might not fit
 _LOWEST = 2.0**-800  # the smallest numerator with quotients in the normal range
-_LARGEST = 2.0**1022  # the largest weight, for tiny examples that are scaled up to a given norm
 
 _Reader = Callable[[torch.Tensor], torch.Tensor]
 _Rows = tuple[int, int]  # the first row and the number of rows
@@ -148,16 +147,8 @@ class Examples(Portable):
     def _plain(self, arrays: Arrays, weighing: Rule) -> _Weighed:
         """Weigh examples whose squared norms do not overflow or underflow. A non-finite example gets NaN."""
         norms = self._norms(arrays, 2.0, _first_axis)
-        upper = weighing.upper(norms)
-        weights = _quotient(weighing.numerator, upper)
-        if isinstance(weighing.numerator, float):
-            # The quotient decreases with the norm, so for an example that is kept, the clamp picks `kept`.
-            weights = torch.clamp(weights, max=_LARGEST if _keeps_none(weighing) else weighing.kept)
-        else:
-            # Quotients below the normal range may have been rounded up.
-            weights = torch.nn.functional.threshold(torch.clamp(weights, max=_LARGEST), FLOAT64.tiny, 0.0)
-            weights = torch.where(upper <= weighing.keep_up_to, weighing.kept, weights)
-        weights = _nan_beside(norms, weights)
+        # NaN beside a norm that is not finite, because 0 * inf is NaN.
+        weights = torch.add(weighing.weights(torch, norms, in_range=True), norms, alpha=0.0)
         return _Weighed(norms, weights, weights)
 
     def _scaled(self, arrays: Arrays, weighing: Rule) -> _Weighed:
@@ -171,14 +162,16 @@ class Examples(Portable):
         divisor = torch.clamp(self._norms(arrays, math.inf, _first_axis, keep=keep), 2.0**-1022, 2.0**1022)
         scaled = self._norms(arrays, 2.0, _first_axis, divisor, keep=keep)
         norms = scaled * divisor
-        numerator, keep_up_to = weighing.numerator / weighing.inflate, weighing.keep_up_to / weighing.inflate
-        offset = weighing.offset / weighing.inflate
-        weights = _quotient(numerator, scaled if offset == 0.0 else scaled + offset / divisor)
-        if _keeps_none(weighing):
-            weights = torch.clamp(weights, max=_LARGEST)
+        offset, keep_up_to, numerator = (
+            x / weighing.inflate for x in (weighing.offset, weighing.keep_up_to, weighing.numerator)
+        )
+        rule = Rule(1.0, offset, keep_up_to * (1.0 - 2.0**-50), weighing.kept, numerator)
+        weights = rule._replace(offset=offset and offset / divisor).quotient(torch, scaled)
+        if keep_up_to <= 0:
+            weights = torch.clamp(weights, max=2.0**1022)
         else:
             # A norm that overflows may still be below an infinite threshold.
-            kept = scaled <= FLOAT64.largest if keep_up_to == math.inf else norms <= keep_up_to * (1.0 - 2.0**-50)
+            kept = scaled <= FLOAT64.largest if keep_up_to == math.inf else rule.keeps(norms)
             weights, divisor = weights.masked_fill(kept, weighing.kept), divisor.masked_fill(kept, 1.0)
         return _Weighed(norms.reshape(-1) if keep else norms, weights, scaled, divisor)
 
@@ -204,12 +197,10 @@ class Examples(Portable):
         return self.join(list(map(add, self.parts(x))), x)
 
     def weighted_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
-        add = super().weighted_sum
-        return _over_blocks(lambda b: add(_block(x, b), _rows(coefficient, b)), x)
+        return _over_blocks(super().weighted_sum, x, coefficient)
 
     def rounded_sum(self, x: torch.Tensor, coefficient: Coefficient) -> torch.Tensor:
-        add = super().rounded_sum
-        return _over_blocks(lambda b: add(_block(x, b), _rows(coefficient, b)), x)
+        return _over_blocks(super().rounded_sum, x, coefficient)
 
 
 def _norms_of_rows(x: torch.Tensor) -> torch.Tensor:
@@ -248,28 +239,8 @@ def _spoiled(sums: Sequence[torch.Tensor], weights: torch.Tensor, mask: torch.Te
     return [total + spoiling.to(total.device) for total in sums]
 
 
-def _quotient(numerator: float | torch.Tensor, upper: torch.Tensor) -> torch.Tensor:
-    """Return the quotient, or 0 for 0 / 0, because NaN marks non-finite examples."""
-    if isinstance(numerator, float):
-        return numerator / upper if numerator else torch.zeros_like(upper)
-    return torch.where(upper > 0, numerator / upper, 0.0)
-
-
-def _nan_beside(norms: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weights, with NaN where the norm is non-finite, because 0 * inf is NaN."""
-    return torch.add(weights, norms, alpha=0.0)
-
-
 def _first_axis(ndim: int) -> tuple[int, ...]:
     return (0,)
-
-
-def _keeps_none(weighing: Rule) -> bool:
-    return isinstance(weighing.keep_up_to, float) and weighing.keep_up_to <= 0
-
-
-def _rows(coefficient: Any, block: _Rows | None) -> Any:
-    return coefficient if block is None else mapped(coefficient, lambda value: _block(value, block))
 
 
 def _reader(arrays: Arrays) -> _Reader:
@@ -281,12 +252,14 @@ def _block(x: torch.Tensor, block: _Rows | None, axis: int = 0) -> torch.Tensor:
     return x if block is None else x.narrow(axis, *block)
 
 
-def _over_blocks(add: Callable[[_Rows | None], torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """Return the sum of `add(block)` over all blocks of rows."""
-    first, *others = _blocks(x)
-    total = add(first)
+def _over_blocks(
+    add: Callable[[torch.Tensor, Coefficient], torch.Tensor], x: torch.Tensor, coefficient: Coefficient
+) -> torch.Tensor:
+    """Return the sum of `add(block, coefficient)` over all blocks of rows."""
+    first, *others = [partial(_block, block=rows) for rows in _blocks(x)]
+    total = add(first(x), coefficient.mapped(first))
     for block in others:
-        total += add(block)
+        total += add(block(x), coefficient.mapped(block))
     return total
 
 

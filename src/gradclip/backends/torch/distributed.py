@@ -15,7 +15,7 @@ from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from gradclip.backends.torch.groups import Group, groups, takes_part
+from gradclip.backends.torch.process_groups import Group, groups, takes_part
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     """
     meshes = [x.device_mesh if isinstance(x, DTensor) else None for x in tensors]
     placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
-    return list(zip(_numbered(meshes), _kinds(placements), strict=True))
+    return list(zip(_numbered(meshes), (tuple(map(type, of_one)) for of_one in placements), strict=True))
 
 
 def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
@@ -104,14 +104,6 @@ def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
     first: dict[Any, int] = {}
     number_of = {key: first.setdefault(mesh, key) for key, mesh in different.items()}
     return map(number_of.__getitem__, map(id, meshes))
-
-
-def _kinds(placements: Sequence[Sequence[Any]]) -> Iterable[tuple[type, ...]]:
-    dimensions = set(map(len, placements))
-    if len(dimensions) != 1 or dimensions == {0}:
-        return (tuple(map(type, of_one)) for of_one in placements)
-    every = map(type, chain.from_iterable(placements))
-    return zip(*[every] * dimensions.pop(), strict=True)  # the same, without a call for each tensor
 
 
 def sharded_over(

@@ -1,4 +1,7 @@
-"""The registry's entry point for PyTorch."""
+"""The front of PyTorch's folder: which backend a call takes, and what else the registry asks.
+
+The backend is the host's for plain CPU tensors, otherwise the portable one for devices and tracing.
+"""
 
 from collections.abc import Sequence
 from operator import attrgetter
@@ -9,23 +12,59 @@ import torch
 from array_api_compat import torch as namespace
 
 from gradclip.backends.framework import Framework
-from gradclip.backends.torch.choose import backend, on_fast_path
-from gradclip.backends.torch.engines import engine_of
+from gradclip.backends.torch.device import Torch
+from gradclip.backends.torch.host import TorchHost
 from gradclip.backends.torch.multi_tensor import sent
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
 from gradclip.tree import Sparse
 
-_REQUIRES_GRAD = attrgetter("requires_grad")
+_IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
+_DEEPSPEED = (
+    'DeepSpeed holds this gradient. Set "gradient_clipping" in its configuration. Its engine then clips at step(), '
+    "and engine.get_global_grad_norm() returns the norm"
+)
+_MEGATRON = (
+    "it lies in .main_grad, as in Megatron. Set clip_grad of its optimizer, which clips at each step() and returns the "
+    "norm. If you step yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
+)
+_ENGINES = {"ds_id": _DEEPSPEED, "_hp_mapping": _DEEPSPEED, "main_grad": _MEGATRON}
+"""Training engines that hold gradients in buffers of their own, by the attributes that they give to parameters.
+
+DeepSpeed gives the first in ZeRO stage 3, the second in stages 1 and 2.
+"""
+
+HOST = TorchHost()
 
 
-class Torch(Framework):
+class PyTorch(Framework):
     """Tensors on any device."""
 
     namespace = namespace
-    backend = staticmethod(backend)
-    on_fast_path = staticmethod(on_fast_path)
     on_host = staticmethod(on_host)
     numbers = staticmethod(numbers)
+
+    def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> TorchHost | Torch:
+        # It cannot record operations on the bits of numbers.
+        if torch.jit.is_tracing():
+            raise RuntimeError(
+                "gradients cannot be clipped under torch.jit.trace, which would record a coefficient that ignores "
+                "their values. Use torch.compile or torch.export, or keep clipping out of the traced function."
+            )
+        given = [scalar for scalar in scalars if isinstance(scalar, torch.Tensor)]
+        # The usual call has only CPU leaves. It is recognized without building a list of tensors.
+        here = not (given or torch.compiler.is_compiling()) and in_host_memory(leaves)
+        tensors = leaves if here else [leaf for leaf in (*leaves, *given) if isinstance(leaf, torch.Tensor)]
+        seen = visible(tensors)
+        if seen and (here or in_host_memory(tensors)):
+            return HOST
+        # Norms are returned on the device of the first leaf.
+        return Torch(tensors[0].device, visible=seen)
+
+    def on_fast_path(self, leaves: Sequence[Any]) -> TorchHost | None:
+        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+            return None
+        plain = torch.nn.Parameter not in set(map(type, leaves)) and in_host_memory(leaves)
+        return HOST if plain and visible(leaves) else None
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         if not set(map(type, parameters)) <= PLAIN:
@@ -37,7 +76,7 @@ class Torch(Framework):
         lacking = [parameters[index] for index, grad in enumerate(gradients) if grad is None]
         # Frozen parameters, often most of all, lack gradients too.
         trained = any(map(_REQUIRES_GRAD, lacking))
-        return None if trained and any(map(engine_of, lacking)) else found
+        return None if trained and any(map(self.engine_of, lacking)) else found
 
     def like(self, leaf: torch.Tensor, dtype: str, values: np.ndarray) -> torch.Tensor:
         return leaf.new_tensor(values, dtype=getattr(torch, dtype))
@@ -64,7 +103,13 @@ class Torch(Framework):
         return "a tensor on the meta device" if array.is_meta else None
 
     def engine_of(self, parameter: torch.Tensor) -> str:
-        return engine_of(parameter)
+        if parameter.grad is not None or not parameter.requires_grad:
+            return ""
+        marks = vars(parameter)
+        for mark in _ENGINES.keys() & marks.keys():
+            if marks[mark] is not None or mark == "_hp_mapping":  # None in processes that hold no part of the parameter
+                return _ENGINES[mark]
+        return ""
 
     def is_bare(self, parameter: torch.Tensor) -> bool:
         # A parameter made from a tensor subclass keeps that type, and is marked instead.
@@ -72,4 +117,25 @@ class Torch(Framework):
         return not (parameter.requires_grad or is_parameter)
 
 
-TORCH = Torch()
+def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether all tensors are plain tensors on the CPU."""
+    return set(map(type, tensors)) <= PLAIN and all(map(_IS_CPU, tensors))
+
+
+def visible(tensors: Sequence[torch.Tensor]) -> bool:
+    """Say whether values can be read: nothing is recording or transforming the operations."""
+    if torch.compiler.is_compiling() or _records_operations():
+        return False
+    # There is no public API for the active transforms of `torch.func`.
+    functorch = torch._C._functorch
+    return functorch.peek_interpreter_stack() is None or not any(map(functorch.is_functorch_wrapped_tensor, tensors))
+
+
+def _records_operations() -> bool:
+    """Say whether `make_fx` is recording. Its tensors look like any others."""
+    if torch._C._len_torch_dispatch_stack() == 0:
+        return False
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.PROXY) is not None
+
+
+TORCH = PyTorch()

@@ -1,7 +1,6 @@
 """The memory of PyTorch tensors: dense, sparse or conjugated, as NumPy views and as described to the kernels."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -229,24 +228,6 @@ def _toward_zero(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     # Written as a sum, so that the derivative passes.
     correction = torch.where(nearest.abs() > values.abs(), nearer - nearest, 0.0).detach()
     return nearest + correction
-
-
-def moved(coefficient: Any, device: torch.device) -> Any:
-    """Return a coefficient (or its factors) with all scalars on `device`."""
-    return mapped(coefficient, lambda value: value.to(device))
-
-
-def mapped(coefficient: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """Return a coefficient (or its factors) with `change` applied to each tensor."""
-    values = {field.name: getattr(coefficient, field.name) for field in fields(coefficient)}
-    changed = {name: _changed(value, change) for name, value in values.items()}
-    return replace(coefficient, **changed)
-
-
-def _changed(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    return mapped(value, change) if is_dataclass(value) else value
 
 
 def viewed(tensor: torch.Tensor) -> HostArray:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from gradclip.backends.torch.choose import visible
+from gradclip.backends.torch.framework import visible
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.per_example.batching.torch_example import Gradient, batch_norm_named, example, explained
 from gradclip.per_example.batching.verbs import Programs, Step, mapped, mapped_args

@@ -6,7 +6,7 @@ import pytest
 
 from gradclip.backends.host.backend import HOST
 from gradclip.core.records import Coefficient, Factors
-from gradclip.fused.divisor import check_foldable, divisor, threshold_of_scaled
+from gradclip.fused.step import checked, divisor, threshold_of_scaled
 
 
 def coefficient(first, second=None, *, keep=False):
@@ -47,10 +47,10 @@ def test_the_threshold_of_scaled_gradients():
 
 @pytest.mark.parametrize("max_norm", [0.0, 2.0**-50, 1.0, 2.0**100, math.inf])
 def test_thresholds_in_range(max_norm):
-    assert check_foldable(max_norm) == max_norm
+    assert checked(max_norm) == max_norm
 
 
 @pytest.mark.parametrize("max_norm", [1e-300, 2.0**-51, 2.0**101])
 def test_thresholds_out_of_range(max_norm):
     with pytest.raises(ValueError, match="to fold into a step"):
-        check_foldable(max_norm)
+        checked(max_norm)
