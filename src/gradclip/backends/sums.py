@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from gradclip import native
 from gradclip.core.formats import FLOAT64
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
-
-if TYPE_CHECKING:
-    pass
 
 
 class _Shaped(Protocol):
