@@ -15,8 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor  # the type of eager tensors has no public name
 
 from gradclip import native
-from gradclip.backends.host.aligned import aligned_empty, is_aligned
-from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, viewed_arrays
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, aligned_empty, is_aligned, viewed_arrays
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.host.scaling import clamp_, indices_written
@@ -89,10 +88,7 @@ class TensorFlowHost(Host):
         return [y if index in changed else x for index, (x, y) in enumerate(zip(arrays, results, strict=True))]
 
     def leave(self, array: Any, leaf: object) -> tf.Tensor:
-        return placed(_tensor_over(array) if array.origin is None else array.origin, leaf)
-
-    def leave_all(self, arrays: Sequence[Any], leaves: Sequence[Any]) -> list[Any]:
-        return list(map(self.leave, arrays, leaves))
+        return placed(taken_over(array.data, array.dtype) if array.origin is None else array.origin, leaf)
 
     def leave_sum(self, wide: np.ndarray, x: HostArray, dtype: str | None) -> tf.Tensor:
         return _of_numpy(super().leave_sum(wide, x, dtype))
@@ -236,10 +232,6 @@ def placed(tensor: tf.Tensor, leaf: Any) -> tf.Tensor:
         return tensor
     with tf.device(device):
         return tf.identity(tensor)
-
-
-def _tensor_over(array: HostArray) -> tf.Tensor:
-    return taken_over(array.data, array.dtype)
 
 
 def _new_tensor(leaf: tf.Tensor) -> tf.Tensor:
