@@ -1,10 +1,13 @@
 """Names and keywords of other libraries lead to errors that name ours; every name they give is there."""
 
 import inspect
+import io
 import re
 import subprocess
 import sys
+from collections import UserDict
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -208,3 +211,30 @@ def test_a_function_that_takes_any_keyword_keeps_its_own_error():
 def test_signatures_are_those_of_the_functions():
     assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "max_value"]
     assert list(inspect.signature(gradclip.clipped_grad).parameters)[:3] == ["fun", "max_norm", "argnums"]
+
+
+class Table:
+    def to_numpy(self):
+        return []
+
+
+@pytest.mark.parametrize(
+    ("leaf", "advice"),
+    [
+        (UserDict(), "dict(...)"),
+        (Table(), "to_numpy()"),
+        ("grads.npz", "numpy.load"),
+        (b"grads.npz", "numpy.load"),
+        (Path("grads.npz"), "numpy.load"),
+        (io.BytesIO(), "numpy.load"),
+        ((x for x in ()), "clip_grad_norm_"),
+        ({1.0}, "list(...)"),
+        (range(2), "list(...)"),
+    ],
+)
+def test_advice_fits_what_was_passed(leaf, advice):
+    assert advice in guesses.how_to_convert(leaf)
+
+
+def test_there_is_none_for_what_holds_no_arrays():
+    assert guesses.how_to_convert(object()) == guesses.how_to_convert(True) == ""

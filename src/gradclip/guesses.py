@@ -1,8 +1,9 @@
-"""Advice in errors for users who try the names and keywords of other libraries."""
+"""Advice in errors for users who try the names and keywords of other libraries, or pass what is no array."""
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from os import PathLike
 
 _INTEGRATIONS = ["autoclip", "brainstate", "declearn", "jax_privacy", "keras", "lucid", "optax", "tensorflow", "torch"]
 _AS_THEY_ARE = "Pass arrays of any framework to gradclip's own functions"
@@ -96,6 +97,22 @@ def raise_advice(function: Callable[..., object], keywords: Iterable[str]) -> No
         name = getattr(function, "__qualname__", "the function").rpartition("<locals>.")[2]
         if keyword not in taken and (advice := _in_place_of(keyword, taken) or _own(name, keyword)):
             raise TypeError(f"{name}() got an unexpected keyword argument {keyword!r}. {advice}.") from None
+
+
+def how_to_convert(leaf: object) -> str:
+    """Return the advice for a leaf that holds arrays but is none, for errors; empty if there is nothing to say."""
+    if isinstance(leaf, Mapping):
+        return " Convert it with dict(...), which loads the arrays if it is an open file."
+    if hasattr(leaf, "to_numpy"):
+        return " Pass the result of its to_numpy()."
+    if isinstance(leaf, str | bytes | PathLike) or hasattr(leaf, "read"):
+        return " Load the arrays of a file first: dict(numpy.load(path, allow_pickle=False)) for .npz."
+    if isinstance(leaf, Iterator):
+        return (
+            " Convert it with list(...). If it yields parameters, call gradclip.grad_norm or gradclip.clip_grad_norm_ "
+            "for their gradients."
+        )
+    return " Convert it with list(...)." if isinstance(leaf, Set | range) else ""
 
 
 def _in_place_of(keyword: str, taken: Iterable[str]) -> str:

@@ -11,10 +11,10 @@ import numpy as np
 from gradclip.arguments import check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
-from gradclip.backends.conversions import host_arrays
 from gradclip.backends.host import exact
 from gradclip.backends.host.arrays import viewed_arrays
 from gradclip.backends.host.backend import HOST
+from gradclip.backends.on_host import host_arrays
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds, undecided

@@ -3,7 +3,7 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
-from gradclip.backends.releases import needed_instead
+from gradclip.backends.imported import needed_instead
 from gradclip.native import native_status
 
 LIBRARIES = (

@@ -19,8 +19,8 @@ from gradclip.audit.arguments import as_dtypes, as_promise, check_alike, check_s
 from gradclip.audit.hostile import CROWDS, KINDS, Room
 from gradclip.audit.kinks import MOVING, Kinks, combinations, kinked, of_gradients, step_of, threshold_of
 from gradclip.audit.report import SensitivityCase, SensitivityReport
-from gradclip.backends.conversions import framework_of, numbers_of
 from gradclip.backends.host.exact import squared_distance
+from gradclip.backends.on_host import framework_of, numbers_of
 from gradclip.backends.registry import differentiating, load
 from gradclip.core.arrays import check_dtypes
 from gradclip.core.formats import bare_name, format_named

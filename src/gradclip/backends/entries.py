@@ -61,7 +61,7 @@ class Entry:
 
 # Each function uses an import statement: `torch.compile` cannot trace any other kind of import.
 def _numpy() -> "Framework":
-    from gradclip.backends.host.framework import NUMPY
+    from gradclip.backends.host.backend import NUMPY
 
     return NUMPY
 

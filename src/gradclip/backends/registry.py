@@ -13,9 +13,7 @@ import numpy as np
 
 from gradclip.arithmetic import ask_whether_compiling
 from gradclip.backends.entries import ENTRIES, Entry, Models
-from gradclip.backends.releases import check_release, is_recent
-from gradclip.backends.strangers import how_to_convert
-from gradclip.backends.when_imported import when_imported
+from gradclip.backends.imported import check_release, is_recent, when_imported
 from gradclip.core.protocols import Backend
 from gradclip.tree import Trees, find_trees_with
 
@@ -282,6 +280,8 @@ def _no_array(leaf: object, path: str) -> str:
 
 def _instead_of(leaf: object) -> str:
     """Return the advice for a leaf that is not an array."""
+    from gradclip.guesses import how_to_convert  # loaded only after an error
+
     models = models_of(leaf)
     if models is not None:
         return f" For a module, pass {models.gradients}"

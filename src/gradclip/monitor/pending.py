@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.adaptive.settings import check_between
-from gradclip.backends.conversions import fetched
+from gradclip.backends.on_host import fetched
 from gradclip.backends.registry import framework_of, known
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import SKIP, Nonfinite

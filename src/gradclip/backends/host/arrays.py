@@ -1,4 +1,4 @@
-"""Views of arrays in host memory: described to the kernels if they are dense, or read in chunks."""
+"""Views of arrays in host memory: described to the kernels if they are dense, or read in chunks. New aligned memory."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +24,7 @@ from gradclip.core.scopes import Scope
 from gradclip.native import Described, describe_buffers
 
 _CHUNK = 1 << 15  # elements: 256 KiB in float64, small enough for the cache
+ALIGNMENT = 64  # bytes; frameworks can take over memory that starts at a multiple, without a copy
 _BITS = {FLOAT32: np.int32, FLOAT64: np.int64}
 
 
@@ -260,3 +261,21 @@ def wide_chunks(x: HostArray) -> Iterator[np.ndarray]:
     """Yield the elements, or the magnitudes of complex ones, in float64 chunks."""
     for chunk in x.chunks():
         yield widened(chunk, x.dtype)
+
+
+def aligned_empty(shape: Sequence[int], dtype: Any) -> np.ndarray:
+    """Return a new aligned array with arbitrary values."""
+    size = np.dtype(dtype).itemsize * math.prod(shape)
+    # NumPy aligns to 16 bytes, so allocate extra bytes to reach the next multiple of 64.
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    return np.ndarray(tuple(shape), dtype, memory, -_address(memory) % ALIGNMENT)
+
+
+def is_aligned(array: np.ndarray) -> bool:
+    """Say whether an array is aligned like those of `aligned_empty`."""
+    return _address(array) % ALIGNMENT == 0
+
+
+def _address(array: np.ndarray) -> int:
+    # `ctypes` would take five times as long.
+    return int(array.__array_interface__["data"][0])

@@ -7,23 +7,25 @@ one call. All other arrays are processed chunk by chunk.
 from __future__ import annotations
 
 import functools
+import importlib
 import math
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradclip import native
-from gradclip.backends.host import chunkwise, examples
+from gradclip.backends.framework import Framework
+from gradclip.backends.host import chunkwise
 from gradclip.backends.host.arrays import HostArray, HostArrays, known_to_buffers, split, viewed_arrays
 from gradclip.backends.host.in_host_memory import ARRAYS, DTYPES
-from gradclip.backends.host.namespace import Namespace
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.host.scaling import Scaling
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip.core.arrays import Arrays, checked_dtype
-from gradclip.core.formats import SUPPORTED, bare_name, sum_dtype
+from gradclip.core.formats import BFLOAT16, SUPPORTED, bare_name, is_complex, sum_dtype
 from gradclip.core.memory import Region, region_of_array
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
@@ -31,6 +33,22 @@ from gradclip.core.values import Array
 if TYPE_CHECKING:
     from gradclip.core.records import Rule
     from gradclip.native._kernels import Arrays as KernelArrays
+
+_COPIED = 1 << 18  # numbers at a time, small enough for the copies to stay in cache
+
+
+class Namespace(ModuleType):
+    """The array API standard's operations for NumPy arrays, imported when the first one is used.
+
+    The import takes a quarter of the time that importing gradclip takes, including NumPy.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # Python itself asks for these, for example when a class gets this as an attribute
+            raise AttributeError(name)
+        value = getattr(importlib.import_module("array_api_compat.numpy"), name)
+        setattr(self, name, value)  # so that Python finds it next time without this method
+        return value
 
 
 class Host(Scaling):
@@ -171,13 +189,94 @@ class Host(Scaling):
     ) -> tuple[list[np.ndarray], np.ndarray] | None:
         # `spoil` matters only for backends that cannot read values.
         known = arrays if isinstance(arrays, HostArrays) else viewed_arrays(list(arrays))
-        return examples.add_examples(known, weighing, mask, self.threads())
+        return _add_examples(known, weighing, mask, self.threads())
 
 
-def backend(leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
-    """Return the backend for NumPy arrays."""
-    return HOST
+def _add_examples(
+    arrays: HostArrays, weighing: Sequence[float], mask: np.ndarray | None, threads: int
+) -> tuple[list[np.ndarray], np.ndarray] | None:
+    """Return each array's weighted sum over examples, in float64, and each example's norm.
+
+    The norm is 0 for examples outside `mask`. An example with a non-finite sum of squares adds nothing. Returns None if
+    the kernels cannot read all of the arrays.
+    """
+    examples = arrays[0].shape[0]
+    # The kernels read this vector first: NaN means that the example is left out.
+    squares = np.zeros(examples) if mask is None else np.where(mask, 0.0, np.nan)
+    widths = [math.prod(x.shape[1:]) * (2 if is_complex(x) else 1) for x in arrays]
+    totals = np.zeros(max(1, sum(widths)))
+    for rows in _blocks(arrays, sum(widths)):
+        known, left_out = arrays.kernels, arrays.left_out
+        if not all(x.data.flags.c_contiguous for x in arrays):
+            # The kernels need each example to be contiguous.
+            known, left_out = native.describe_buffers([np.ascontiguousarray(x.data[rows]) for x in arrays])
+        if not known or left_out:
+            return None
+        buffers = [native.describe_buffers([buffer]).kernels for buffer in (squares[rows], totals)]
+        some = len(squares[rows])
+        native.kernels.add_examples(known, some, list(map(float, weighing)), buffers[0], buffers[1], threads)
+    if not examples:
+        return None
+    ends = np.cumsum(widths)
+    sums = [
+        totals[end - width : end].view(np.complex128 if is_complex(x) else np.float64).reshape(x.shape[1:])
+        for x, width, end in zip(arrays, widths, ends, strict=True)
+    ]
+    # Examples outside the mask still have their NaN mark.
+    return sums, np.sqrt(squares if mask is None else np.where(mask, squares, 0.0))
+
+
+def _blocks(arrays: HostArrays, width: int) -> list[slice]:
+    """Return slices of the examples: one slice for contiguous arrays, otherwise blocks small enough to copy."""
+    examples = arrays[0].shape[0]
+    if all(x.data.flags.c_contiguous for x in arrays):
+        return [slice(0, examples)] if examples else []
+    many = max(1, _COPIED // max(1, width))
+    return [slice(start, start + many) for start in range(0, examples, many)]
 
 
 HOST = Host()
 _checked: type[HostBackend] = Host
+
+
+class NumPy(Framework):
+    """Arrays in host memory."""
+
+    namespace = HOST.xp
+
+    def backend(self, leaves: Sequence[Any], scalars: Sequence[Any]) -> Host:
+        return HOST
+
+    def on_fast_path(self, leaves: Sequence[Any]) -> Host | None:
+        return HOST
+
+    def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
+        return parameters  # in a tree of arrays, the arrays are the gradients themselves
+
+    def on_host(self, leaf: object) -> HostArray:
+        return HostArray.of(np.asarray(leaf))
+
+    def as_float(self, array: object) -> np.ndarray:
+        return np.asarray(array, np.float64)
+
+    def kept(self, array: Any) -> np.ndarray:
+        return np.array(array)
+
+    def like(self, leaf: Any, dtype: str, values: np.ndarray) -> np.ndarray:
+        return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else dtype_named(dtype))
+
+    def zeros(self, shape: tuple[int, ...], leaf: Any) -> np.ndarray:
+        return np.zeros(shape, leaf.dtype)
+
+
+def dtype_named(dtype: str) -> Any:
+    """Return the NumPy dtype with this name. bfloat16 comes from `ml_dtypes`, which JAX installs."""
+    if dtype != BFLOAT16.name:
+        return np.dtype(dtype)
+    # Imported late, because gradclip does not require it.
+    import ml_dtypes
+
+    return ml_dtypes.bfloat16
+
+
+NUMPY = NumPy()

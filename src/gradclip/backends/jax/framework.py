@@ -9,7 +9,7 @@ import numpy as np
 
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.framework import dtype_named
+from gradclip.backends.host.backend import dtype_named
 from gradclip.backends.jax.trees import JAX_TREES, JaxTrees
 from gradclip.core.formats import bare_name
 from gradclip.core.protocols import Backend

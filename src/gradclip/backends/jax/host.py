@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradclip import native
-from gradclip.backends.host.aligned import aligned_empty
-from gradclip.backends.host.arrays import HostArray, HostArrays
+from gradclip.backends.host.arrays import HostArray, HostArrays, aligned_empty
 from gradclip.backends.host.backend import HOST as NUMPY_HOST
 from gradclip.backends.host.backend import Host, known_to_buffers
 from gradclip.backends.host.protocol import HostBackend

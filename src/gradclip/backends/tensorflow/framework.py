@@ -9,10 +9,11 @@ from tensorflow.python.framework.ops import EagerTensor
 
 from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.host.framework import dtype_named
+from gradclip.backends.host.backend import dtype_named
 from gradclip.backends.tensorflow import namespace
-from gradclip.backends.tensorflow.host import HOST, TensorFlowHost
-from gradclip.backends.tensorflow.memory import (
+from gradclip.backends.tensorflow.host import (
+    HOST,
+    TensorFlowHost,
     in_host_memory,
     placed,
     taken_over,

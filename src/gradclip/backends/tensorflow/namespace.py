@@ -21,8 +21,9 @@ Axis = int | Sequence[int] | None
 
 abs = tf.abs
 logical_not, sqrt, round, real, imag = tf.logical_not, tf.sqrt, tf.round, tf.math.real, tf.math.imag
-exp = tf.exp
+exp, any, all = tf.exp, tf.reduce_any, tf.reduce_all
 zeros_like, ones_like, add = tf.zeros_like, tf.ones_like, tf.add
+reshape, permute_dims, broadcast_to, sort = tf.reshape, tf.transpose, tf.broadcast_to, tf.sort
 
 
 def asarray(value: object, dtype: tf.DType | None = None) -> tf.Tensor:
@@ -133,16 +134,6 @@ def _or_nan(found: tf.Tensor, x: tf.Tensor, axis: Axis) -> tf.Tensor:
     return where(tf.reduce_any(tf.math.is_nan(x), axis=axis), nan, found)
 
 
-def any(x: tf.Tensor) -> tf.Tensor:
-    """Say whether any element is true."""
-    return tf.reduce_any(x)
-
-
-def all(x: tf.Tensor) -> tf.Tensor:
-    """Say whether all elements are true."""
-    return tf.reduce_all(x)
-
-
 def stack(arrays: Sequence[Any], axis: int = 0) -> tf.Tensor:
     """Stack tensors of one shape along a new axis."""
     return tf.stack(_alike(*arrays), axis=axis)
@@ -158,29 +149,9 @@ def matmul(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return tf.tensordot(x, y, 1)
 
 
-def reshape(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Reshape a tensor."""
-    return tf.reshape(x, shape)
-
-
-def permute_dims(x: tf.Tensor, axes: Sequence[int]) -> tf.Tensor:
-    """Permute the axes of a tensor."""
-    return tf.transpose(x, axes)
-
-
-def broadcast_to(x: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
-    """Broadcast a tensor to a shape."""
-    return tf.broadcast_to(x, shape)
-
-
 def full_like(x: tf.Tensor, value: float) -> tf.Tensor:
     """Return a tensor like `x`, filled with one number."""
     return tf.zeros_like(x) + tf.convert_to_tensor(value, x.dtype)
-
-
-def sort(x: tf.Tensor, axis: int = -1) -> tf.Tensor:
-    """Sort the elements along an axis."""
-    return tf.sort(x, axis=axis)
 
 
 def take_along_axis(x: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:

@@ -4,7 +4,7 @@ from fresh_process import run
 
 WATCHED = """
 import sys
-from gradclip.backends.when_imported import when_imported
+from gradclip.backends.imported import when_imported
 
 before = list(sys.meta_path)
 told = []

@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from fresh_process import run
-from gradclip.backends import releases
+from gradclip.backends import imported
 
 PROJECT = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
 
@@ -95,7 +95,7 @@ def test_an_integration_that_loads_with_an_old_release_is_refused(tmp_path):
 def test_the_oldest_releases_are_those_of_the_project():
     lines = [line for extra in PROJECT["optional-dependencies"].values() for line in extra]
     stated = {match[1]: match[2] for line in lines if (match := re.match(r"([a-z]+)>=([\d.]+)$", line))}
-    for name, oldest in releases.OLDEST.items():
+    for name, oldest in imported.OLDEST.items():
         assert stated[name] == ".".join(map(str, oldest))
 
 
@@ -110,10 +110,10 @@ def test_versions_are_compared_as_numbers(monkeypatch, version, recent):
     module = ModuleType("jax")
     module.__version__ = version
     monkeypatch.setitem(sys.modules, "jax", module)
-    assert releases.is_recent("jax") is recent
+    assert imported.is_recent("jax") is recent
 
 
 def test_libraries_without_an_oldest_release_are_recent():
-    assert releases.is_recent("numpy")
-    assert releases.needed_instead("optax", "0.0.1") is None
-    releases.check_release("")
+    assert imported.is_recent("numpy")
+    assert imported.needed_instead("optax", "0.0.1") is None
+    imported.check_release("")

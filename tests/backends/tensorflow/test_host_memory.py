@@ -8,9 +8,8 @@ import pytest
 import tensorflow as tf
 
 from frameworks import DTYPES, numpy_dtype
-from gradclip.backends.host.aligned import aligned_empty
-from gradclip.backends.host.arrays import HostArray
-from gradclip.backends.tensorflow.memory import described, new_like, taken_over, tensor_of, viewed
+from gradclip.backends.host.arrays import HostArray, aligned_empty
+from gradclip.backends.tensorflow.host import described, new_like, taken_over, tensor_of, viewed
 
 pytestmark = pytest.mark.xdist_group("tensorflow")
 
