@@ -4,10 +4,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
+
+T = TypeVar("T")
 
 
 def when_imported(name: str, then: Callable[[], None]) -> None:
@@ -17,6 +19,16 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
     else:
         # First in the list, before the finders that locate the module.
         sys.meta_path.insert(0, _Watch(name, then))
+
+
+def exportable(record: type[T]) -> type[T]:
+    """Let programs that `jax.export` writes to a file take and return a named tuple."""
+    name = f"gradclip.{record.__name__}"
+    when_imported(
+        "jax.export",
+        lambda: sys.modules["jax.export"].register_namedtuple_serialization(record, serialized_name=name),
+    )
+    return record
 
 
 class _Watch:
