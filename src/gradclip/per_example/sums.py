@@ -28,7 +28,7 @@ from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target, known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 from gradclip.core.values import Array
-from gradclip.fast_path import Ordinary, alike
+from gradclip.fast_path import Ordinary, alike, dtype_of_norm
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import FlatTree
@@ -149,8 +149,8 @@ def summed_at_once(
     given: Ordinary, settings: PerExampleSettings, max_norm: float, inside: np.ndarray | None
 ) -> Summed | None:
     """Return what `Group.summed` returns if the kernels' first look settles it, with plain numbers; else None."""
-    known, leaves, array = given.known, given.leaves, given.backend.array
-    arrays = alike(tuple(known.dtypes))
+    known, leaves, array, dtypes = given.known, given.leaves, given.backend.array, tuple(given.known.dtypes)
+    arrays = alike(dtypes)
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
     if not (known.in_order and len(leaves[0]) and sum(widths)) or arrays.any_complex:
         return None
@@ -164,17 +164,12 @@ def summed_at_once(
     measured = norms if inside is None else norms[inside]
     if not np.isfinite(measured).all() or (FLOAT64 in arrays.formats and not (measured > math.sqrt(ENOUGH)).all()):
         return None
-    clipped, dtypes = np.int64(np.count_nonzero(norms > max_norm)), map(_dtype_of_sum, leaves)
-    ends = accumulate(widths)
-    sums = [
-        array(totals[end - width : end].reshape(leaf.shape[1:]), settings.dtype_of_sums or own)
-        for leaf, width, end, own in zip(leaves, widths, ends, dtypes, strict=True)
-    ]
-    return Summed(sums, array(norms, norm_dtype(arrays)), array(clipped, "int64"))
-
-
-def _dtype_of_sum(leaf: Any) -> str:
-    return "float64" if "64" in str(leaf.dtype) else "float32"  # no leaf is complex
+    sums, asked = [], settings.dtype_of_sums
+    for leaf, width, end in zip(leaves, widths, accumulate(widths), strict=True):
+        own = "float64" if "64" in str(leaf.dtype) else "float32"  # no leaf is complex
+        sums.append(array(totals[end - width : end].reshape(leaf.shape[1:]), asked or own))
+    clipped = np.int64(np.count_nonzero(norms > max_norm))
+    return Summed(sums, array(norms, dtype_of_norm(dtypes)), array(clipped, "int64"))
 
 
 @lru_cache(maxsize=64)

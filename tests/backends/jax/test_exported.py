@@ -10,6 +10,7 @@ import pytest
 
 import gradclip
 from frameworks import DTYPES, numpy_dtype
+from fresh_process import run
 from gradclip.backends.jax import exported, ffi
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.arrays import Arrays
@@ -186,6 +187,18 @@ def test_named_tuples_are_exported_to_a_file_and_back():
         call = jax.jit(call)
         found = jax.export.deserialize(jax.export.export(call)(*arguments).serialize()).call(*arguments)
         assert jax.tree.structure(found) == jax.tree.structure(call(*arguments))
+
+
+def test_named_tuples_are_known_if_jax_is_imported_later(tmp_path):
+    code = """
+    import gradclip
+    import jax
+    rows = jax.numpy.array([[3.0, 4.0]])
+    call = jax.jit(lambda rows: gradclip.per_example_clip(rows, 1.0)[1])
+    written = jax.export.export(call)(rows).serialize()
+    print(jax.export.deserialize(written).call(rows).num_clipped)
+    """
+    assert run(code, tmp_path) == "1"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
