@@ -26,7 +26,6 @@ TESTED_ELSEWHERE = {
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
     "backends/torch/framework": "the front of a folder, which tests/backends/test_on_host.py goes through",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
-    "per_example/outputs": "names for results, which tests/per_example/test_function.py reads",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
 OF_THE_REPOSITORY = {

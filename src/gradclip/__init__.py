@@ -62,11 +62,9 @@ from gradclip.inplace.layers import clip_grad_layer_norm_
 from gradclip.inplace.units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
-from gradclip.per_example.clip import per_example_clip
-from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.outputs import ExampleOutputs, PerExampleInfo
-from gradclip.per_example.promise import Sensitivity
-from gradclip.per_example.sensitivity import clipped_sum_sensitivity
+from gradclip.per_example.clip import PerExampleInfo, per_example_clip
+from gradclip.per_example.function import ClippedFunction, ExampleOutputs
+from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.per_example.transforms import clipped_fun, clipped_grad
 from gradclip.wording import advise_on_imports, no_attribute
 

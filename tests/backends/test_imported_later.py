@@ -26,3 +26,20 @@ assert told[2:] == []
 
 def test_what_waits_for_a_module_is_done_once(tmp_path):
     run(WATCHED, tmp_path)
+
+
+SEVERAL = """
+import sys
+from gradclip.backends.when_imported import when_imported
+
+before, told = list(sys.meta_path), []
+for number in range(3):
+    when_imported("colorsys", lambda number=number: told.append(number))
+import colorsys
+assert told == [0, 1, 2]
+assert sys.meta_path == before
+"""
+
+
+def test_several_wait_for_one_module(tmp_path):
+    run(SEVERAL, tmp_path)

@@ -168,3 +168,20 @@ def test_sparse_tensors_are_no_examples():
     rows = torch.eye(3).to_sparse()
     with pytest.raises(TypeError, match=r"must be dense, got a torch.sparse.* at \['w'\]. Call .to_dense\(\) on it"):
         gradclip.per_example_clip({"w": rows}, 1.0)
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("per_layer", [False, True])
+def test_thresholds_in_arrays_of_another_framework_are_numbers(requires_grad, per_layer):
+    rows = torch.tensor([[3.0, 4.0], [0.3, 0.4]], requires_grad=requires_grad)
+    for max_norm in (jnp.array(0.5), np.array(0.5), 0.5):
+        summed, _ = gradclip.per_example_clip([rows], max_norm, per_layer=per_layer)
+        np.testing.assert_allclose(summed[0].detach(), [0.6, 0.8], rtol=1e-6)
+        assert summed[0].requires_grad == requires_grad
+    assert gradclip.per_example_clip(jnp.ones((2, 1)), torch.tensor(0.5))[0].tolist() == pytest.approx([1.0])
+
+
+def test_traced_thresholds_of_another_framework_are_refused():
+    clip_rows = jax.vmap(lambda x: gradclip.per_example_clip(x, torch.tensor(1.0))[0])
+    with pytest.raises(TypeError, match=r"array of PyTorch without a known value.*of JAX\. Pass a number"):
+        clip_rows(jnp.ones((2, 2, 3)))

@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.adaptive.settings import check_between
-from gradclip.backends.registry import entry_of, framework_of, names_of_all
+from gradclip.adaptive.settings import check_between, framework_like
+from gradclip.backends.imported import exportable
+from gradclip.backends.registry import entry_of, framework_of
 from gradclip.core.formats import FLOAT32
 from gradclip.typing import HasDtype, Scalar
 
 
+@exportable
 class PrivateQuantileState(NamedTuple):
     """The logarithm of the threshold, a float32 scalar. It is a tree of one array that you can carry, save and load."""
 
@@ -82,10 +84,7 @@ class PrivateQuantile:
     def init(self, like: HasDtype | None = None) -> PrivateQuantileState:
         """Return the first state, in the framework and on the device of the array `like`; None means NumPy."""
         like = np.zeros(()) if like is None else like
-        framework = framework_of(like)
-        if framework is None:
-            kind = type(like).__name__
-            raise TypeError(f"like must be an array of {names_of_all()}, got {like!r:.80} of type {kind}.")
+        framework = framework_like(like)
         zero = framework.namespace.astype(framework.zeros((), like), framework.namespace.float32)
         return PrivateQuantileState(framework.namespace.full_like(zero, math.log(self.initial)))
 

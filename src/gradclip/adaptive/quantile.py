@@ -16,8 +16,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gradclip.adaptive.settings import check_between, check_window
-from gradclip.backends.registry import entry_of, framework_of, names_of_all
+from gradclip.adaptive.settings import check_between, check_window, framework_like
+from gradclip.backends.imported import exportable
+from gradclip.backends.registry import entry_of, framework_of
 from gradclip.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
 from gradclip.core.values import Array
 from gradclip.typing import HasDtype, Scalar
@@ -26,6 +27,7 @@ _WIDE = (FLOAT32.name, FLOAT64.name)
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
 
 
+@exportable
 class NormHistory(NamedTuple):
     """The last norms observed, newest first, and their number. Empty places hold `inf`.
 
@@ -152,7 +154,7 @@ class QuantileThreshold:
 
         """
         like = np.zeros((), np.float32) if like is None else like
-        framework, xp = _framework(like), _namespace(like)
+        framework, xp = framework_like(like), _namespace(like)
         zeros = framework.zeros(shape, like)
         dtype = zeros.dtype if dtype_name(zeros) == "float64" else xp.float32
         norms = xp.astype(framework.zeros((*shape, self.window), like), dtype)
@@ -254,15 +256,8 @@ def _of_one_norm(norms: object) -> bool:
     return type(norms) is np.ndarray and norms.ndim == 1
 
 
-def _framework(array: object) -> Any:
-    framework = framework_of(array)
-    if framework is None:
-        raise TypeError(f"like must be an array of {names_of_all()}, got {array!r:.80} of type {type(array).__name__}.")
-    return framework
-
-
 def _namespace(array: object) -> ModuleType:
-    return _framework(array).namespace
+    return framework_like(array).namespace
 
 
 def _on_host(norm: Any) -> np.ndarray:
@@ -286,12 +281,12 @@ def _of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
     if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
         norm = _namespace(norms).stack(list(norm))
     if entry_of(norm) is entry:
-        norm = _framework(norms).beside(norm, norms)
+        norm = framework_like(norms).beside(norm, norms)
         # In a half type the limits of what is kept would be zero and infinity.
         narrow = dtype_name(norm) not in _WIDE
         return _namespace(norms).astype(norm, _namespace(norms).float32) if narrow else norm
     form, values = format_of(norms), _on_host(norm)
     held = np.where(np.abs(values) <= form.largest, values, math.inf)
     if held.shape:
-        return _framework(norms).like(norms, form.name, held)
+        return framework_like(norms).like(norms, form.name, held)
     return _namespace(norms).full_like(norms[..., 0], float(held))

@@ -3,6 +3,9 @@
 import math
 import numbers
 import operator
+from typing import Any
+
+from gradclip.backends.registry import framework_of, names_of_all
 
 
 def check_between(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
@@ -30,3 +33,11 @@ def check_window(name: str, value: object, most: int) -> int:
     if not 1 <= number <= most:
         raise ValueError(f"{name} must be from 1 to {most}, got {value!r}.")
     return number
+
+
+def framework_like(array: object) -> Any:
+    """Return the framework of an array that shows where numbers are to be. Raises TypeError for anything else."""
+    framework = framework_of(array)
+    if framework is None:
+        raise TypeError(f"like must be an array of {names_of_all()}, got {array!r:.80} of type {type(array).__name__}.")
+    return framework

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from gradclip.core.formats import SUPPORTED, bare_name
-from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.quantities import as_count, as_number, shown
+from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.tree import FlatTree
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.sensitivity import Sensitivity
 
 _LOOSE = 4
 

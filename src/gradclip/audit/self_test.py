@@ -26,8 +26,8 @@ from gradclip.core.arrays import check_dtypes
 from gradclip.core.formats import bare_name, format_named
 from gradclip.per_example.clip import check_batch
 from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.promise import Sensitivity
 from gradclip.per_example.rounding import root_up
+from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Dtype, Relation, Tree
 

@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from importlib.abc import Loader
+
+T = TypeVar("T")
 
 OLDEST = {"torch": (2, 6), "jax": (0, 9), "tensorflow": (2, 21), "keras": (3, 15)}
 
@@ -50,15 +52,29 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
     """Call `then` once a module is imported, or right away if it already is."""
     if sys.modules.get(name) is not None:
         then()
+        return
+    waiting = [finder for finder in sys.meta_path if isinstance(finder, _Watch) and finder.name == name]
+    if waiting:  # two finders of one name would ask each other forever
+        waiting[0].then.append(then)
     else:
         # First in the list, before the finders that locate the module.
-        sys.meta_path.insert(0, _Watch(name, then))
+        sys.meta_path.insert(0, _Watch(name, [then]))
+
+
+def exportable(record: type[T]) -> type[T]:
+    """Let programs that `jax.export` writes to a file take and return a named tuple."""
+    name = f"gradclip.{record.__name__}"
+    when_imported(
+        "jax.export",
+        lambda: sys.modules["jax.export"].register_namedtuple_serialization(record, serialized_name=name),
+    )
+    return record
 
 
 class _Watch:
     """A finder that lets the others find the module and calls back once it has run. Finding alone does nothing."""
 
-    def __init__(self, name: str, then: Callable[[], None]) -> None:
+    def __init__(self, name: str, then: list[Callable[[], None]]) -> None:
         self.name = name
         self.then = then
 
@@ -84,6 +100,7 @@ class _Watch:
             # A loader may run several modules, or the same module again.
             if module.__name__ == self.name and self in sys.meta_path:
                 sys.meta_path.remove(self)
-                self.then()
+                for then in self.then:
+                    then()
 
         loader.exec_module = exec_module  # type: ignore[method-assign]

@@ -89,16 +89,16 @@ class _ClippedFunction(ClippedFunction):
     ) -> Callable[..., Any]:
         return verbs.over_batch(of_example, axes, self.spmd_axis_name)
 
-    def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
-        flat = flatten(super()._finished(verbs, summed, dtypes))
+    def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
+        flat = flatten(super()._finished(summed, dtypes))
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
-        return flat.rebuild([verbs.cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
+        return flat.rebuild([x.astype(dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
 
     def _to_clip(self, tree: object) -> Any:
         return as_floats(tree)
 
     def _added_in(self) -> Any:
-        return self.seen.narrowest() if self.dtype is None else self.dtype
+        return self.observed.narrowest() if self.dtype is None else self.dtype
 
 
 def clipped_fun(

@@ -1,8 +1,9 @@
 """Shapes of batches and places in them. The last bits of an example's gradient depend on both."""
 
+import math
 from dataclasses import replace
 
-from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.sensitivity import Sensitivity
 
 _AT_A_TIME = 8
 
@@ -30,10 +31,9 @@ def promise_for(
     elif alone:
         note = f"{units} computed one at a time"
     elif microbatch_size is None and pad_to is None:
-        return promise.without_limit(
-            "adding or removing one changes the shape of the batch, and with it the last bits of every gradient. Pass "
-            f"{named} pad_to=, the most {units} that a batch can have, or microbatch_size="
-        )
+        why = "adding or removing one changes the shape of the batch, and with it the last bits of every gradient"
+        advice = f"Pass {named} pad_to=, the most {units} that a batch can have, or microbatch_size="
+        return replace(promise, bound=math.inf, rounding=0.0, note=f"{why}. {advice}")
     else:
         note = f"batches padded to {pad_to} {units}"
         note = note if microbatch_size is None else f"microbatches of {microbatch_size} {units}"

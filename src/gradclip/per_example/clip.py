@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from gradclip.arguments import check_mask, check_real, check_threshold, is_single_threshold, scalar_array, shape_of_mask
+import optree
+
+from gradclip.arguments import check_mask, is_single_threshold, shape_of_mask
 from gradclip.arithmetic import ordinary_arithmetic
-from gradclip.backends.registry import find, ways_to_examples
-from gradclip.core.arrays import Arrays
-from gradclip.core.decision import Clipping
-from gradclip.core.derivative import ClipRule
-from gradclip.core.holders import ALONE
-from gradclip.core.norms import Order, norm_dtype
-from gradclip.core.protocols import Backend
-from gradclip.core.rules import Target
-from gradclip.core.scopes import EXAMPLE
-from gradclip.core.values import Array, shape_of
+from gradclip.backends.imported import exportable
+from gradclip.backends.registry import find, framework_of, ways_to_examples
+from gradclip.core.values import shape_of
+from gradclip.fast_path import known_threshold, read
 from gradclip.leaves import first_sparse, summed
-from gradclip.per_example import fast_path
-from gradclip.per_example.grid import grid_for
-from gradclip.per_example.outputs import PerExampleInfo
 from gradclip.per_example.settings import PerExampleSettings
-from gradclip.per_example.sums import Batch
-from gradclip.tree import FlatTree
-from gradclip.typing import Mask, Policy, RuleName, Thresholds, Tree, WideDtype
+from gradclip.per_example.sums import Group, nothing, summed_at_once
+from gradclip.tree import FlatTree, flattened
+from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
 from gradclip.wording import listed
 
-_NOT_ON_A_GRID = (
-    "cannot be rounded to a grid. Leave out grid, or pass its real and imaginary parts as two leaves, which have the "
-    "same norm."
-)
+
+@exportable
+class PerExampleInfo(NamedTuple):
+    """How many examples were clipped, and the norm of each.
+
+    Attributes:
+        num_clipped: the number of examples with a norm above their threshold, an integer scalar.
+        norms: the norm of each example before clipping, shape (batch,), float64 if a gradient is
+            float64, else float32.
+
+    With `per_layer`, both are trees with the structure of the gradients. With a tree of thresholds, they have the
+    structure of that tree.
+
+    Both reveal single examples. The noise on the sum does not protect them: add separate noise before you publish
+    them or choose thresholds from them.
+    """
+
+    num_clipped: Scalar
+    norms: Scalar
 
 
 @ordinary_arithmetic
@@ -117,22 +125,70 @@ def per_example_clip(
         grid=grid,
         to_unit=to_unit,
     )
-    found = fast_path.clip_examples(grads, settings, mask)
-    if found is not None:
-        total, clipped, norms = found
-        return total, PerExampleInfo(clipped, norms)
-    return clip_examples(grads, settings, check_mask(mask))
+    return clip_examples(grads, settings, mask)
 
 
 def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tree, PerExampleInfo]:
-    """Clip and add up examples as `per_example_clip` does. The mask is already checked."""
-    flat = summed(grads)
+    """Clip and add up examples as `per_example_clip` does."""
+    ordinary = _ordinary(grads, settings, mask)
+    if ordinary is not None:
+        return ordinary
+    mask, flat = check_mask(mask), summed(grads)
     plan = _Plan.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     backend.check_sum_dtype(settings.dtype_of_sums)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
     check_batch(flat, flat.leaves, mask)
-    return _Batch(backend, flat, prepared, mask, settings).clip_groups(plan)
+    inside = None if mask is None else backend.booleans(mask)
+    outline = flat.outline(backend.types_of(flat.leaves))
+    sums: dict[int, Any] = {}
+    counts, norms = [], []
+    for indices, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
+        if indices:
+            group = Group.of(backend, outline, indices, settings, share)
+            made, norm, count = group.clip([prepared[i] for i in indices], threshold, inside)
+        else:
+            made, norm, count = nothing(backend, shape_of(flat.leaves[0])[:1], outline.leaves)
+        sums.update(zip(indices, made, strict=True))
+        counts.append(count)
+        norms.append(norm)
+    total = flat.rebuild([sums[i] for i in range(len(sums))])
+    if plan.shape is None:
+        return total, PerExampleInfo(counts[0], norms[0])
+    return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
+
+
+def _ordinary(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tree, PerExampleInfo] | None:
+    """Clip and add up an ordinary batch, with fewer steps before the kernels; return None for any other batch.
+
+    A batch is ordinary if the kernels read it, no derivative is asked for, and each example is clipped as a whole to a
+    number.
+    """
+    if settings.per_layer or settings.grid is not None:
+        return None
+    leaves, structure = optree.tree_flatten(grads)
+    given = read(leaves)
+    if given is None or len({leaf.shape[:1] for leaf in leaves} | {leaves[0].shape[:1] or None}) > 1:
+        return None
+    max_norm = known_threshold(settings.max_norm)
+    if max_norm is None or not (mask is None or _is_ordinary(mask, leaves[0])):
+        return None
+    with given.backend.precision():
+        inside: Any = None if mask is None else given.backend.booleans(mask)
+        made = summed_at_once(given, settings, float(max_norm), inside)
+        if made is None:
+            group = Group.of(given.backend, flattened(leaves, structure), range(len(leaves)), settings, 1.0)
+            made = group.summed(given.arrays(), float(max_norm), inside)
+    return optree.tree_unflatten(structure, made.sums), PerExampleInfo(made.clipped, made.norm)
+
+
+def _is_ordinary(mask: Any, leaf: Any) -> bool:
+    """Return whether a mask has a known boolean for each example, in a list or an array of the leaf's framework."""
+    if isinstance(mask, list | tuple):
+        return set(map(type, mask)) <= {bool} and (len(mask),) == leaf.shape[:1]
+    framework = framework_of(mask) if type(mask) is type(leaf) else None
+    known = framework is not None and framework.on_fast_path([mask]) is not None
+    return known and "bool" in str(mask.dtype) and mask.shape == leaf.shape[:1]
 
 
 @dataclass(frozen=True)
@@ -158,105 +214,6 @@ class _Plan:
         shape, groups = flat.each_alone()
         of_leaf = iter(shares)
         return cls(shape, groups, [threshold] * len(groups), [next(of_leaf) if group else 1.0 for group in groups])
-
-
-class _Batch:
-    """A batch of per-example gradients, with leaves clipped together or one by one."""
-
-    def __init__(
-        self, backend: Backend, flat: FlatTree, prepared: Sequence[Any], mask: Mask, settings: PerExampleSettings
-    ) -> None:
-        self.backend = backend
-        self.flat = flat
-        self.outline = flat.outline(backend.types_of(flat.leaves))
-        self.prepared = prepared
-        self.mask = None if mask is None else backend.booleans(mask)
-        self.settings = settings
-
-    def clip_groups(self, plan: _Plan) -> tuple[Any, PerExampleInfo]:
-        """Clip each group of leaves; return the sums, and the `PerExampleInfo` in the plan's shape."""
-        sums: dict[int, Any] = {}
-        counts, norms = [], []
-        for group, threshold, share in zip(plan.groups, plan.thresholds, plan.shares, strict=True):
-            made, norm, count = self.clip(group, threshold, share) if group else self._of_nothing()
-            sums.update(zip(group, made, strict=True))
-            counts.append(count)
-            norms.append(norm)
-        total = self.flat.rebuild([sums[i] for i in range(len(sums))])
-        if plan.shape is None:
-            return total, PerExampleInfo(counts[0], norms[0])
-        return total, PerExampleInfo(plan.shape.arrange(counts), plan.shape.arrange(norms))
-
-    def _of_nothing(self) -> tuple[list[Any], Any, Any]:
-        """Return what `clip` returns for no leaves."""
-        backend, leaves = self.backend, self.outline.leaves
-        with backend.precision():
-            zeros = backend.zeros(shape_of(self.flat.leaves[0])[:1], ())
-            return [], backend.leave_scalar(zeros, "float32", leaves), backend.leave_count(zeros > 0, leaves)
-
-    def clip(self, indices: Sequence[int], threshold: object, share: float) -> tuple[list[Any], Any, Any]:
-        """Clip the leaves at `indices` together; return their sums, the norms and the number of clipped examples."""
-        known = check_threshold(threshold, backend=self.backend)
-        own = known if isinstance(known, float) else None
-        asked = Clipping(own, Order(2.0), self.settings.policy, self.settings.target)
-        rule = ClipRule(asked.order, own, asked.nonfinite, asked.target, EXAMPLE, summed=True, share=share)
-        dtype, grid = self.settings.dtype_of_sums, self.settings.grid
-        group = _Group(self.backend, self.outline, indices, asked, share, dtype, grid)
-        clip = self.backend.differentiable(group.clipped, rule)
-        prepared = [self.prepared[i] for i in indices]
-        sums, norms, (count, *integers) = clip(prepared, scalar_array(threshold), self.mask)
-        return [*sums, *integers], norms, count
-
-
-@dataclass(frozen=True)
-class _Group:
-    """Leaves that are clipped together, to a share of the threshold in `clipping`, or of a traced threshold.
-
-    It must not hold a traced array: JAX keeps whatever its derivative rules hold.
-    """
-
-    backend: Backend
-    outline: FlatTree
-    indices: Sequence[int]
-    clipping: Clipping
-    share: float
-    sum_dtype: str | None
-    grid: int | None
-
-    def clipped(self, prepared: Sequence[Any], max_norm: Any, mask: Array | None) -> tuple[list[Any], Any, list[Any]]:
-        """Return differentiable sums, the norms, and a list of the number clipped and any integer sums."""
-        with self.backend.precision():
-            arrays = self.backend.enter(prepared)
-            own = self.clipping.max_norm
-            threshold = self.backend.scalar(max_norm, arrays) if own is None else own
-            sums, norms, count = self._summed(arrays, self._shared(threshold), mask)
-            return ([], norms, [count, *sums]) if self.grid else (sums, norms, [count])
-
-    def _summed(self, arrays: Arrays, threshold: float | Array, mask: Array | None) -> tuple[list[Any], Any, Any]:
-        clipping = replace(self.clipping, max_norm=threshold)
-        if self.grid is not None:
-            check_real(arrays, self._names, _NOT_ON_A_GRID)
-            grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
-            target = Target(grid.steps, clipping.target.gamma, grid.share, integers=True)
-            clipping = replace(clipping, target=target)
-        made = Batch(self.backend, arrays, clipping, self._names, ALONE).clip_and_sum(mask)
-        sums = self.backend.leave_sums(made.sums, arrays, self.sum_dtype)
-        leaves = [self.outline.leaves[i] for i in self.indices]
-        norms = self.backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves)
-        return sums, norms, self.backend.leave_count(made.clipped, leaves)
-
-    def _names(self) -> list[str]:
-        paths = self.outline.paths()
-        return [paths[i] for i in self.indices]
-
-    def _shared(self, threshold: Any) -> Any:
-        """Return the share of a threshold, or 0 if the product is subnormal."""
-        if self.share == 1:
-            return threshold
-        shared, tiny = threshold * self.share, self.backend.wide.tiny
-        if isinstance(shared, float):
-            return 0.0 if shared < tiny else shared
-        return self.backend.xp.where(shared < tiny, 0.0, shared)
 
 
 def layer_shares(sizes: Sequence[int], *, uniform: bool) -> list[float]:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradclip.arguments import check_flag, check_mask
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.entries import Entry
+from gradclip.backends.imported import exportable
 from gradclip.backends.registry import differentiating
 from gradclip.core.values import Array
 from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.batching.choose import batching_of
-from gradclip.per_example.batching.verbs import Batching, Programs, Step, mapped
+from gradclip.per_example.batching.verbs import Axes, Batching, Function, Programs, Step, mapped
 from gradclip.per_example.call_arguments import (
     batch_size,
     check_assumption,
@@ -28,16 +29,31 @@ from gradclip.per_example.call_arguments import (
     others_than,
 )
 from gradclip.per_example.clip import clip_examples
-from gradclip.per_example.outputs import ExampleOutputs
-from gradclip.per_example.promise import Sensitivity
+from gradclip.per_example.observed import ObservedGradients
 from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_examples, shown
-from gradclip.per_example.seen import Seen
-from gradclip.per_example.sensitivity import sensitivity_of
+from gradclip.per_example.sensitivity import Sensitivity, sensitivity_of
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Mask, Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
 _clip_examples = ordinary_arithmetic(clip_examples)
+
+
+@exportable
+class ExampleOutputs(NamedTuple):
+    """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.
+
+    Attributes:
+        values: what the function returned.
+        norms: the norm before clipping.
+        aux: the function's second result.
+
+    All of them reveal single examples. The noise on the sum does not protect them.
+    """
+
+    values: Any = None
+    norms: Any = None
+    aux: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,7 +67,7 @@ class ClippedFunction:
 
     # Integrations override _framework, _is_mapped, _over_batch, _to_clip, _finished and _added_in.
 
-    fun: Callable[..., Any]
+    fun: Function
     settings: PerExampleSettings
     argnums: int | tuple[int, ...] | None
     batch_argnums: tuple[int, ...]
@@ -66,7 +82,7 @@ class ClippedFunction:
     unit: Unit = "example"
     method: Method = "vmap"
     assumed: bool = False  # batch_argnums was left out
-    seen: Seen = field(default_factory=Seen, init=False, repr=False)
+    observed: ObservedGradients = field(default_factory=ObservedGradients, init=False, repr=False)
     programs: Programs = field(default_factory=Programs, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -150,7 +166,7 @@ class ClippedFunction:
             sum_format=self.settings.sum_format,
             summed_in=summed_in,
             partial_sums=partial_sums,
-            elements=self.seen.elements(elements),
+            elements=self.observed.elements(elements),
             microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
             partial_sums_in=self._added_in() if partial_sums_in is None else partial_sums_in,
         )
@@ -205,8 +221,8 @@ class ClippedFunction:
             setting, carriers = (self.max_norm, kinds, tuple(axes), rows), (0, *axes)
             (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
         if self.argnums is not None and count:
-            self.seen.check_used(lambda: verbs.unused(of_example, args, axes, summed), verbs.modules_called)
-        result = self._finished(verbs, summed, known)
+            self.observed.check_used(lambda: verbs.unused(of_example, args, axes, summed), verbs.modules_called)
+        result = self._finished(summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
 
@@ -214,13 +230,11 @@ class ClippedFunction:
         """Say whether the argument at a position carries the batch. The last of `count` is the dict of keywords."""
         return position in self.batch_argnums
 
-    def _over_batch(
-        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
-    ) -> Callable[..., Any]:
+    def _over_batch(self, verbs: Batching, of_example: Function, axes: Axes) -> Function:
         """Map the function of one example over axis 0 of the arguments whose entry in `axes` is 0."""
         return verbs.over_batch(of_example, axes, None)
 
-    def _of_example(self, verbs: Batching, kinds: Mapping[int, Any]) -> Callable[..., Any]:
+    def _of_example(self, verbs: Batching, kinds: Mapping[int, Any]) -> Function:
         """Return a function of one example: `(tree to clip, (value, aux))`. `kinds` holds opened arguments."""
 
         def fun(*args: Any) -> Any:
@@ -242,7 +256,7 @@ class ClippedFunction:
             return lambda *args: ((made := fun(*args))[0], ((), made[1]))
         return verbs.with_gradient(fun, self.argnums)
 
-    def _step(self, verbs: Batching, of_batch: Callable[..., Any], dtypes: list[Any]) -> Step:
+    def _step(self, verbs: Batching, of_batch: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
 
         def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
@@ -250,7 +264,7 @@ class ClippedFunction:
             leaves = flatten(tree).leaves
             dtypes[:] = [leaf.dtype for leaf in leaves]
             summed, info = _clip_examples(self._to_clip(tree), self.settings, mask)
-            self.seen.note(leaves)
+            self.observed.note(leaves)
             kept = (values if self.return_values else None, aux if self.has_aux else None)
             values, aux = kept if mask is None else verbs.blanked(kept, mask)
             return summed, ExampleOutputs(values, info.norms if self.return_norms else None, aux)
@@ -260,7 +274,7 @@ class ClippedFunction:
     def _to_clip(self, tree: object) -> Any:
         return tree
 
-    def _finished(self, verbs: Batching, summed: object, dtypes: Sequence[Any]) -> Any:
+    def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
         """Turn the sum into the result of a call. `dtypes` are the dtypes of the clipped leaves."""
         flat = counted(summed) if self.normalize_by != 1.0 else None
         return summed if flat is None else flat.rebuild([x / self.normalize_by for x in flat.leaves])

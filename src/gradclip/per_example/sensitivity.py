@@ -5,54 +5,126 @@ can have after clipping: C, or the root of the sum of the C_k**2 of several thre
 sum by at most B. Putting zeros in its place moves it by at most B, replacing it by a different unit by at most 2B. All
 rules have the same B: `"clip"` scales a norm N by min(1, C / N), `"normalize"` by C / N, `"automatic"` by
 C / (N + gamma). Dividing the sum by a constant divides the bound by it. The divisor must be a constant: the number of
-examples is itself private.
-
-The rounding. Let there be n units of K elements each. Let u be the unit roundoff of the format in which sums are
-computed, and v that of the format in which they are returned. Write g(k, u) = k*u / (1 - k*u). A product of k factors,
-each 1 + d with |d| <= u, differs from 1 by at most g(k, u) (Higham, Accuracy and Stability of Numerical Algorithms,
-2nd ed., lemma 3.1).
-
-1. The sum itself. Let p_i be what unit i adds, ||p_i|| <= B. In each coordinate, in any order, a term takes part in at
-   most n - 1 additions. So the computed sum is the sum of the terms p_ij, each times a product of n - 1 such factors.
-   (A fused multiply and add rounds no more often.) These steps add r more factors, with v in place of u: rounding the
-   result, adding k microbatches (k - 1 additions), and dividing by a constant. (The division may be a multiplication by
-   the rounded inverse, and the constant itself may be rounded.) Adding m such sums afterwards, in any order, adds m - 1
-   more factors with v. If the sums are first rounded to a format of roundoff w, it adds m factors with w instead. So
-   each coordinate is off by at most e * sum_i |p_ij|, with
-   e = (1 + g(n - 1, u)) * (1 + g(r, v)) * (1 + g(m, w)) - 1. By the triangle inequality, the vector is off by at most
-   e * ||sum_i |p_i||| <= e * n * B, where n counts the units of all m sums. The distance between two such sums is off
-   by at most twice that.
-2. The other units. One example can make a reduction choose a different order or scale. The computed norms of all other
-   examples can then change in their last bits. A computed norm of K elements differs from the exact norm by a factor
-   with at most (K + 9) / 2 + 3 rounding errors. The coefficient adds 8 more, and the 16 by which it is lowered if it
-   is not 1. Compare two computed coefficients of one example. If both are lowered, the 16 cancel, and they differ
-   relatively by at most (K + 31) * u. If one of them is 1, only the other has the 8 and the 16, and they differ by at
-   most (K + 39) * u. Both are at most s = 2 * (K + 16) * u. (For K < 7, there are fewer operations than counted here.)
-   So all p_i together differ by at most s * n * B. Devices that add in float32 add in pairs: for them, replace K by
-   twice its number of binary digits.
-   (The kernels' sums of half types have larger errors, but give each row the same bits whatever the others hold.)
-3. Underflow. Numbers below the normal range may be flushed to zero. This costs at most the smallest normal number for
-   each operation of step 1 in each of K coordinates, doubled for the operations that follow.
-
-`rounding` is the sum of the three, divided by the constant. Sums of integers on a grid have no rounding, as long as
-each coefficient depends on its own example alone, bit for bit.
+examples is itself private. What rounding adds is in `gradclip.per_example.rounding`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from fractions import Fraction
 
 from gradclip.arguments import check_flag, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.core.formats import Format
 from gradclip.per_example.grid import check_threshold_of_grid, grid_for
-from gradclip.per_example.promise import RELATIONS, Sensitivity
 from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Summation, root_up, rounded_up
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
+
+RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
+UNITS = ("example", "group")
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The largest L2 distance that one unit of data can move a result.
+
+    Args:
+        bound: that distance in exact arithmetic, in the units of the result, after any division by `denominator`. For
+            sums on a grid, in units of the integers times max_norm / grid.
+        unit: one unit of data: "example", or "group" if whole groups are clipped together.
+        relation: what happens to one unit. "add_or_remove_one", "replace_one" (by a different unit) or "zero_out"
+            (zeros take its place).
+        denominator: the constant that the sum was divided by; None if it was not divided.
+        rounding: how much floating-point rounding may add to the distance. 0 for sums of integers, NaN if unknown
+            because no batch size was given.
+        note: which batches it holds for, such as "batches padded to 256 examples". If the bound is infinite, why.
+        keeps_places: it holds only for two batches in which every unit they share has the same place. A unit that is
+            removed leaves a gap: its place stays empty, by `mask=`.
+
+    Raises:
+        ValueError: a number out of range, or an unknown name.
+        TypeError: a value that is not a number. NumPy scalars are accepted and become Python numbers.
+
+    >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
+    >>> print(mean)
+    sum over examples / 4, add or remove one example: at most 0.5
+    >>> mean.noise_std(noise_multiplier=3.0)
+    1.5
+    """
+
+    bound: float
+    unit: Unit
+    relation: Relation
+    denominator: float | None = None
+    rounding: float = 0.0
+    note: str = ""
+    keeps_places: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
+            object.__setattr__(self, name, as_number(name, getattr(self, name)))
+        if not self.bound >= 0:
+            raise ValueError(f"bound must be a distance, 0 or more, got {self.bound!r}.")
+        if self.rounding < 0:
+            raise ValueError(f"rounding must be 0 or more, or NaN if it is unknown, got {self.rounding!r}.")
+        if self.denominator is not None and not 0 < self.denominator < math.inf:
+            raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
+        check_name("unit", self.unit, UNITS)
+        check_name("relation", self.relation, RELATIONS)
+        object.__setattr__(self, "keeps_places", check_flag("keeps_places", self.keeps_places))
+
+    @property
+    def total(self) -> float:
+        """The bound plus the rounding, rounded up: the largest distance in floating point.
+
+        Raises ValueError if the rounding is unknown or the bound is infinite.
+        """
+        if math.isinf(self.bound + self.rounding):
+            raise ValueError(
+                f"one {self.unit} can move this sum without limit: {self.note or 'max_norm must be finite'}."
+            )
+        if math.isnan(self.rounding):
+            raise ValueError(
+                "the rounding of this sensitivity is unknown: it grows with the number of examples in a sum. Pass "
+                "batch_size=, the most examples summed at once. To leave the rounding out, use "
+                "dataclasses.replace(sensitivity, rounding=0.0)."
+            )
+        return rounded_up(Fraction(self.bound) + Fraction(self.rounding))
+
+    def noise_std(self, noise_multiplier: float) -> float:
+        """Return the standard deviation of the noise to add to the result: noise_multiplier * total, rounded up.
+
+        `noise_multiplier` is the ratio of noise to sensitivity that accountants of the Gaussian mechanism use.
+
+        Raises ValueError for a negative or infinite multiplier, for noise beyond float64's range, and when `total`
+        does. Raises TypeError for a multiplier that is not a number.
+
+        >>> Sensitivity(1.0, "example", "replace_one").noise_std(noise_multiplier=1.1)
+        1.1
+        """
+        multiplier = as_number("noise_multiplier", noise_multiplier)
+        if not 0 <= multiplier < math.inf:
+            raise ValueError(f"noise_multiplier must be a finite number, 0 or more, got {noise_multiplier!r}.")
+        std = rounded_up(Fraction(multiplier) * Fraction(self.total))
+        if math.isinf(std):
+            raise ValueError(
+                f"noise of {multiplier:g} times {self.total:g} is beyond float64's range. Lower max_norm or "
+                "noise_multiplier."
+            )
+        return std
+
+    def __str__(self) -> str:
+        divided = "" if self.denominator is None else f" / {self.denominator:g}"
+        change = self.relation.removesuffix("_one").replace("_", " ")
+        extra = f" (+ {self.rounding:.2g} rounding)" if self.rounding else ""
+        if math.isnan(self.rounding):
+            extra = " (+ rounding, unknown without batch_size)"
+        note = f"; {self.note}" if self.note else ""
+        return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
 
 
 @ordinary_arithmetic
@@ -102,7 +174,8 @@ def clipped_sum_sensitivity(
             `sum_dtype`: "float32", "float64", "float16" or "bfloat16", as in a compressed reduction.
 
     Returns:
-        A `Sensitivity`. Its bound and rounding are rounded up. `gradclip.per_example.sensitivity` proves them.
+        A `Sensitivity`. Its bound and rounding are rounded up. The modules
+        `gradclip.per_example.sensitivity` and `gradclip.per_example.rounding` prove them.
 
     Raises:
         ValueError: a negative or NaN threshold, an unknown name, a count below 1 or above 2**63 - 1, a `normalize_by`

@@ -1,45 +1,190 @@
 """Clip each example of a batch by its own norm and add up, reading the data once if the backend can, else twice."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any, NamedTuple
 
-from gradclip.backends.sums import ENOUGH
+import numpy as np
+
+from gradclip import native
+from gradclip.arguments import check_real, check_threshold, scalar_array
+from gradclip.backends.registry import entry_of
+from gradclip.backends.sums import ENOUGH, examples_sum_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decision import Clipping
+from gradclip.core.derivative import ClipRule
 from gradclip.core.formats import FLOAT64
-from gradclip.core.nonfinite import SKIP
-from gradclip.core.norms import Norm, relative_error, settled
+from gradclip.core.holders import ALONE
+from gradclip.core.nonfinite import SKIP, Nonfinite
+from gradclip.core.norms import EUCLIDEAN, Norm, norm_dtype, relative_error, settled
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
-from gradclip.core.rules import known_rule_for_sums, rule_for_sums
+from gradclip.core.rules import Target, known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 from gradclip.core.values import Array
+from gradclip.fast_path import Ordinary, alike, dtype_of_norm
+from gradclip.per_example.grid import grid_for
+from gradclip.per_example.settings import PerExampleSettings
+from gradclip.tree import FlatTree
 
-if TYPE_CHECKING:
-    from gradclip.core.holders import Holders
+_NOT_ON_A_GRID = (
+    "cannot be rounded to a grid. Leave out grid, or pass its real and imaginary parts as two leaves, which have the "
+    "same norm."
+)
 
 
-@dataclass(frozen=True)
-class Summed:
-    """The result for a batch: wide sums over its examples, their norms, and which examples count as clipped."""
+class Summed(NamedTuple):
+    """The result for a batch: sums over its examples, their norms, and which examples, or how many, are clipped."""
 
     sums: Sequence[Any]
-    norm: Norm
+    norm: Any
     clipped: Any
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The gradients of a batch, and how to clip each example. `names` and `holders` are as in `decide`."""
+class Group(NamedTuple):
+    """Leaves that are clipped together, to a share of their threshold. The fields are those of `PerExampleSettings`.
+
+    It must not hold a traced array: JAX keeps whatever its derivative rules hold.
+    """
+
+    backend: Backend
+    outline: FlatTree
+    indices: Sequence[int]
+    nonfinite: Nonfinite
+    target: Target
+    sum_dtype: str | None
+    grid: int | None
+    share: float = 1.0
+
+    @classmethod
+    def of(
+        cls, backend: Backend, outline: FlatTree, indices: Sequence[int], settings: PerExampleSettings, share: float
+    ) -> Group:
+        """Return the leaves at `indices`, clipped by these settings but for the threshold."""
+        how = settings.policy, settings.target, settings.dtype_of_sums, settings.grid
+        return cls(backend, outline, indices, *how, share)
+
+    def clip(self, prepared: Sequence[Any], threshold: object, mask: Array | None) -> Summed:
+        """Clip the leaves; return their sums, the norms and the number of clipped examples, all with derivatives."""
+        checked = check_threshold(threshold, backend=self.backend)
+        own = checked if isinstance(checked, float) else None
+        rule = ClipRule(EUCLIDEAN, own, self.nonfinite, self.target, EXAMPLE, summed=True, share=self.share)
+        clip = self.backend.differentiable(partial(self._with_integers_apart, own), rule)
+        sums, norms, (count, *integers) = clip(prepared, _array_of(threshold, own, prepared[0]), mask)
+        return Summed([*sums, *integers], norms, count)
+
+    def _with_integers_apart(
+        self, own: float | None, prepared: Sequence[Any], max_norm: Any, mask: Array | None
+    ) -> tuple[Sequence[Any], Any, list[Any]]:
+        """Return differentiable sums, the norms, and a list of the number clipped and any integer sums.
+
+        `own`: the threshold if it is a known number, else None.
+        """
+        with self.backend.precision():
+            arrays = self.backend.enter(prepared)
+            made = self.summed(arrays, self.backend.scalar(max_norm, arrays) if own is None else own, mask)
+        return ([], made.norm, [made.clipped, *made.sums]) if self.grid else (made.sums, made.norm, [made.clipped])
+
+    def summed(self, arrays: Arrays, max_norm: float | Array, mask: Array | None) -> Summed:
+        """Clip and add up the examples of `arrays`; return their sums, the norms and the number of clipped ones."""
+        target = self.target
+        if self.grid is not None:
+            check_real(arrays, self._names, _NOT_ON_A_GRID)
+            grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
+            target = Target(grid.steps, target.gamma, grid.share, integers=True)
+        clipping = Clipping(self._shared(max_norm), EUCLIDEAN, self.nonfinite, target)
+        made = Batch(self.backend, arrays, clipping, self._names).clip_and_sum(mask)
+        leaves = [self.outline.leaves[i] for i in self.indices]
+        return Summed(
+            self.backend.leave_sums(made.sums, arrays, self.sum_dtype),
+            self.backend.leave_scalar(made.norm.product(), norm_dtype(arrays), leaves),
+            self.backend.leave_count(made.clipped, leaves),
+        )
+
+    def _names(self) -> list[str]:
+        paths = self.outline.paths()
+        return [paths[i] for i in self.indices]
+
+    def _shared(self, threshold: Any) -> Any:
+        """Return the share of a threshold, or 0 if the product is subnormal."""
+        if self.share == 1:
+            return threshold
+        shared, tiny = threshold * self.share, self.backend.wide.tiny
+        if isinstance(shared, float):
+            return 0.0 if shared < tiny else shared
+        return self.backend.xp.where(shared < tiny, 0.0, shared)
+
+
+def _array_of(threshold: object, known: float | None, gradient: Any) -> Any:
+    """Return a threshold that may have a derivative as an array, else None: one of another framework has none here.
+
+    Raises TypeError if its value is not known either.
+    """
+    array, ours = scalar_array(threshold), entry_of(gradient)
+    other = entry_of(array)
+    if ours is None or other is None or other is ours or not ours.has_derivatives:
+        return array
+    if known is None:
+        raise TypeError(
+            f"max_norm is an array of {other.name} without a known value, but the gradients are of {ours.name}. Pass a "
+            "number, or convert it."
+        )
+    return None
+
+
+def nothing(backend: Backend, examples: tuple[int, ...], leaves: Sequence[Any]) -> Summed:
+    """Return what `Group.clip` returns for no leaves of a batch of this shape, `(batch,)`."""
+    with backend.precision():
+        zeros = backend.zeros(examples, ())
+        return Summed([], backend.leave_scalar(zeros, "float32", leaves), backend.leave_count(zeros > 0, leaves))
+
+
+def summed_at_once(
+    given: Ordinary, settings: PerExampleSettings, max_norm: float, inside: np.ndarray | None
+) -> Summed | None:
+    """Return what `Group.summed` returns if the kernels' first look settles it, with plain numbers; else None."""
+    known, leaves, array, dtypes = given.known, given.leaves, given.backend.array, tuple(given.known.dtypes)
+    arrays = alike(dtypes)
+    widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
+    if not (known.in_order and len(leaves[0]) and sum(widths)) or arrays.any_complex:
+        return None
+    # The kernels read the squares first: NaN means that the example is left out.
+    squares = np.zeros(len(leaves[0])) if inside is None else np.where(inside, 0.0, np.nan)
+    totals = np.zeros(sum(widths))
+    into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
+    rule = known_rule_for_sums(settings.target, max_norm, error_of_norms(sum(widths)))
+    native.kernels.add_examples(known, len(squares), rule, into[0], into[1], given.backend.threads())
+    norms = np.sqrt(squares if inside is None else np.where(inside, squares, 0.0))
+    measured = norms if inside is None else norms[inside]
+    if not np.isfinite(measured).all() or (FLOAT64 in arrays.formats and not (measured > math.sqrt(ENOUGH)).all()):
+        return None
+    sums, asked = [], settings.dtype_of_sums
+    for leaf, width, end in zip(leaves, widths, accumulate(widths), strict=True):
+        own = "float64" if "64" in str(leaf.dtype) else "float32"  # no leaf is complex
+        sums.append(array(totals[end - width : end].reshape(leaf.shape[1:]), asked or own))
+    clipped = np.int64(np.count_nonzero(norms > max_norm))
+    return Summed(sums, array(norms, dtype_of_norm(dtypes)), array(clipped, "int64"))
+
+
+@lru_cache(maxsize=64)
+def error_of_norms(count: int) -> float:
+    """Bound the relative error of the norm of an example of `count` elements, computed while it is added up."""
+    return relative_error(EUCLIDEAN, examples_sum_error(count), FLOAT64, exact=False)
+
+
+class Batch(NamedTuple):
+    """The gradients of a batch, and how to clip each example. `names` are as in `decide`."""
 
     backend: Backend
     arrays: Arrays
     clipping: Clipping
     names: Callable[[], Sequence[str]]
-    holders: "Holders"
 
     def clip_and_sum(self, mask: Array | None) -> Summed:
         """Clip each example by its own norm and add up the examples in the mask, or all if it is None."""
@@ -47,18 +192,18 @@ class Batch:
         summed = batch._in_one_reading(mask)
         return batch._in_two_readings(mask) if summed is None else summed
 
-    def _zeroed(self) -> "Batch":
+    def _zeroed(self) -> Batch:
         """Put zeros for the non-finite elements of a batch, if its values cannot be read for free."""
         backend, clipping = self.backend, self.clipping
         if backend.concrete or clipping.target.integers:
             return self
-        return replace(self, arrays=backend.zeroed(self.arrays), clipping=replace(clipping, nonfinite=SKIP))
+        return self._replace(arrays=backend.zeroed(self.arrays), clipping=replace(clipping, nonfinite=SKIP))
 
     def _in_two_readings(self, mask: Array | None) -> Summed:
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
         integers = clipping.target.integers
         scope = EXAMPLE_ALONE if integers else EXAMPLE
-        made = decide(backend, arrays, clipping, self.names, layout=scope, mask=mask, holders=self.holders)
+        made = decide(backend, arrays, clipping, self.names, layout=scope, mask=mask, holders=ALONE)
         if integers:
             sums: Sequence[Any] = [backend.rounded_sum(x, made.coefficient) for x in made.arrays]
         else:
@@ -74,22 +219,22 @@ class Batch:
         not depend on the others.
         """
         backend, arrays, clipping = self.backend, self.arrays, self.clipping
-        count = arrays.sharing(EXAMPLE)
-        spoil = not (backend.concrete or clipping.nonfinite.blanks)
-        if clipping.target.integers or not count or not (backend.concrete or self._always_trusted):
+        count, trusting = arrays.sharing(EXAMPLE), self._always_trusted()
+        if clipping.target.integers or not count or not (backend.concrete or trusting):
             return None
         error = relative_error(clipping.order, backend.examples_error(count), FLOAT64, exact=False)
         if isinstance(clipping.max_norm, float):
             rule = known_rule_for_sums(clipping.target, float(clipping.max_norm), error)
         else:
             rule = rule_for_sums(backend.xp, clipping.target, clipping.max_norm, error)
+        spoil = not (backend.concrete or clipping.nonfinite.blanks)
         found = backend.add_examples(arrays, rule, mask, spoil=spoil)
         if found is None:
             return None
         sums, norms = found
         norm = Norm(norms, None, error, 0.0)
         summed = Summed(sums, norm, exceeds(norm, clipping.max_norm))
-        if self._always_trusted:
+        if trusting:
             return summed
         trusted = backend.xp.isfinite(norms) & (norms > math.sqrt(ENOUGH) if FLOAT64 in arrays.formats else True)
         others = ~trusted if mask is None else ~trusted & mask
@@ -107,7 +252,6 @@ class Batch:
         clipped = xp.where(others, apart.clipped, summed.clipped)
         return Summed([a + b for a, b in zip(sums, apart.sums, strict=True)], norm, clipped)
 
-    @property
     def _always_trusted(self) -> bool:
         """Say whether one reading is always enough, so no value needs to be checked."""
         policy = self.clipping.nonfinite

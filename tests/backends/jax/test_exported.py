@@ -10,6 +10,7 @@ import pytest
 
 import gradclip
 from frameworks import DTYPES, numpy_dtype
+from fresh_process import run
 from gradclip.backends.jax import exported, kernels
 from gradclip.backends.sums import ENOUGH, kernels_sum_error
 from gradclip.core.arrays import Arrays
@@ -152,7 +153,7 @@ CALLS = {
     "tree": lambda tree: gradclip.clip_by_global_norm(tree, 1.0),
     "layers": lambda tree: gradclip.clip_by_layer_norm(tree, 1.0),
     "units": lambda tree: gradclip.clip_by_unit_norm(tree, 1.0),
-    "examples": lambda tree: gradclip.per_example_clip(tree, 1.0)[0],
+    "examples": lambda tree: gradclip.per_example_clip(tree, 1.0),
     "many": lambda tree: jax.vmap(lambda one: gradclip.clip_by_global_norm(one, 1.0))(tree),
     "many batches": lambda tree: jax.vmap(lambda one: gradclip.per_example_clip({"a": one["a"][None]}, 1.0)[0])(tree),
     "gradient": jax.grad(lambda tree: gradclip.global_norm(gradclip.clip_by_global_norm(tree, 1.0)[0]["a"])),
@@ -171,6 +172,33 @@ def test_programs_are_exported_to_a_file_and_back(name, bits):
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_allclose(np.float64(one), np.float64(other), rtol=1e-2 if one.dtype == jnp.bfloat16 else 1e-6)
+
+
+def test_named_tuples_are_exported_to_a_file_and_back():
+    follow, private = gradclip.QuantileThreshold(window=3), gradclip.PrivateQuantile()
+    summed = gradclip.clipped_grad(lambda w, x: (x * w).sum(), 1.0, return_norms=True)
+    like = jnp.zeros(())
+    calls = [
+        (follow.observe, (follow.init(like), jnp.array(5.0))),
+        (private.observe_fraction, (private.init(like), jnp.array(0.25))),
+        (summed, (jnp.zeros(2), jnp.array([[3.0, 4.0]]))),
+    ]
+    for call, arguments in calls:
+        call = jax.jit(call)
+        found = jax.export.deserialize(jax.export.export(call)(*arguments).serialize()).call(*arguments)
+        assert jax.tree.structure(found) == jax.tree.structure(call(*arguments))
+
+
+def test_named_tuples_are_known_if_jax_is_imported_later(tmp_path):
+    code = """
+    import gradclip
+    import jax
+    rows = jax.numpy.array([[3.0, 4.0]])
+    call = jax.jit(lambda rows: gradclip.per_example_clip(rows, 1.0)[1])
+    written = jax.export.export(call)(rows).serialize()
+    print(jax.export.deserialize(written).call(rows).num_clipped)
+    """
+    assert run(code, tmp_path) == "1"
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,7 +1,7 @@
 import numpy as np
 import tensorflow as tf
 
-from gradclip.per_example.batching.tensorflow_programs import by_program
+from gradclip.per_example.batching.tensorflow import by_program
 from gradclip.per_example.batching.verbs import Programs
 
 

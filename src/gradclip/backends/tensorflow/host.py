@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework.ops import EagerTensor  # the type of eager tensors has no public name
 
 from gradclip import native
-from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, aligned_empty, is_aligned, viewed_arrays
+from gradclip.backends.host.arrays import HostArray, HostArrays, OnlyFinite, aligned_empty, is_aligned
 from gradclip.backends.host.backend import Host
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.host.scaling import indices_written

@@ -11,8 +11,7 @@ def batching_of(framework: Entry, method: str) -> Batching:
 
 # Each function uses an import statement: `torch.compile` cannot trace any other kind of import.
 def _torch(loop: bool) -> Batching:
-    from gradclip.per_example.batching.torch import TorchBatching
-    from gradclip.per_example.batching.torch_loop import TorchLoop
+    from gradclip.per_example.batching.torch import TorchBatching, TorchLoop
 
     return TorchLoop() if loop else TorchBatching()
 

@@ -4,7 +4,7 @@ A microbatch is a slice of the batch. The last one is padded with rows that the 
 one compiled program. Slicing happens outside that program, so a long batch is not copied.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,16 +14,15 @@ from jax import lax
 
 from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax_programs import by_program
-from gradclip.per_example.batching.verbs import Programs, Step
+from gradclip.per_example.batching.verbs import Args, Axes, Batching, Function, Made, Programs, Run, Step
 
 
-class JaxBatching:
+class JaxBatching(Batching):
     """`Batching` for JAX."""
 
-    keeps_whole_batches = False
     modules_called = "model.apply(parameters, x) does"
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
         call = jax.value_and_grad(fun, argnums, has_aux=True)
 
         def gradient(*args: object, **kwargs: object) -> Any:
@@ -32,17 +31,10 @@ class JaxBatching:
 
         return gradient
 
-    def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
-    ) -> Callable[..., Any]:
+    def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         # Without `varying_alike`, `jax.grad` would sum the gradients of a replicated argument over all devices.
         call = jax.vmap(fun, in_axes=tuple(axes), spmd_axis_name=spmd_axis_name)
         return lambda *args: call(*varying_alike(*args))
-
-    def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
-    ) -> list[str]:
-        return []
 
     def keys(self, key: object, count: int) -> Any:
         # `jax.random.split` may return other keys for another count.
@@ -57,11 +49,8 @@ class JaxBatching:
 
         return jax.tree.map(rows, tree)
 
-    def cast(self, x: jax.Array, dtype: jnp.dtype) -> jax.Array:
-        return x.astype(dtype)
-
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
+        self, args: Args, axes: Axes, mask: jax.Array | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], jax.Array]:
         missing = size - count
 
@@ -76,13 +65,11 @@ class JaxBatching:
         real = jnp.ones(count, bool) if mask is None else mask
         return tuple(_apart(many, axes)), jnp.concatenate([real, jnp.zeros(missing, bool)]) if missing else real
 
-    def at_once(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int
-    ) -> Any:
+    def at_once(self, step: Step, args: Args, axes: Axes, mask: jax.Array | None, count: int) -> Any:
         return step(args, mask)
 
     def in_microbatches(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: jax.Array | None, count: int, size: int
+        self, step: Step, args: Args, axes: Axes, mask: jax.Array | None, count: int, size: int
     ) -> tuple[Any, Any]:
         number = -(-count // size)  # rounded up
         # Trailing microbatches without examples are skipped, so padding to one shape costs no time.
@@ -113,14 +100,7 @@ class JaxBatching:
         _, empty, blank = varying_alike(args, empty, blank)
         return lax.fori_loop(0, number, body, (empty, blank))
 
-    def kept(
-        self,
-        programs: Programs,
-        setting: object,
-        run: Callable[..., Any],
-        axes: Sequence[int | None],
-        args: Sequence[Any],
-    ) -> Any:
+    def kept(self, programs: Programs, setting: object, run: Run, axes: Axes, args: Args) -> Made:
         return by_program(programs, setting, run, axes, args)
 
 
@@ -129,9 +109,7 @@ class JaxLoop(JaxBatching):
 
     keeps_whole_batches = True  # outside traced code, JAX would compile the loop again at every call
 
-    def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
-    ) -> Callable[..., Any]:
+    def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:
             args = tuple(varying_alike(*args))
 
@@ -159,6 +137,6 @@ def _sum(x: jax.Array, y: jax.Array) -> jax.Array:
     return x if x.dtype == jax.dtypes.float0 else x + y  # `float0` holds no numbers
 
 
-def _apart(args: Sequence[Any], axes: Sequence[int | None]) -> list[Any]:
+def _apart(args: Args, axes: Axes) -> list[Any]:
     """Put the arguments behind a barrier, so that XLA compiles the code after it alike for every number of rows."""
     return [arg if axis is None else lax.optimization_barrier(arg) for arg, axis in zip(args, axes, strict=True)]

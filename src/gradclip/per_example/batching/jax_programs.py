@@ -15,19 +15,13 @@ import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
-from gradclip.per_example.batching.verbs import Programs
+from gradclip.per_example.batching.verbs import Args, Axes, Made, Programs, Run, named
 
-# Values of these types cannot change, so they may be part of a program's key.
-_CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 # Raised by JAX when `run` reads values of traced arrays, or by `run` itself.
 _READS_VALUES = (TypeError, IndexError)
 
-Made = tuple[Any, list[Any]]
 
-
-def by_program(
-    programs: Programs, setting: object, run: Callable[..., Made], axes: Sequence[int | None], args: Sequence[Any]
-) -> Made:
+def by_program(programs: Programs, setting: object, run: Run, axes: Axes, args: Args) -> Made:
     """Return `run(*args)`, a tree of arrays and a list of dtypes. Reuse a compiled program if possible.
 
     `setting` is everything else that the result depends on. `run` is called without compiling while JAX traces, and if
@@ -57,7 +51,7 @@ def by_program(
     return run(*args)
 
 
-def _by_text(programs: Programs, run: Callable[..., Made], parted: "_Parted") -> Made:
+def _by_text(programs: Programs, run: Run, parted: "_Parted") -> Made:
     """Return `run(*args)`. Trace it now, so that it sees the current values of everything that is not an array."""
     traced: list[tuple[Any, list[Any]]] = []
 
@@ -116,7 +110,7 @@ class _Parted:
     fixed: list[Any]  # None in the place of an array
 
     @classmethod
-    def of(cls, axes: Sequence[int | None], args: Sequence[Any], is_array: Callable[[Any, bool], bool]) -> "_Parted":
+    def of(cls, axes: Axes, args: Args, is_array: Callable[[Any, bool], bool]) -> "_Parted":
         leaves, structure = jax.tree.flatten(list(args), is_leaf=lambda x: x is None)
         carries = [axis is not None for arg, axis in zip(args, axes, strict=True) for _ in _leaves(arg)]
         dynamic = tuple(map(is_array, leaves, carries))
@@ -133,16 +127,8 @@ class _Parted:
 def _key(parted: _Parted, setting: object) -> Hashable | None:
     """Return a key of everything but the arrays; None if something in it may change."""
     leaves, structure = jax.tree.flatten(setting, is_leaf=lambda x: x is None)
-    named = [_named(x) for x in parted.fixed] + [_Same(x) if isinstance(x, jax.Array) else _named(x) for x in leaves]
-    return None if None in named else (parted.structure, parted.is_array, structure, tuple(named))
-
-
-def _named(x: object) -> Hashable | None:
-    """Return a value that equals another one only if both mean the same; None if `x` may change."""
-    # Types and `repr` tell apart 1, 1.0 and True, and 0.0 and -0.0, which compare equal.
-    if isinstance(x, _CONSTANTS):
-        return type(x), repr(x) if isinstance(x, int | float | complex) else x
-    return (type(x), x) if _is_function(x) else None
+    found = [named(x) for x in parted.fixed] + [_Same(x) if isinstance(x, jax.Array) else named(x) for x in leaves]
+    return None if None in found else (parted.structure, parted.is_array, structure, tuple(found))
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,10 +158,3 @@ def _is_array(x: object, carries_rows: bool = False) -> bool:
         return False
     # JAX would narrow a NumPy float64 array to float32, but the function might compute in float64.
     return carries_rows or jax.dtypes.canonicalize_dtype(x.dtype) == x.dtype
-
-
-def _is_function(x: object) -> bool:
-    with contextlib.suppress(TypeError):
-        hash(x)
-        return callable(x)
-    return False

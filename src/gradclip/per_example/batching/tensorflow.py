@@ -1,30 +1,42 @@
 """Functions of one example over a batch, for TensorFlow: `tf.vectorized_map`, and microbatches in a loop.
 
-`tf.function` records each function once for each shape. Later calls run the graph.
+`tf.function` records each function once for each shape. Later eager calls with the same settings run the graph.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from gradclip.per_example.batching.tensorflow_programs import by_program
-from gradclip.per_example.batching.verbs import Programs, Step, mapped, mapped_args
+from gradclip.per_example.batching.verbs import (
+    Args,
+    Axes,
+    Batching,
+    Function,
+    Made,
+    Programs,
+    Run,
+    Step,
+    mapped,
+    mapped_args,
+    named,
+)
 from gradclip.tree import FlatTree, flatten
 
+_ARRAYS = (tf.Tensor, tf.Variable, np.ndarray, np.generic)
 
-class TensorFlowBatching:
+
+class TensorFlowBatching(Batching):
     """`Batching` for TensorFlow."""
 
     keeps_whole_batches = True
     modules_called = "model.stateless_call(parameters, state, x) does"
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
         return Gradient(fun, argnums)
 
-    def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
-    ) -> Callable[..., Any]:
+    def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: Any) -> Any:
             made: list[FlatTree] = []
 
@@ -42,9 +54,7 @@ class TensorFlowBatching:
     def _over_rows(self, of_rows: Callable[..., list[tf.Tensor]], leaves: list[tf.Tensor]) -> list[tf.Tensor]:
         return tf.vectorized_map(of_rows, leaves)
 
-    def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
-    ) -> list[str]:
+    def unused(self, fun: Function, args: Args, axes: Axes, summed: object) -> list[str]:
         return sorted(fun.unused or ()) if isinstance(fun, Gradient) else []
 
     def keys(self, key: object, count: int) -> Any:
@@ -59,11 +69,8 @@ class TensorFlowBatching:
 
         return mapped(rows, tree)
 
-    def cast(self, x: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-        return tf.cast(x, dtype)
-
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+        self, args: Args, axes: Axes, mask: tf.Tensor | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], tf.Tensor]:
         def longer(x: Any) -> tf.Tensor:
             x = _tensor(x)
@@ -75,17 +82,8 @@ class TensorFlowBatching:
         real = tf.ones([count], tf.bool) if mask is None else mask
         return tuple(many), tf.concat([real, tf.zeros([size - count], tf.bool)], 0)
 
-    def at_once(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int
-    ) -> Any:
-        if count:
-            return step(args, mask)
-        given, nobody = self.padded(args, axes, tf.zeros([0], tf.bool), 0, 1)
-        summed, outputs = step(given, nobody)
-        return summed, mapped(lambda x: x[:0], outputs)
-
     def in_microbatches(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: tf.Tensor | None, count: int, size: int
+        self, step: Step, args: Args, axes: Axes, mask: tf.Tensor | None, count: int, size: int
     ) -> tuple[Any, Any]:
         if count < size:
             args, mask = self.padded(args, axes, mask, count, size)
@@ -115,14 +113,7 @@ class TensorFlowBatching:
         _, sums, parts = tf.while_loop(lambda i, *_: i < number, body, (1, summed.leaves, parts), parallel_iterations=1)
         return summed.rebuild(sums), outputs.rebuild([part.concat() for part in parts])
 
-    def kept(
-        self,
-        programs: Programs,
-        setting: object,
-        run: Callable[..., Any],
-        axes: Sequence[int | None],
-        args: Sequence[Any],
-    ) -> Any:
+    def kept(self, programs: Programs, setting: object, run: Run, axes: Axes, args: Args) -> Made:
         # The graph of a loop would contain the function once for each example.
         return by_program(programs, setting, run, args) if self.keeps_whole_batches else run(*args)
 
@@ -133,7 +124,7 @@ class Gradient:
     `unused` holds the names of the parameters that no call has used so far. It is None before the first call.
     """
 
-    def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
+    def __init__(self, fun: Function, argnums: int | tuple[int, ...]) -> None:
         self._fun = fun
         self._argnums = argnums
         self.unused: set[str] | None = None
@@ -203,9 +194,7 @@ def _loss(value: object) -> tf.Tensor:
     return loss
 
 
-def _on_rows(
-    fun: Callable[..., Any], flats: Sequence[FlatTree | None], args: Sequence[Any], rows: Sequence[tf.Tensor]
-) -> Any:
+def _on_rows(fun: Function, flats: Sequence[FlatTree | None], args: Args, rows: Sequence[tf.Tensor]) -> Any:
     """Call the function with the arguments. Those that are flat trees get their leaves from `rows`."""
     rest = iter(rows)
     given = [
@@ -213,3 +202,59 @@ def _on_rows(
         for flat, arg in zip(flats, args, strict=True)
     ]
     return fun(*given)
+
+
+def by_program(programs: Programs, setting: object, run: Run, args: Args) -> Made:
+    """Return `run(*args)`, a tree of tensors and a list of dtypes. Reuse a recorded graph if possible.
+
+    `run` is called without a graph of its own while TensorFlow records, and for mutable objects.
+    """
+    flat, fixed = flatten(list(args)), flatten(setting).leaves
+    key = _key(flat, setting, fixed) if tf.executing_eagerly() else None
+    if key is None:
+        return run(*args)
+    if key not in programs:
+        programs.keep(key, _Program(run, flat))
+    return programs[key](_tensors(flat))
+
+
+class _Program:
+    """A graph of a function of the arrays among its arguments. Results that are not tensors are stored separately."""
+
+    def __init__(self, run: Run, flat: FlatTree) -> None:
+        fixed = [None if isinstance(x, _ARRAYS) else x for x in flat.leaves]
+        self._made: tuple[FlatTree, list[Any]] | None = None
+
+        def call(arrays: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+            rest = iter(arrays)
+            leaves = [next(rest) if isinstance(x, _ARRAYS) else y for x, y in zip(flat.leaves, fixed, strict=True)]
+            made, dtypes = run(*flat.rebuild(leaves))
+            self._made = flatten(made), list(dtypes)
+            return list(map(tf.convert_to_tensor, self._made[0].leaves))
+
+        specs = [tf.TensorSpec.from_tensor(x) for x in _tensors(flat)]
+        self._call = tf.function(call, autograph=False).get_concrete_function(specs)
+
+    def __call__(self, arrays: Sequence[tf.Tensor]) -> Made:
+        assert self._made is not None  # set when the graph was recorded
+        flat, dtypes = self._made
+        return flat.rebuild(self._call(arrays)), dtypes
+
+
+def _tensors(flat: FlatTree) -> list[tf.Tensor]:
+    return [tf.convert_to_tensor(x) for x in flat.leaves if isinstance(x, _ARRAYS)]
+
+
+def _key(flat: FlatTree, setting: object, fixed: Sequence[Any]) -> Hashable | None:
+    constants = [named(x) for x in (*flat.leaves, *fixed) if not isinstance(x, _ARRAYS)]
+    # `run` uses its own settings. If one of them is an array, a graph would keep its current values forever.
+    if None in constants or any(isinstance(x, _ARRAYS) for x in fixed):
+        return None
+    places = tuple(isinstance(x, _ARRAYS) for x in flat.leaves)
+    dtypes = tuple((x.dtype, tuple(x.shape)) for x in flat.leaves if isinstance(x, _ARRAYS))
+    try:
+        key = (flat.structure, places, dtypes, tuple(constants), repr(setting))
+        hash(key)
+    except TypeError:
+        return None
+    return key

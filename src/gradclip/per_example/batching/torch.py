@@ -1,10 +1,10 @@
-"""Map functions of one example over a batch in PyTorch: `torch.func.vmap`, and microbatches one after another.
+"""Functions of one example over a batch, for PyTorch: `torch.func.vmap` or a loop, and microbatches one after another.
 
 Each example draws its own random numbers, for dropout for example.
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -13,27 +13,24 @@ import torch
 
 from gradclip.backends.torch.framework import visible
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.per_example.batching.torch_example import Gradient, batch_norm_named, example, explained
-from gradclip.per_example.batching.verbs import Programs, Step, mapped, mapped_args
+from gradclip.per_example.batching.torch_example import Gradient, alone, batch_norm_named, example, explained
+from gradclip.per_example.batching.verbs import Args, Axes, Batching, Function, Step, mapped, mapped_args
 from gradclip.tree import flatten
 
 
-class TorchBatching:
-    """PyTorch's implementation of `Batching`."""
+class TorchBatching(Batching):
+    """`Batching` for PyTorch."""
 
-    keeps_whole_batches = False
     modules_called = (
         "torch.func.functional_call(model, parameters, (x,)) does under the names of model.named_parameters()"
     )
 
-    def with_gradient(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> Callable[..., Any]:
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
         if torch.compiler.is_compiling():
             return torch.func.grad_and_value(fun, argnums, has_aux=True)
         return Gradient(fun, argnums)
 
-    def over_batch(
-        self, fun: Callable[..., Any], axes: Sequence[int | None], spmd_axis_name: Hashable
-    ) -> Callable[..., Any]:
+    def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:
             # Passed as one list, because `vmap` does not accept None inside or in place of a batched argument.
             flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
@@ -63,9 +60,7 @@ class TorchBatching:
 
         return watched
 
-    def unused(
-        self, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None], summed: object
-    ) -> list[str]:
+    def unused(self, fun: Function, args: Args, axes: Axes, summed: object) -> list[str]:
         leaves = flatten(summed).leaves
         if not isinstance(fun, Gradient) or not set(map(type, leaves)) <= {torch.Tensor} or not visible(leaves):
             return []
@@ -96,35 +91,15 @@ class TorchBatching:
 
         return mapped(rows, tree)
 
-    def cast(self, x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        return x.to(dtype)
-
     def padded(
-        self, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int, size: int
+        self, args: Args, axes: Axes, mask: torch.Tensor | None, count: int, size: int
     ) -> tuple[tuple[Any, ...], torch.Tensor]:
         real = torch.ones(count, dtype=torch.bool, device="cpu") if mask is None else mask
         flags = torch.cat([real, real.new_zeros(size - count)])
         return tuple(mapped_args(lambda x: _filled_up(x, size), args, axes)), flags
 
-    def at_once(
-        self, step: Step, args: Sequence[Any], axes: Sequence[int | None], mask: torch.Tensor | None, count: int
-    ) -> Any:
-        if count:
-            return step(args, mask)
-        # `vmap` over no examples loses an example's shape if a reshape uses -1.
-        summed, outputs = step(
-            mapped_args(lambda x: _filled_up(x, 1), args, axes), torch.zeros(1, dtype=torch.bool, device="cpu")
-        )
-        return summed, mapped(lambda x: x[:0], outputs)
-
     def in_microbatches(
-        self,
-        step: Step,
-        args: Sequence[Any],
-        axes: Sequence[int | None],
-        mask: torch.Tensor | None,
-        count: int,
-        size: int,
+        self, step: Step, args: Args, axes: Axes, mask: torch.Tensor | None, count: int, size: int
     ) -> tuple[Any, Any]:
         # After the last example that counts there is only padding, so those microbatches are skipped.
         end = _end_of(mask, count)
@@ -138,15 +113,19 @@ class TorchBatching:
             pieces.append(outputs)
         return sums, mapped(lambda *parts: _joined(parts, count), *pieces)
 
-    def kept(
-        self,
-        programs: Programs,
-        setting: object,
-        run: Callable[..., Any],
-        axes: Sequence[int | None],
-        args: Sequence[Any],
-    ) -> Any:
-        return run(*args)
+
+class TorchLoop(TorchBatching):
+    """`Batching` with a loop over the examples, for functions that `torch.func.vmap` cannot handle."""
+
+    def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
+        def call(*args: object) -> Any:
+            batches = [flatten(arg).leaves for axis, arg in zip(axes, args, strict=True) if axis is not None]
+            count = len(next(leaf for leaves in batches for leaf in leaves))
+            with batch_norm_named():
+                rows = [alone(fun, *example(args, axes, i)) for i in range(count)]
+            return mapped(lambda *parts: torch.stack(parts), *rows)
+
+        return call
 
 
 def _rows(x: object, rows: slice) -> torch.Tensor:

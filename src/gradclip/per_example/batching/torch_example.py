@@ -16,14 +16,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.per_example.batching.verbs import mapped
+from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped
 from gradclip.tree import FlatTree, flatten
 
 
 class Gradient:
     """Turns `fun`, which returns `(value, aux)`, into a function that returns `(gradient, (value, aux))`."""
 
-    def __init__(self, fun: Callable[..., Any], argnums: int | tuple[int, ...]) -> None:
+    def __init__(self, fun: Function, argnums: int | tuple[int, ...]) -> None:
         self.fun = fun
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.single = not isinstance(argnums, tuple)
@@ -46,17 +46,17 @@ class Gradient:
             trees.append(flat.rebuild([next(rest) for _ in flat.leaves]))
         return (trees[0] if self.single else tuple(trees)), kept
 
-    def unused(self, args: Sequence[Any]) -> list[str]:
+    def unused(self, args: Args) -> list[str]:
         """Return the paths of the parameters that the value does not depend on, each with its argument."""
         flats, grads, _ = self._by_autograd(args)
         paths = [f"argument {i}{path}" for i, flat in zip(self.positions, flats, strict=True) for path in flat.paths()]
         return [path for path, grad in zip(paths, grads, strict=True) if grad is None]
 
-    def count(self, args: Sequence[Any]) -> int:
+    def count(self, args: Args) -> int:
         """Return the number of parameters."""
         return sum(len(flatten(args[i]).leaves) for i in self.positions)
 
-    def _by_autograd(self, args: Sequence[Any]) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
+    def _by_autograd(self, args: Args) -> tuple[list[FlatTree], Sequence[torch.Tensor | None], Any]:
         # Autograd records nothing in inference mode, not even if gradients are enabled.
         with torch.inference_mode(False), torch.enable_grad(), _same_parameters() as backward_begins:
             given = [mapped(_recordable, arg) for arg in args]
@@ -133,12 +133,12 @@ def _backward_pass() -> int:
     return torch._C._current_graph_task_id()
 
 
-def alone(fun: Callable[..., Any], *args: object) -> Any:
+def alone(fun: Function, *args: object) -> Any:
     """Return a function's result for one example, outside of `vmap`."""
     return fun.alone(*args) if isinstance(fun, Gradient) else mapped(_detached, fun(*args))
 
 
-def example(args: Sequence[Any], axes: Sequence[int | None], index: int) -> list[Any]:
+def example(args: Args, axes: Axes, index: int) -> list[Any]:
     """Return the arguments with a copy of one row of each argument that carries the batch."""
     return [
         arg if axis is None else mapped(lambda x: _copied(tensor_of(x)[index]), arg)
@@ -155,7 +155,7 @@ def _detached(x: object) -> torch.Tensor:
     return tensor_of(x).detach()
 
 
-def explained(error: Exception, fun: Callable[..., Any], args: Sequence[Any], axes: Sequence[int | None]) -> Exception:
+def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Exception:
     """Return a helpful error if `vmap` fails on a function that works for one example, else the error itself."""
     try:
         one = example(args, axes, 0)

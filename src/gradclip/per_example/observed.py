@@ -14,7 +14,7 @@ from gradclip.tree import flatten
 from gradclip.wording import listed
 
 
-class Seen:
+class ObservedGradients:
     """The largest gradient of an example and the narrowest dtype so far, and what a sensitivity assumed before."""
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The fast path of private sums: to the bit what the general path makes of ordinary batches, nothing for others."""
+"""Ordinary batches of private sums: fewer steps before the kernels, and the bits that the general path has."""
 
 import math
 import warnings
@@ -9,21 +9,21 @@ import torch
 
 import gradclip
 from fast_paths import same, without
-from gradclip.per_example import fast_path
+from gradclip.per_example import clip
 from gradclip.per_example.settings import PerExampleSettings
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Return whether the fast path found an answer, call by call."""
-    found, function = [], fast_path.clip_examples
+    """Return whether the batch was ordinary, call by call."""
+    found, function = [], clip._ordinary
 
     def noted(*args):
         result = function(*args)
         found.append(result is not None)
         return result
 
-    monkeypatch.setattr(fast_path, "clip_examples", noted)
+    monkeypatch.setattr(clip, "_ordinary", noted)
     return found
 
 
@@ -48,7 +48,7 @@ def test_the_bits_are_those_of_the_general_path(taken, kind, dtypes, settings):
     grads = batch(kind, dtypes)
     for max_norm in (0.5, 2, 1e9, math.inf) if not settings else (0.5,):
         summed, info = gradclip.per_example_clip(grads, max_norm, **settings)
-        expected, told = without(fast_path, ["clip_examples"], gradclip.per_example_clip, grads, max_norm, **settings)
+        expected, told = without(clip, ["_ordinary"], gradclip.per_example_clip, grads, max_norm, **settings)
         assert list(summed) == list(expected)
         assert all(same(summed[key], expected[key]) for key in summed)
         assert same(info.norms, told.norms)
@@ -61,10 +61,45 @@ def with_nan(grads):
     return grads
 
 
+CAREFUL = {
+    "NaN in one example": lambda: with_nan(batch("torch", ["float32", "float64"])),
+    "NaN in one example of NumPy": lambda: with_nan(batch("numpy", ["float32"])),
+    "an example of zeros in float64": lambda: {"w": np.array([[0.0, 0.0], [3.0, 4.0]])},
+    "sums that overflow": lambda: {"w": np.full((2, 3), 1e200)},
+    "tiny float64": lambda: {"w": np.array([[1e-200, 2e-200], [3.0, 4.0]])},
+    "no examples": lambda: {"w": np.ones((0, 3))},
+    "no elements": lambda: {"w": np.ones((2, 0))},
+    "another order in memory": lambda: {"w": np.ones((3, 2)).T},
+}
+
+
+@pytest.mark.parametrize("case", CAREFUL)
+@pytest.mark.parametrize("nonfinite", ["skip", "zero", "propagate"])
+def test_what_the_kernels_leave_open_goes_on_with_the_arrays_taken(taken, case, nonfinite):
+    arguments = (CAREFUL[case](), 1.0)
+    count = len(next(iter(arguments[0].values())))
+    for mask in [None, [False, *[True] * (count - 1)]] if count else [None]:
+        summed, info = gradclip.per_example_clip(*arguments, mask=mask, nonfinite=nonfinite)
+        expected, told = without(
+            clip, ["_ordinary"], gradclip.per_example_clip, *arguments, mask=mask, nonfinite=nonfinite
+        )
+        for one, other in [*((summed[key], expected[key]) for key in summed), *zip(info, told, strict=True)]:
+            assert type(one) is type(other)
+            np.testing.assert_array_equal(one, other, strict=True)
+    assert set(taken) == {True}
+
+
+def test_errors_name_the_same_gradients(taken):
+    grads = {"a": with_nan(batch("torch", ["float32"]))["0"], "b": torch.ones(5, 2)}
+    with pytest.raises(FloatingPointError) as here:
+        gradclip.per_example_clip(grads, 1.0, nonfinite="raise")
+    with pytest.raises(FloatingPointError) as there:
+        without(clip, ["_ordinary"], gradclip.per_example_clip, grads, 1.0, nonfinite="raise")
+    assert str(here.value) == str(there.value)
+    assert "['a']" in str(here.value)
+
+
 UNUSUAL = {
-    "NaN in one example": (with_nan(batch("torch", ["float32"])), {}),
-    "an example of zeros in float64": ({"w": np.zeros((2, 3))}, {}),
-    "sums that overflow": ({"w": np.full((2, 3), 1e200)}, {}),
     "by layer": (batch("numpy", ["float32"]), {"per_layer": True}),
     "on a grid": (batch("numpy", ["float32"]), {"grid": 1000}),
     "a tree of thresholds": (batch("numpy", ["float32"]), {"max_norm": {"0": 1.0}}),
@@ -73,17 +108,14 @@ UNUSUAL = {
     "integers": ({"w": np.ones((2, 3), int)}, {}),
     "no common batch": ({"w": np.ones((2, 3)), "b": np.ones((3, 3))}, {}),
     "no batch": ({"w": np.array(1.0)}, {}),
-    "no examples": ({"w": np.ones((0, 3))}, {}),
-    "no elements": ({"w": np.ones((2, 0))}, {}),
     "no arrays": ({}, {}),
-    "another order in memory": ({"w": np.ones((3, 2)).T}, {}),
 }
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
 def test_what_is_not_ordinary_is_left_to_the_general_path(case):
     grads, settings = UNUSUAL[case]
-    assert fast_path.clip_examples(grads, PerExampleSettings(**{"max_norm": 1.0, **settings}), None) is None
+    assert clip._ordinary(grads, PerExampleSettings(**{"max_norm": 1.0, **settings}), None) is None
 
 
 def test_norms_and_sums_beyond_float32_are_no_mistake_to_warn_of():
@@ -105,7 +137,7 @@ def test_masks_and_thresholds_in_arrays_are_ordinary_too(taken, kind, dtype, lis
     arrays = (inside, max_norm) if kind == "torch" else (inside.numpy(), max_norm.numpy())
     mask, threshold = (inside.tolist() if listed else arrays[0]), arrays[1]
     summed, info = gradclip.per_example_clip(grads, threshold, mask=mask)
-    expected, told = without(fast_path, ["clip_examples"], gradclip.per_example_clip, grads, threshold, mask=mask)
+    expected, told = without(clip, ["_ordinary"], gradclip.per_example_clip, grads, threshold, mask=mask)
     assert all(same(summed[key], expected[key]) for key in summed)
     assert same(info.norms, told.norms)
     assert same(info.num_clipped, told.num_clipped)
