@@ -22,7 +22,7 @@ from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import Processes, processes_of, telling
 from gradclip.fused.divisor import check_foldable, divisor, threshold_of_scaled, within_range
 from gradclip.fused.optimizers import check_fused
-from gradclip.inplace.gradients import Gradients, entered
+from gradclip.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 

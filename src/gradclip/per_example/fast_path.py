@@ -7,7 +7,6 @@ over.
 
 import math
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,11 +14,9 @@ import optree
 
 from gradclip import native
 from gradclip.backends.registry import framework_of
-from gradclip.backends.sums import ENOUGH, examples_sum_error
-from gradclip.core.formats import FLOAT64
-from gradclip.core.norms import EUCLIDEAN, relative_error
+from gradclip.backends.sums import examples_norm_error
 from gradclip.core.rules import Target, known_rule_for_sums
-from gradclip.fast_path import Ordinary, alike, dtype_of_norm, known_threshold, read
+from gradclip.ordinary import Ordinary, kind_of, known_threshold, read
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.typing import Mask
 
@@ -30,7 +27,7 @@ def clip_examples(grads: object, settings: PerExampleSettings, mask: Mask) -> tu
         return None
     leaves, structure = optree.tree_flatten(grads)
     given = read(leaves)
-    if given is None or not given.known.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
+    if given is None or not given.kernels.in_order or len({leaf.shape[:1] for leaf in leaves}) > 1:
         return None
     max_norm = known_threshold(settings.max_norm)
     if max_norm is None or not (mask is None or _is_ordinary(mask, leaves[0])):
@@ -47,17 +44,16 @@ def clip_examples(grads: object, settings: PerExampleSettings, mask: Mask) -> tu
 def _clipped(
     given: Ordinary, settings: PerExampleSettings, max_norm: float, widths: Sequence[int], inside: np.ndarray | None
 ) -> tuple[list[Any], Any, Any] | None:
-    dtypes, array = tuple(given.known.dtypes), given.backend.array
-    arrays = alike(dtypes)
-    if arrays.any_complex:
+    kind, array = kind_of(tuple(given.kernels.dtypes)), given.backend.array
+    if kind.any_complex:
         return None
     totals, squares = _added(given, settings.target, max_norm, widths, inside)
     norms = np.sqrt(squares if inside is None else np.where(inside, squares, 0.0))
     measured = norms if inside is None else norms[inside]
-    if not np.isfinite(measured).all() or (FLOAT64 in arrays.formats and not (measured > math.sqrt(ENOUGH)).all()):
+    if not np.isfinite(measured).all() or (kind.enough > 0 and not (measured > math.sqrt(kind.enough)).all()):
         return None
     clipped = np.int64(np.count_nonzero(norms > max_norm))
-    return _sums(given, settings, totals, widths), array(clipped, "int64"), array(norms, dtype_of_norm(dtypes))
+    return _sums(given, settings, totals, widths), array(clipped, "int64"), array(norms, kind.dtype_of_norm)
 
 
 def _is_ordinary(mask: Any, leaf: Any) -> bool:
@@ -77,8 +73,8 @@ def _added(
     squares = np.zeros(len(given.leaves[0])) if inside is None else np.where(inside, 0.0, np.nan)
     totals = np.zeros(sum(widths))
     into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
-    rule = known_rule_for_sums(target, max_norm, error_of_norms(sum(widths)))
-    native.kernels.add_examples(given.known, len(squares), rule, into[0], into[1], given.backend.threads())
+    rule = known_rule_for_sums(target, max_norm, examples_norm_error(sum(widths), 2.0))
+    native.kernels.add_examples(given.kernels, len(squares), rule, into[0], into[1], given.backend.threads())
     return totals, squares
 
 
@@ -91,9 +87,3 @@ def _sums(given: Ordinary, settings: PerExampleSettings, totals: np.ndarray, wid
         sums.append(given.backend.array(total, settings.dtype_of_sums or own))
         start += width
     return sums
-
-
-@lru_cache(maxsize=64)
-def error_of_norms(count: int) -> float:
-    """Bound the relative error of the norm of an example of `count` elements, computed while it is added up."""
-    return relative_error(EUCLIDEAN, examples_sum_error(count), FLOAT64, exact=False)
