@@ -10,7 +10,7 @@ from workloads import WORKLOADS
 from gradclip.backends.registry import framework_of
 from gradclip.core.coefficient import KEPT, of_number
 from gradclip.core.norms import EUCLIDEAN
-from gradclip.fast_path import Ordinary, measured
+from gradclip.ordinary import Ordinary
 
 SETS = ("1,000 LoRA tensors", "2,000 small tensors")
 REPEATS = 200
@@ -27,8 +27,8 @@ def steps(parameters, max_norm):
     yield "describe to the kernels"
     assert not known.overlap()
     yield "see that no two share memory"
-    norm = measured(Ordinary(backend, known, gradients), EUCLIDEAN)
-    factors = of_number(norm.value, norm.error, max_norm)
+    norm, error, _ = Ordinary(backend, known, gradients).measured(EUCLIDEAN)
+    factors = of_number(norm, error, max_norm)
     yield "read, and decide"
     if factors is not KEPT:
         known.scale(known, *factors, backend.threads())

@@ -4,6 +4,7 @@ import math
 import numbers
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -44,10 +45,15 @@ def check_threshold(value: object, name: str = "max_norm", *, backend: Backend |
 
 
 def check_thresholds(values: Sequence[object], backend: Backend) -> list[Any]:
-    """Return thresholds, checked likewise; one that all layers share is checked once."""
-    if values and all(one is values[0] for one in values):
-        return [check_threshold(values[0], backend=backend)] * len(values)
-    return [check_threshold(one, backend=backend) for one in values]
+    """Return thresholds, checked likewise."""
+    return of_each(partial(check_threshold, backend=backend), values)
+
+
+def of_each(function: Callable[[Any], Any], thresholds: Sequence[Any]) -> list[Any]:
+    """Return a function of each threshold; of one that all layers share, it is computed once."""
+    if thresholds and all(one is thresholds[0] for one in thresholds):
+        return [function(thresholds[0])] * len(thresholds)
+    return list(map(function, thresholds))
 
 
 def check_norm(value: object, name: str = "total_norm", *, backend: Backend) -> Any:
@@ -118,6 +124,15 @@ def warn_of_parameters(leaves: Sequence[Any]) -> None:
             "parameter.detach().",
             UserWarning,
             stacklevel=4,
+        )
+
+
+def check_monitor(monitor: object) -> None:
+    """Raise a TypeError if `monitor` is not a monitor."""
+    if isinstance(monitor, type) or not hasattr(monitor, "record"):
+        raise TypeError(
+            f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}. Before the "
+            "loop, write monitor = gradclip.Monitor(), and pass it at every step."
         )
 
 

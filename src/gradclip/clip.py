@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from gradclip import fast_path
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ValueRule
-from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
-from gradclip.functional import Leaves, clip_groups, layers_of, leaves_of, norms_of_groups, split_by
-from gradclip.leaves import counted
+from gradclip.core.scopes import LAYER
+from gradclip.functional import clip_groups, leaves_of, norms_of_groups
+from gradclip.leaves import counted, layers_of, split_by
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
 
@@ -49,11 +48,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
     """
     order = Order.parse(ord)
-    found = fast_path.global_norm(tree, order) if axis_name is None else None
-    if found is not None:
-        return found
-    flat = counted(tree)
-    return norms_of_groups(Leaves(flat), Groups([range(len(flat.leaves))]), order, axis_name)[0]
+    return norms_of_groups(leaves_of(tree, axis_name), LAYER, order, axis_name)[0]
 
 
 @ordinary_arithmetic
@@ -117,17 +112,9 @@ def clip_by_global_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    found = fast_path.clip_by_global_norm(tree, max_norm, clipping.order) if axis_name is None else None
-    if found is not None:
-        return found
-    flat = counted(tree)
-    if flat.others and not flat.sparse and axis_name is None:  # integers kept the whole tree from the fast path
-        found = fast_path.clip_by_global_norm(flat.leaves, max_norm, clipping.order)
-        if found is not None:
-            return flat.rebuild(found[0]), found[1]
-    together = Groups([range(len(flat.leaves))])
-    leaves, norms = clip_groups(Leaves(flat), together, [max_norm], clipping, axis_name)
-    return flat.rebuild(leaves), norms[0]
+    leaves = leaves_of(tree, axis_name)
+    clipped, norms = clip_groups(leaves, LAYER, [max_norm], clipping, axis_name)
+    return leaves.rebuild(clipped), norms[0]
 
 
 @ordinary_arithmetic
@@ -168,7 +155,7 @@ def clip_by_layer_norm(
         prefix, layers = split_by(leaves.flat, max_norm)
         thresholds = prefix.leaves
     clipped, norms = clip_groups(leaves, layers, thresholds, clipping, axis_name)
-    return leaves.flat.rebuild(clipped), prefix.arrange(norms)
+    return leaves.rebuild(clipped), prefix.arrange(norms)
 
 
 @ordinary_arithmetic

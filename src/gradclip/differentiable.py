@@ -8,8 +8,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ClipRule, LayersRule
@@ -19,7 +17,7 @@ from gradclip.core.norms import Norm
 from gradclip.core.pipeline import decide, measure_all
 from gradclip.core.protocols import Backend
 from gradclip.core.scopes import LAYER, Scope
-from gradclip.core.several import left_norms
+from gradclip.core.several import left_norms, together
 from gradclip.core.units import Adaptive, AdaptiveRule
 from gradclip.core.values import Array
 from gradclip.tree import FlatTree
@@ -46,8 +44,7 @@ def shared_threshold(backend: Backend, thresholds: Sequence[Any], given: Sequenc
     if len(thresholds) == 1:  # it may be known and have a derivative
         return first if isinstance(first, float) else None, given[0]
     if isinstance(first, float):
-        alike = all(one is first for one in thresholds) or len(set(thresholds)) == 1
-        return (first if alike else np.array(thresholds)), None
+        return together(thresholds), None
     return None, first if all(one is first for one in thresholds) else backend.xp.stack(thresholds)
 
 

@@ -5,22 +5,21 @@ known, groups of leaves whose norms can share a vector are clipped together, and
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeGuard
 
 import optree
 
-from gradclip.arguments import check_threshold, check_thresholds, scalar_array, warn_of_parameters
-from gradclip.arithmetic import ordinary_arithmetic
+from gradclip.arguments import check_threshold, check_thresholds, of_each, scalar_array, warn_of_parameters
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
-from gradclip.core.layouts import Groups, Layout, Rows
+from gradclip.core.layouts import Groups, Rows
 from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Norm, Order
+from gradclip.core.norms import Order
 from gradclip.core.pipeline import decide, measure_all
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.records import Into
@@ -30,94 +29,145 @@ from gradclip.core.several import Each, Following, left_norms
 from gradclip.core.units import Adaptive
 from gradclip.differentiable import Batch, batches_of, shared_threshold
 from gradclip.distributed.mesh_axes import holders_of, over_axes
-from gradclip.fast_path import Ordinary, known_thresholds, read
 from gradclip.leaves import counted
+from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read
 from gradclip.tree import FlatTree, flattened
 from gradclip.typing import AxisName
 from gradclip.unit_axes import check_shapes, names_of, with_parameters
 
+_Run = tuple[Sequence[int], Batch, Any, Sequence[Any]]
+"""The numbers of norms, the batch that they come from, its thresholds if they are an array, and what is beside it."""
 
-class Leaves(NamedTuple):
-    """The leaves of a tree; if the kernels read all of them as they are, also as described to the kernels."""
 
-    flat: FlatTree
-    known: Ordinary | None = None
+class Leaves:
+    """The leaves of a tree. `known`: the same as ordinary arrays, if they are."""
+
+    __slots__ = ("_flat", "_structure", "known")
+
+    def __init__(self, flat: FlatTree | None, known: Ordinary | None = None, structure: Any = None) -> None:
+        self._flat, self.known, self._structure = flat, known, structure
+
+    @property
+    def flat(self) -> FlatTree:
+        """The flattened tree."""
+        if self._flat is None:
+            assert self.known is not None
+            self._flat = flattened(list(self.known.leaves), self._structure)
+        return self._flat
+
+    def rebuild(self, leaves: Sequence[Any]) -> Any:
+        """Return a tree of the same structure from new leaves."""
+        return optree.tree_unflatten(self._structure, leaves) if self._flat is None else self._flat.rebuild(leaves)
 
 
 def leaves_of(tree: object, axis_name: AxisName = None) -> Leaves:
     """Return the leaves of a tree. Raises TypeError if all its numbers are integers."""
-    if axis_name is None:
-        leaves, structure = optree.tree_flatten(tree)
-        known = read(leaves)
-        if known is not None:
-            return Leaves(flattened(leaves, structure), known)
-    return Leaves(counted(tree))
+    if axis_name is not None:
+        return Leaves(counted(tree))
+    leaves, structure = optree.tree_flatten(tree)
+    known = read(leaves)
+    if known is not None:
+        return Leaves(None, known, structure)
+    flat = counted(tree)
+    only_integers_beside = flat.others and not flat.sparse
+    return Leaves(flat, read(flat.leaves) if only_integers_beside else None)
 
 
-@ordinary_arithmetic
 def clip_groups(
-    leaves: Leaves, layers: Groups, max_norms: Sequence[Any], clipping: Clipping, axis_name: AxisName = None
+    leaves: Leaves, layout: Groups | Scope, max_norms: Sequence[Any], clipping: Clipping, axis_name: AxisName = None
 ) -> tuple[list[Any], list[Any]]:
-    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms."""
-    flat, known = leaves
+    """Clip the leaves of each group by their common norm; return all leaves in order, and the norms.
+
+    The layout is `Groups`, or `LAYER` for all leaves together, with one threshold and one norm.
+    """
+    known = leaves.known
+    threshold = known_threshold(max_norms[0]) if known is not None and isinstance(layout, Scope) else None
+    found = None if known is None or threshold is None else known.clipped(threshold, clipping.order)
+    return _clip_carefully(leaves, layout, max_norms, clipping, axis_name) if found is None else found
+
+
+def norms_of_groups(leaves: Leaves, layout: Groups | Scope, order: Order, axis_name: AxisName = None) -> list[Any]:
+    """Return the norm of each group of leaves, or of all leaves, as for `clip_groups`."""
+    known = leaves.known
+    norm = known.norm(order) if known is not None and isinstance(layout, Scope) else None
+    if norm is not None:
+        return [norm]
+    return _clip_carefully(leaves, layout, None, Clipping(math.inf, order, PROPAGATE, CLIP), axis_name)[1]
+
+
+def _clip_carefully(
+    leaves: Leaves,
+    layout: Groups | Scope,
+    max_norms: Sequence[Any] | None,
+    clipping: Clipping,
+    axis_name: AxisName,
+) -> tuple[list[Any], list[Any]]:
+    """Clip what one look does not settle. Without thresholds, only return the norms."""
+    flat = leaves.flat
+    backend, holders, arrays, thresholds, given = _taken(leaves, max_norms, axis_name)
+    if arrays is None:
+        groups = layout.groups if isinstance(layout, Groups) else [range(len(flat.leaves))]
+        each = ([math.inf] * len(groups), [None] * len(groups)) if max_norms is None else (thresholds, given)
+        batches = _batches(backend, holders, flat, groups, each, clipping)
+        return _run(flat, batches, len(groups), with_leaves=max_norms is not None)
+    layout = layout if isinstance(layout, Groups) and layout.count != 1 else LAYER
+    with backend.precision():
+        if max_norms is None:
+            norm = measure_all(backend, arrays, layout, clipping.order, holders)
+            return [], left_norms(backend, layout, norm, arrays, flat.leaves, holders)
+        asked = replace(clipping, max_norm=thresholds[0] if layout is LAYER else Each(thresholds))
+        made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
+        norms = left_norms(backend, layout, made.norm, arrays, flat.leaves, holders)
+        return backend.leave_all(made.scaled(backend), flat.leaves), norms
+
+
+def _taken(
+    leaves: Leaves, max_norms: Sequence[Any] | None, axis_name: AxisName
+) -> tuple[Backend, Holders, Arrays | None, Sequence[Any], Sequence[Any]]:
+    """Return the leaves as arrays if all values are known, the checked thresholds, and those that are scalar arrays."""
+    known, flat = leaves.known, leaves.flat
+    max_norms = max_norms or ()
     thresholds = None if known is None else known_thresholds(max_norms)
     if known is not None and thresholds is not None:
-        with known.backend.precision():
-            return _clip_in_one_pass(known.backend, ALONE, known.arrays(), flat, layers, thresholds, clipping)
+        return known.backend, ALONE, known.arrays(), thresholds, ()
     warn_of_parameters(flat.leaves)
     backend, holders = backend_and_holders(flat, axis_name, *max_norms)
-    thresholds, given = check_thresholds(max_norms, backend), _scalar_arrays(max_norms)
-    if _in_one_pass(backend, flat.leaves, given):
-        with backend.precision():
-            arrays = backend.take(flat.leaves)
-            return _clip_in_one_pass(backend, holders, arrays, flat, layers, thresholds, clipping)
-    return _clip_in_batches(backend, holders, flat, layers.groups, (thresholds, given), clipping)
+    checked, given = check_thresholds(max_norms, backend), of_each(scalar_array, max_norms)
+    if not _in_one_pass(backend, flat.leaves, given):
+        return backend, holders, None, checked, given
+    with backend.precision():
+        return backend, holders, backend.take(flat.leaves), checked, given
 
 
-def _clip_in_batches(
+def _batches(
     backend: Backend,
     holders: Holders,
     flat: FlatTree,
     groups: Sequence[Sequence[int]],
     thresholds: tuple[Sequence[Any], Sequence[Any]],
     clipping: Clipping,
-) -> tuple[list[Any], list[Any]]:
-    """Clip groups that can share a vector of norms in one call; `thresholds` are the checked ones, and the arrays."""
-    clipped: list[Any] = list(flat.leaves)
-    norms: list[Any] = [None] * len(groups)
+) -> Iterator[_Run]:
+    """Yield groups that can share a vector of norms; `thresholds` are the checked ones, and the arrays."""
     outline = flat.outline(backend.types_of(flat.leaves))
     for numbers in batches_of(backend, flat.leaves, groups, thresholds[0]):
         known, traced = shared_threshold(backend, *([each[n] for n in numbers] for each in thresholds))
-        mine = replace(clipping, max_norm=known)
-        batch = Batch.of(backend, holders, [groups[n] for n in numbers], mine, outline)
-        results, found = batch.run(flat.leaves, traced)
-        for place, result in zip(batch.indices, results, strict=True):
+        asked = replace(clipping, max_norm=known)
+        yield numbers, Batch.of(backend, holders, [groups[n] for n in numbers], asked, outline), traced, ()
+
+
+def _run(
+    flat: FlatTree, batches: Iterable[_Run], count: int, *, with_leaves: bool = True
+) -> tuple[list[Any], list[Any]]:
+    """Clip the leaves batch by batch; return all leaves in order, if requested, and the norms."""
+    clipped: list[Any] = list(flat.leaves)
+    norms: list[Any] = [None] * count
+    for numbers, batch, traced, beside in batches:
+        results, found = batch.run(flat.leaves, traced, beside=beside, with_leaves=with_leaves)
+        for place, result in zip(batch.indices if with_leaves else (), results, strict=True):
             clipped[place] = result
         for number, norm in zip(numbers, found, strict=True):
             norms[number] = norm
     return clipped, norms
-
-
-def norms_of_groups(leaves: Leaves, layers: Groups, order: Order, axis_name: AxisName = None) -> list[Any]:
-    """Return the norm of each group of leaves."""
-    flat, known = leaves
-    if known is not None:
-        with known.backend.precision():
-            return _norms_in_one_pass(known.backend, ALONE, known.arrays(), flat, layers, order)
-    warn_of_parameters(flat.leaves)
-    backend, holders = backend_and_holders(flat, axis_name)
-    if _in_one_pass(backend, flat.leaves):
-        with backend.precision():
-            return _norms_in_one_pass(backend, holders, backend.take(flat.leaves), flat, layers, order)
-    norms: list[Any] = [None] * layers.count
-    groups = layers.groups
-    outline = flat.outline(backend.types_of(flat.leaves))
-    clipping = Clipping(math.inf, order, PROPAGATE, CLIP)
-    for numbers in batches_of(backend, flat.leaves, groups, [math.inf] * len(groups)):
-        batch = Batch.of(backend, holders, [groups[n] for n in numbers], clipping, outline)
-        for number, norm in zip(numbers, batch.run(flat.leaves, None, with_leaves=False)[1], strict=True):
-            norms[number] = norm
-    return norms
 
 
 def clip_units(
@@ -126,17 +176,11 @@ def clip_units(
     """Clip the units of each leaf to its threshold; return the leaves and a tree of the norms of their units."""
     warn_of_parameters(flat.leaves)
     backend = find(flat.leaves, flat.paths, *max_norms)
-    thresholds, given = check_thresholds(max_norms, backend), _scalar_arrays(max_norms)
+    thresholds, given = check_thresholds(max_norms, backend), of_each(scalar_array, max_norms)
     if _in_one_pass(backend, flat.leaves, given):
         return _clip_units_in_one_pass(backend, flat, Each(thresholds), clipping, scopes)
-    outline, leaves, norms = flat.outline(backend.types_of(flat.leaves)), [], []
-    for index, (scope, threshold) in enumerate(zip(scopes, thresholds, strict=True)):
-        asked = replace(clipping, max_norm=threshold if isinstance(threshold, float) else None)
-        batch = Batch.of(backend, ALONE, [[index]], asked, outline, scope)
-        (leaf,), (norm,) = batch.run(flat.leaves, given[index])
-        leaves.append(leaf)
-        norms.append(norm)
-    return leaves, _arranged(backend, flat, norms)
+    each = [replace(clipping, max_norm=one if isinstance(one, float) else None) for one in thresholds]
+    return _clip_one_by_one(backend, flat, each, scopes, given, [()] * len(each))
 
 
 def clip_units_adaptively(
@@ -151,13 +195,25 @@ def clip_units_adaptively(
         with backend.precision():
             following = Following(Adaptive(adaptive.known), backend.take(params))
         return _clip_units_in_one_pass(backend, flat, following, clipping, scopes)
-    outline, leaves, norms = flat.outline(backend.types_of(flat.leaves)), [], []
-    asked = replace(clipping, max_norm=math.inf)
-    for index, (scope, param) in enumerate(zip(scopes, params, strict=True)):
-        batch = Batch.of(backend, ALONE, [[index]], asked, outline, scope, adaptive)
-        (leaf,), (norm,) = batch.run(flat.leaves, None, beside=[param, *given])
-        leaves.append(leaf)
-        norms.append(norm)
+    each, beside = [replace(clipping, max_norm=math.inf)] * len(params), [[param, *given] for param in params]
+    return _clip_one_by_one(backend, flat, each, scopes, [None] * len(params), beside, adaptive)
+
+
+def _clip_one_by_one(
+    backend: Backend,
+    flat: FlatTree,
+    clippings: Sequence[Clipping],
+    scopes: Sequence[Scope],
+    given: Sequence[Any],
+    beside: Sequence[Sequence[Any]],
+    adaptive: Adaptive | None = None,
+) -> tuple[list[Any], Any]:
+    outline = flat.outline(backend.types_of(flat.leaves))
+    batches = [
+        ([index], Batch.of(backend, ALONE, [[index]], asked, outline, scope, adaptive), traced, more)
+        for index, (asked, scope, traced, more) in enumerate(zip(clippings, scopes, given, beside, strict=True))
+    ]
+    leaves, norms = _run(flat, batches, len(batches))
     return leaves, _arranged(backend, flat, norms)
 
 
@@ -176,59 +232,9 @@ def backend_and_holders(flat: FlatTree, axis_name: AxisName, *scalars: object) -
     return (backend, holders_of(backend)) if axis_name is None or not flat.leaves else over_axes(backend, axis_name)
 
 
-def layers_of(flat: FlatTree) -> tuple[FlatTree, Groups]:
-    """Return all leaves of the tree, and for each a group with its index, empty for a leaf that does not count."""
-    if not flat.others:
-        return flat, Groups.each_alone(len(flat.leaves))
-    every, groups = flat.each_alone()
-    return every, Groups(groups)
-
-
-def split_by(flat: FlatTree, prefix: object, what: str = "the thresholds") -> tuple[FlatTree, Groups]:
-    """Return the leaves of the prefix, and for each a group with the indices of the leaves below it."""
-    every, groups = flat.split_by(prefix, what)
-    alone = every.structure == flat.structure and not flat.others
-    return every, Groups.each_alone(len(groups)) if alone else Groups(groups)
-
-
-def _scalar_arrays(max_norms: Sequence[Any]) -> list[Any]:
-    """Return the thresholds that are scalar arrays, with None in place of numbers."""
-    if max_norms and all(one is max_norms[0] for one in max_norms):
-        return [scalar_array(max_norms[0])] * len(max_norms)
-    return list(map(scalar_array, max_norms))
-
-
 def _in_one_pass(backend: Backend, leaves: Sequence[Any], given: Sequence[Any] = ()) -> TypeGuard[ConcreteBackend]:
     """Return whether all values are known and no derivative is asked for."""
     return is_concrete(backend) and backend.plain([*leaves, *{id(x): x for x in given if x is not None}.values()])
-
-
-def _layout(layers: Groups) -> Layout:
-    return LAYER if layers.count == 1 else layers
-
-
-def _clip_in_one_pass(
-    backend: ConcreteBackend,
-    holders: Holders,
-    arrays: Arrays,
-    flat: FlatTree,
-    layers: Groups,
-    thresholds: Sequence[Any],
-    clipping: Clipping,
-) -> tuple[list[Any], list[Any]]:
-    layout = _layout(layers)
-    asked = replace(clipping, max_norm=thresholds[0] if layout is LAYER else Each(thresholds))
-    made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
-    norms = _left(backend, holders, layout, made.norm, arrays, flat.leaves)
-    return backend.leave_all(made.scaled(backend), flat.leaves), norms
-
-
-def _norms_in_one_pass(
-    backend: ConcreteBackend, holders: Holders, arrays: Arrays, flat: FlatTree, layers: Groups, order: Order
-) -> list[Any]:
-    layout = _layout(layers)
-    norm = measure_all(backend, arrays, layout, order, holders)
-    return _left(backend, holders, layout, norm, arrays, flat.leaves)
 
 
 def _clip_units_in_one_pass(
@@ -243,15 +249,6 @@ def _clip_units_in_one_pass(
         norms = left_norms(backend, layout, made.norm, arrays, flat.leaves)
         made.scaled(backend, Into(arrays))
         return backend.leave_all(arrays.sources, flat.leaves), _arranged(backend, flat, norms)
-
-
-def _left(
-    backend: Backend, holders: Holders, layout: Layout, norm: Norm, arrays: Arrays, leaves: Sequence[Any]
-) -> list[Any]:
-    """Return the norms as scalars of the framework."""
-    if isinstance(layout, Scope):
-        return [backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), leaves)]
-    return left_norms(backend, layout, norm, arrays, leaves)
 
 
 def _arranged(backend: Backend, flat: FlatTree, norms: Sequence[Any]) -> Any:

@@ -19,6 +19,7 @@ import numpy as np
 
 from gradclip.backends.registry import entries_of, framework_of, known, load
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
+from gradclip.core.layouts import Groups
 from gradclip.tree import FlatTree, Sparse, flatten
 from gradclip.typing import Tree
 from gradclip.wording import listed
@@ -91,6 +92,21 @@ def first_sparse(flat: FlatTree) -> Sparse | None:
         if found is not None:
             return found
     return None
+
+
+def layers_of(flat: FlatTree) -> tuple[FlatTree, Groups]:
+    """Return all leaves of the tree, and for each a group with its index, empty for a leaf that does not count."""
+    if not flat.others:
+        return flat, Groups.each_alone(len(flat.leaves))
+    every, groups = flat.each_alone()
+    return every, Groups(groups)
+
+
+def split_by(flat: FlatTree, prefix: object, what: str = "the thresholds") -> tuple[FlatTree, Groups]:
+    """Return the leaves of the prefix, and for each a group with the indices of the leaves below it."""
+    every, groups = flat.split_by(prefix, what)
+    alone = every.structure == flat.structure and not flat.others
+    return every, Groups.each_alone(len(groups)) if alone else Groups(groups)
 
 
 def _where(flat: FlatTree, chosen: Callable[[Hashable], bool]) -> set[int]:

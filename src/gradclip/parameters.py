@@ -181,18 +181,20 @@ def _listed_of(group: dict[str, Any]) -> Sequence[Any]:
         return ()
 
 
+def reusable(parameters: Any) -> Any:
+    """Return parameters that can be listed again: the items of an iterator as a list, else the parameters.
+
+    An iterator without items stays as it is, so that `as_list` refuses it.
+    """
+    return (list(parameters) or parameters) if isinstance(parameters, Iterator) else parameters
+
+
 def repeatable(parameters: Parameters) -> Parameters:
-    """Return parameters that can be listed again: iterators, also those of parameter groups, as lists."""
-    if isinstance(parameters, Iterator):
-        parameters = _kept(parameters)
+    """Return the same, with the iterators of parameter groups as lists too."""
+    parameters = reusable(parameters)
     if not (isinstance(parameters, list | tuple) and any(map(_yields_once, parameters))):
         return parameters
-    return [{**one, "params": _kept(one["params"])} if _yields_once(one) else one for one in parameters]
-
-
-def _kept(iterator: Iterator[Any]) -> Iterable[Any]:
-    """Return the items as a list; an iterator without any as it is, which `as_list` refuses."""
-    return list(iterator) or iterator
+    return [{**one, "params": reusable(one["params"])} if _yields_once(one) else one for one in parameters]
 
 
 def _yields_once(entry: object) -> bool:

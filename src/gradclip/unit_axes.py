@@ -5,12 +5,14 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from gradclip.backends.registry import entries_of, entry_of, load
+from gradclip.arguments import is_array, is_single_threshold
+from gradclip.backends.registry import entries_of, entry_of, known, load
 from gradclip.core.scopes import Scope, units_along, units_of_layer
 from gradclip.core.values import shape_of
-from gradclip.leaves import first_sparse, is_integer
+from gradclip.leaves import counted, first_sparse, is_integer
+from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, Sparse
-from gradclip.typing import UnitAxis
+from gradclip.typing import Thresholds, UnitAxis
 from gradclip.wording import listed
 
 
@@ -103,6 +105,15 @@ def check_shapes(leaves: Sequence[Any], params: Sequence[Any], names: Callable[[
             )
 
 
+def thresholds_of_leaves(flat: FlatTree, max_norm: Thresholds) -> list[Any]:
+    """Return the threshold of each leaf: the only one, or that of a prefix above it."""
+    if is_single_threshold(max_norm):
+        return [max_norm] * len(flat.leaves)
+    prefix, groups = flat.split_by(max_norm)
+    of_leaf = {index: threshold for threshold, group in zip(prefix.leaves, groups, strict=True) for index in group}
+    return [of_leaf[index] for index in range(len(of_leaf))]
+
+
 def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     """Return the leaves of `params` in the order of the tree's. Raises ValueError if the trees differ."""
     leaves, structure = flat.trees.flatten(params)
@@ -119,6 +130,38 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
     parts = [f"there is no parameter for {listed(lacking)}"] if lacking else []
     parts += [f"there is no gradient at {listed(beyond)}"] if beyond else []
     raise ValueError(f"params must be a tree of the same structure as the gradients: {', and '.join(parts)}.")
+
+
+def weights_of(params: ParameterList, weights: object) -> dict[int, Any]:
+    """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
+    if params.tree is not None:
+        flat = counted(params.tree)
+        if weights is None:
+            raise TypeError(
+                "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."
+            )
+        return _once(flat.leaves, parameters_beside(flat, weights))
+    if weights is None:
+        for index, (parameter, grad) in enumerate(zip(params.parameters, params.gradients, strict=True)):
+            if grad is not None and not (known(parameter) and is_array(parameter)):
+                raise TypeError(
+                    f"{params.name(index)} is of type {type(parameter).__name__}, not an array, so it has no norm. "
+                    "Pass weights=, a list with one array for each parameter."
+                )
+        weights = params.parameters
+    if not isinstance(weights, list | tuple) or len(weights) != len(params.gradients):
+        raise ValueError(
+            f"weights must be a list with one array for each of the {len(params.gradients)} parameters, in their order."
+        )
+    return _once(params.parameters, weights)
+
+
+def _once(owners: Sequence[Any], weights: Sequence[Any]) -> dict[int, Any]:
+    """Return the weights by the id of their owner. Raises ValueError if one is listed with two different weights."""
+    found = {id(owner): weight for owner, weight in zip(owners, weights, strict=True)}
+    if any(found[id(owner)] is not weight for owner, weight in zip(owners, weights, strict=True)):
+        raise ValueError("the same parameter or array is listed twice, with two different weights. Pass it once.")
+    return found
 
 
 def names_of(flat: FlatTree) -> list[str]:

@@ -30,7 +30,7 @@ def test_what_waits_for_a_module_is_done_once(tmp_path):
 
 SEVERAL = """
 import sys
-from gradclip.backends.when_imported import when_imported
+from gradclip.backends.imported import when_imported
 
 before, told = list(sys.meta_path), []
 for number in range(3):

@@ -5,11 +5,20 @@ from unittest import mock
 import numpy as np
 import torch
 
+from gradclip import functional, ordinary
+
 
 def without(module, doors, function, *args, **kwargs):
     """Return what a function returns when the doors of a module find no ordinary call."""
     with mock.patch.multiple(module, **dict.fromkeys(doors, lambda *_: None)):
         return function(*args, **kwargs)
+
+
+def in_full(function, *args, **kwargs):
+    """Yield what a function returns when one look settles no norm, and when no arrays are taken as ordinary either."""
+    yield without(ordinary.Ordinary, ("norm", "clip_", "clipped"), function, *args, **kwargs)
+    with mock.patch.object(functional, "read", return_value=None):
+        yield without(ordinary, ["gradients"], function, *args, **kwargs)
 
 
 def same(x, y):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 from types import ModuleType
 from typing import Protocol, TypeVar
 
 from gradclip import native
 from gradclip.core.formats import FLOAT64
+from gradclip.core.norms import Order, relative_error
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
 
@@ -39,6 +41,19 @@ def examples_sum_error(count: int) -> float:
     """Return a bound on the relative error of the sums of `count` squares in `add_examples`."""
     # Nothing is added in float32 here: private sums keep float64 precision even for half types.
     return min(count, native.ADDITIONS) * _ROUNDOFF
+
+
+# Both cached: there are few different sizes, and this takes longer than measuring a small array.
+@lru_cache(maxsize=256)
+def kernels_norm_error(count: int, p: float, only_halves: bool) -> float:
+    """Return a bound on the relative error of the norm of order p of `count` elements whose powers the kernels sum."""
+    return relative_error(Order(p), kernels_sum_error(count, only_halves, p), FLOAT64, exact=False)
+
+
+@lru_cache(maxsize=256)
+def examples_norm_error(count: int, p: float) -> float:
+    """Return the same for an example or a unit, whose powers are all summed in float64."""
+    return relative_error(Order(p), examples_sum_error(count), FLOAT64, exact=False)
 
 
 def filled(arrays: Sequence[S], scope: Scope) -> list[S]:

@@ -14,10 +14,12 @@ import numpy as np
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import coefficient, needs_split, open_between
 from gradclip.core.formats import FLOAT64, format_of
-from gradclip.core.layouts import Groups, Several
+from gradclip.core.holders import ALONE, Holders
+from gradclip.core.layouts import Groups, Layout, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.records import Coefficient, Factors
+from gradclip.core.scopes import Scope
 
 if TYPE_CHECKING:
     from gradclip.core.units import Adaptive
@@ -58,6 +60,13 @@ class Following:
         indices, scope = layout.part(number)
         arrays = backend.chosen(self.params, indices)
         return self.adaptive.thresholds(backend, arrays, order, scope, self.given)
+
+
+def together(thresholds: Sequence[float]) -> float | np.ndarray:
+    """Return the thresholds as one number if all are equal, else as a vector."""
+    first = thresholds[0]
+    alike = all(one is first for one in thresholds) or len(set(thresholds)) == 1
+    return first if alike else np.array(thresholds)
 
 
 class Quick(NamedTuple):
@@ -124,8 +133,12 @@ def dtypes_of_norms(arrays: Arrays, layout: Several) -> dict[str, Sequence[int]]
     return dict(found)
 
 
-def left_norms(backend: Backend, layout: Several, norm: Norm, arrays: Arrays, leaves: Sequence[Any]) -> list[Any]:
-    """Return the norms of each part as scalars or arrays of the framework, near the leaves."""
+def left_norms(
+    backend: Backend, layout: Layout, norm: Norm, arrays: Arrays, leaves: Sequence[Any], holders: Holders = ALONE
+) -> list[Any]:
+    """Return the norms of each part, or those of a scope, as scalars or arrays of the framework, near the leaves."""
+    if isinstance(layout, Scope):
+        return [backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), leaves)]
     if not layout.number:
         return []
     values, found = norm.product(), dict.fromkeys(range(layout.number))

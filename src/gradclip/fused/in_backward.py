@@ -15,7 +15,7 @@ from gradclip.backends import any_distributed
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.fused.optimizers import with_memory_of_its_own
-from gradclip.inplace.clip import clip_grad_norm_
+from gradclip.inplace import clip_grad_norm_
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Threshold
 from gradclip.wording import listed

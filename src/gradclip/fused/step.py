@@ -44,7 +44,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.values import Array
 from gradclip.distributed.processes import Processes, processes_of, telling
 from gradclip.fused.optimizers import check_fused
-from gradclip.inplace.gradients import Gradients, entered
+from gradclip.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, ProcessGroups, Scalar, Threshold
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
-from gradclip.inplace.clip import clip_grad_norm_
+from gradclip.inplace import clip_grad_norm_
 from gradclip.integrations import needed_for
 
 with needed_for("autoclip", "torch"):

@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from gradclip import inplace
 from gradclip.arguments import check_threshold
-from gradclip.inplace import clip as inplace
 from gradclip.parameters import checked_list
 from gradclip.typing import HasGrad, Ord, Parameters, Scalar
 

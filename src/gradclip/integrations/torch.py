@@ -22,13 +22,13 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
+from gradclip import inplace
 from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
 from gradclip.core.nonfinite import TO_GO_ON
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import telling
-from gradclip.inplace import clip as inplace
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
 from gradclip.typing import Parameters, Policy

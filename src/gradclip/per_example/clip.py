@@ -14,8 +14,8 @@ from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.imported import exportable
 from gradclip.backends.registry import find, framework_of, ways_to_examples
 from gradclip.core.values import shape_of
-from gradclip.fast_path import known_threshold, read
 from gradclip.leaves import first_sparse, summed
+from gradclip.ordinary import known_threshold, read
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Group, nothing, summed_at_once
 from gradclip.tree import FlatTree, flattened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 from gradclip import native
 from gradclip.arguments import check_real, check_threshold, scalar_array
 from gradclip.backends.registry import entry_of
-from gradclip.backends.sums import ENOUGH, examples_sum_error
+from gradclip.backends.sums import ENOUGH, examples_norm_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decision import Clipping
@@ -28,7 +28,7 @@ from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target, known_rule_for_sums, rule_for_sums
 from gradclip.core.scopes import EXAMPLE, EXAMPLE_ALONE
 from gradclip.core.values import Array
-from gradclip.fast_path import Ordinary, alike, dtype_of_norm
+from gradclip.ordinary import Ordinary, kind_of
 from gradclip.per_example.grid import grid_for
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import FlatTree
@@ -149,33 +149,27 @@ def summed_at_once(
     given: Ordinary, settings: PerExampleSettings, max_norm: float, inside: np.ndarray | None
 ) -> Summed | None:
     """Return what `Group.summed` returns if the kernels' first look settles it, with plain numbers; else None."""
-    known, leaves, array, dtypes = given.known, given.leaves, given.backend.array, tuple(given.known.dtypes)
-    arrays = alike(dtypes)
+    kernels, leaves, array = given.kernels, given.leaves, given.backend.array
+    kind = kind_of(tuple(kernels.dtypes))
     widths = [math.prod(leaf.shape[1:]) for leaf in leaves]
-    if not (known.in_order and len(leaves[0]) and sum(widths)) or arrays.any_complex:
+    if not (kernels.in_order and len(leaves[0]) and sum(widths)) or kind.any_complex:
         return None
     # The kernels read the squares first: NaN means that the example is left out.
     squares = np.zeros(len(leaves[0])) if inside is None else np.where(inside, 0.0, np.nan)
     totals = np.zeros(sum(widths))
     into = [native.kernels.describe_buffers([buffer])[0] for buffer in (squares, totals)]
-    rule = known_rule_for_sums(settings.target, max_norm, error_of_norms(sum(widths)))
-    native.kernels.add_examples(known, len(squares), rule, into[0], into[1], given.backend.threads())
+    rule = known_rule_for_sums(settings.target, max_norm, examples_norm_error(sum(widths), 2.0))
+    native.kernels.add_examples(kernels, len(squares), rule, into[0], into[1], given.backend.threads())
     norms = np.sqrt(squares if inside is None else np.where(inside, squares, 0.0))
     measured = norms if inside is None else norms[inside]
-    if not np.isfinite(measured).all() or (FLOAT64 in arrays.formats and not (measured > math.sqrt(ENOUGH)).all()):
+    if not np.isfinite(measured).all() or (kind.enough > 0 and not (measured > math.sqrt(kind.enough)).all()):
         return None
     sums, asked = [], settings.dtype_of_sums
     for leaf, width, end in zip(leaves, widths, accumulate(widths), strict=True):
         own = "float64" if "64" in str(leaf.dtype) else "float32"  # no leaf is complex
         sums.append(array(totals[end - width : end].reshape(leaf.shape[1:]), asked or own))
     clipped = np.int64(np.count_nonzero(norms > max_norm))
-    return Summed(sums, array(norms, dtype_of_norm(dtypes)), array(clipped, "int64"))
-
-
-@lru_cache(maxsize=64)
-def error_of_norms(count: int) -> float:
-    """Bound the relative error of the norm of an example of `count` elements, computed while it is added up."""
-    return relative_error(EUCLIDEAN, examples_sum_error(count), FLOAT64, exact=False)
+    return Summed(sums, array(norms, kind.dtype_of_norm), array(clipped, "int64"))
 
 
 class Batch(NamedTuple):

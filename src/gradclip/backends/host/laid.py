@@ -5,18 +5,17 @@ units are rows; large arrays are not copied. Parts that the kernels cannot read 
 """
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from gradclip.backends.host.arrays import HostArray, HostArrays, viewed_arrays
-from gradclip.backends.sums import ENOUGH, examples_sum_error, kernels_sum_error
+from gradclip.backends.sums import ENOUGH, examples_norm_error, kernels_norm_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64
 from gradclip.core.layouts import Groups, Rows, Several
-from gradclip.core.norms import Norm, Order, relative_error
+from gradclip.core.norms import Norm, Order
 from gradclip.core.records import Coefficient, Factors
 from gradclip.native import describe_buffers
 
@@ -87,7 +86,7 @@ class _Groups(Laid):
         counts, halves = self.kernels.counts, self.only_halves
         if not isinstance(self.group_of, range):
             counts = np.bincount(self.group_of, counts, self.number).astype(np.int64).tolist()
-        errors = {count: _error_of_group(count, order, halves) for count in set(counts)}
+        errors = {count: kernels_norm_error(count, order.p, halves) for count in set(counts)}
         return next(iter(errors.values())) if len(errors) == 1 else np.array([errors[count] for count in counts])
 
     def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
@@ -113,7 +112,7 @@ class _Rows(Laid):
 
     def error(self, order: Order) -> Any:
         counts = [units.elements for units in self.layout.units]
-        errors = {count: _error_of_unit(count, order) for count in set(counts)}
+        errors = {count: examples_norm_error(count, order.p) for count in set(counts)}
         return np.array([errors[count] for count in counts])[self.layout.array_of]
 
     def scale(self, keep: np.ndarray, factors: Sequence[Any], to: "KernelArrays | None" = None) -> None:
@@ -201,15 +200,3 @@ def _rows(x: HostArray, own: tuple[int, ...]) -> np.ndarray:
     """Return a view with the own axes first and the other axes in memory order."""
     others = [axis for axis in range(x.data.ndim) if axis not in own]
     return x.data.transpose(*own, *sorted(others, key=lambda axis: -x.data.strides[axis]))
-
-
-# Cached: there are few different sizes, and this takes longer than measuring a small array.
-@lru_cache(maxsize=256)
-def _error_of_group(count: int, order: Order, halves: bool) -> float:
-    return relative_error(order, kernels_sum_error(count, halves, order.p), FLOAT64, exact=False)
-
-
-@lru_cache(maxsize=256)
-def _error_of_unit(count: int, order: Order) -> float:
-    # Squares of half types are also added in float64.
-    return relative_error(order, examples_sum_error(count), FLOAT64, exact=False)

@@ -1,26 +1,28 @@
-"""The fast path: to the bit what the general path makes of ordinary calls, and nothing for all others."""
+"""Ordinary arrays: to the bit what the pipeline makes of them, and nothing for all others."""
 
 import math
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
+import optree
 import pytest
 import torch
 
 import gradclip
-from fast_paths import same, without
-from gradclip import fast_path
+from fast_paths import in_full, same
+from gradclip import ordinary
 from gradclip.core.norms import Order
+from gradclip.ordinary import Ordinary
 
-DOORS = ("grad_norm", "global_norm", "clip_grad_norm_", "clip_by_global_norm")
+METHODS = ("norm", "clip_", "clipped")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 TORCH, NUMPY = "torch", "numpy"
 
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Return the names of the functions of the fast path that found an answer, in order."""
+    """Return the names of the methods that settled a norm, in order."""
     found = []
 
     def noting(name, function):
@@ -32,8 +34,8 @@ def taken(monkeypatch):
 
         return noted
 
-    for name in DOORS:
-        monkeypatch.setattr(fast_path, name, noting(name, getattr(fast_path, name)))
+    for name in METHODS:
+        monkeypatch.setattr(Ordinary, name, noting(name, getattr(Ordinary, name)))
     return found
 
 
@@ -60,25 +62,26 @@ def cases():
 
 @pytest.mark.parametrize("ord", [1, 2, 2.0, math.inf])
 @pytest.mark.parametrize(("kind", "dtypes", "scale"), list(cases()))
-def test_the_bits_are_those_of_the_general_path(taken, kind, dtypes, scale, ord):
+def test_the_bits_are_those_of_the_pipeline(taken, kind, dtypes, scale, ord):
     tree = {"a": leaves(kind, dtypes, scale)}
     norm = gradclip.global_norm(tree, ord)
-    assert same(norm, without(fast_path, DOORS, gradclip.global_norm, tree, ord))
+    assert all(same(norm, other) for other in in_full(gradclip.global_norm, tree, ord))
     for max_norm in (float(norm) * 2, float(norm) / 3, float(norm) * 1e-5, math.inf, 1):
         new, before = gradclip.clip_by_global_norm(tree, max_norm, ord=ord)
-        expected, same_norm = without(fast_path, DOORS, gradclip.clip_by_global_norm, tree, max_norm, ord=ord)
-        assert same(before, same_norm)
-        assert all(map(same, new["a"], expected["a"]))
+        for expected, same_norm in in_full(gradclip.clip_by_global_norm, tree, max_norm, ord=ord):
+            assert same(before, same_norm)
+            assert all(map(same, new["a"], expected["a"]))
         assert not any(x is y for x, y in zip(new["a"], tree["a"], strict=True))
-        pairs = [in_place(kind, tree["a"]) for _ in range(2)]
-        assert same(
-            gradclip.clip_grad_norm_(pairs[0][0], max_norm, ord),
-            without(fast_path, DOORS, gradclip.clip_grad_norm_, pairs[1][0], max_norm, ord),
-        )
-        assert all(map(same, pairs[0][1](), pairs[1][1]()))
-        assert all(map(same, pairs[0][1](), expected["a"]))
-    assert same(gradclip.grad_norm(in_place(kind, tree["a"])[0], ord), norm)
-    assert taken == ["global_norm", *["clip_by_global_norm", "clip_grad_norm_"] * 5, "grad_norm"]
+        given, clipped = in_place(kind, tree["a"])
+        norm_in_place = gradclip.clip_grad_norm_(given, max_norm, ord)
+        for found, others in clipped_in_full(kind, tree["a"], max_norm, ord):
+            assert same(norm_in_place, found)
+            assert all(map(same, clipped(), others))
+        assert all(map(same, clipped(), expected["a"]))
+    given, _ = in_place(kind, tree["a"])
+    assert same(gradclip.grad_norm(given, ord), norm)
+    assert all(same(norm, other) for other in in_full(gradclip.grad_norm, given, ord))
+    assert taken == ["norm", *["clipped", "clip_"] * 5, "norm"]
 
 
 @pytest.mark.parametrize("max_norm", [torch.tensor(0.7), np.float32(0.7), np.array(0.7), 0.7], ids=repr)
@@ -86,15 +89,16 @@ def test_the_bits_are_those_of_the_general_path(taken, kind, dtypes, scale, ord)
     "spelling", [list, lambda params: {f"p{i}": p for i, p in enumerate(params)}], ids=["list", "dict"]
 )
 def test_other_spellings_are_ordinary_too(taken, spelling, max_norm):
-    pairs = [in_place(TORCH, leaves(TORCH, DTYPES, 1.0)) for _ in range(2)]
-    norm = gradclip.clip_grad_norm_(spelling(pairs[0][0]), max_norm)
-    assert same(norm, without(fast_path, DOORS, gradclip.clip_grad_norm_, spelling(pairs[1][0]), max_norm))
-    assert all(map(same, pairs[0][1](), pairs[1][1]()))
-    tree = leaves(TORCH, DTYPES, 1.0)
-    clipped, _ = gradclip.clip_by_global_norm(tree, max_norm)
-    expected, _ = without(fast_path, DOORS, gradclip.clip_by_global_norm, tree, max_norm)
-    assert all(map(same, clipped, expected))
-    assert taken == ["clip_grad_norm_", "clip_by_global_norm"]
+    arrays = leaves(TORCH, DTYPES, 1.0)
+    given, clipped = in_place(TORCH, arrays)
+    norm = gradclip.clip_grad_norm_(spelling(given), max_norm)
+    for found, others in clipped_in_full(TORCH, arrays, max_norm, spelling=spelling):
+        assert same(norm, found)
+        assert all(map(same, clipped(), others))
+    new, _ = gradclip.clip_by_global_norm(arrays, max_norm)
+    for expected, _ in in_full(gradclip.clip_by_global_norm, arrays, max_norm):
+        assert all(map(same, new, expected))
+    assert taken == ["clip_", "clipped"]
 
 
 @pytest.mark.parametrize("max_norm", [torch.tensor(-1.0), np.float32(math.nan), torch.tensor(True)], ids=repr)
@@ -105,7 +109,7 @@ def test_wrong_thresholds_in_arrays_are_refused(max_norm):
     assert given[0].grad.tolist() == [1.0] * 3
 
 
-def test_errors_come_in_the_order_of_the_general_path():
+def test_errors_come_in_the_usual_order():
     for given in ([parameter(torch.ones(3))], {"a": np.ones(3)}):
         with pytest.raises(ValueError, match="ord must"):
             gradclip.clip_grad_norm_(given, torch.tensor(-1.0), ord="x")
@@ -120,6 +124,31 @@ def in_place(kind, arrays):
     for parameter, grad in zip(parameters, copies, strict=True):
         parameter.grad = grad
     return parameters, lambda: [parameter.grad for parameter in parameters]
+
+
+def clipped_in_full(kind, arrays, max_norm, *args, spelling=lambda given: given):
+    """Yield norms and gradients clipped in place, as `in_full` does."""
+    copies = []
+
+    def clip():
+        given, gradients = in_place(kind, arrays)
+        copies.append(gradients)
+        return gradclip.clip_grad_norm_(spelling(given), max_norm, *args)
+
+    for norm in in_full(clip):
+        yield norm, copies[-1]()
+
+
+def settled(parameters, max_norm, ord):
+    """Return the norm of gradients clipped in place, if one look settles it."""
+    known = ordinary.to_clip(parameters, max_norm)
+    return known and known[0].clip_(known[1], Order.parse(ord))
+
+
+def new_of(tree):
+    """Return a new tree, clipped to 1, if one look settles it."""
+    known = ordinary.read(optree.tree_leaves(tree))
+    return known and known.clipped(1.0, Order(2.0))
 
 
 def parameter(grad):
@@ -175,15 +204,25 @@ UNUSUAL = {
 
 
 @pytest.mark.parametrize("case", UNUSUAL)
-def test_what_is_not_ordinary_is_left_to_the_general_path(case):
+def test_what_is_not_ordinary_is_left_to_the_pipeline(case):
     parameters, max_norm, ord = UNUSUAL[case]
-    assert fast_path.clip_grad_norm_(parameters, max_norm, ord, "skip") is None
+    assert settled(parameters, max_norm, ord) is None
 
 
 @pytest.mark.parametrize("case", ["the same array twice", "shared memory", "NaN", "another order", "expanded"])
-def test_norms_of_what_is_not_ordinary_are_left_to_the_general_path(case):
+def test_norms_of_what_is_not_ordinary_are_left_to_the_pipeline(case):
     parameters, _, ord = UNUSUAL[case]
-    assert fast_path.grad_norm(parameters, Order.parse(ord)) is None
+    known = ordinary.gradients(parameters)
+    assert known is None or known.norm(Order.parse(ord)) is None
+
+
+@pytest.mark.parametrize("values", [[3j, 4.0], [math.nan, 1.0]])
+def test_an_empty_gradient_may_be_listed_twice(values):
+    """It lies nowhere in memory, so nothing shows that it is the same."""
+    empty, other = parameter(torch.ones(0, 3)), parameter(torch.tensor(values))
+    norm = gradclip.clip_grad_norm_([empty, other, empty], 1.0)
+    expected = [0.6j, 0.8] if norm == 5.0 else [math.nan, math.nan]
+    torch.testing.assert_close(other.grad, torch.tensor(expected), equal_nan=True)
 
 
 def test_gradients_that_share_memory_count_each():
@@ -194,38 +233,38 @@ def test_gradients_that_share_memory_count_each():
 def test_parameters_in_place_of_gradients_are_warned_of():
     with torch.no_grad(), pytest.warns(UserWarning, match="grad"):
         gradclip.global_norm([parameter(torch.ones(3))])
-    assert fast_path.global_norm([torch.nn.Parameter(torch.ones(4), requires_grad=False)], Order(2.0)) is None
+    assert ordinary.read([torch.nn.Parameter(torch.ones(4), requires_grad=False)]) is None
 
 
 @pytest.mark.parametrize("max_norm", [-1.0, -1, math.nan, 2**60, True, "1", None])
-def test_thresholds_that_are_no_ordinary_numbers_are_left_to_the_general_path(max_norm):
+def test_thresholds_that_are_no_ordinary_numbers_are_not_known(max_norm):
     given = [parameter(torch.ones(3))]
-    assert fast_path.clip_grad_norm_(given, max_norm, 2, "skip") is None
+    assert settled(given, max_norm, 2) is None
     assert given[0].grad.tolist() == [1.0] * 3
 
 
-def test_new_trees_of_what_is_not_ordinary_are_left_to_the_general_path():
+def test_new_trees_of_what_is_not_ordinary_are_left_to_the_pipeline():
     wanted = torch.ones(3, requires_grad=True)
     for tree in (torch.ones(2, 3).T, wanted, torch.nn.Parameter(torch.ones(3)), 1.0, np.float32(1.0), {}, "text"):
-        assert fast_path.clip_by_global_norm(tree, 1.0, Order(2.0)) is None
+        assert new_of(tree) is None
     with torch.no_grad():
-        assert fast_path.clip_by_global_norm(wanted, 1.0, Order(2.0)) is not None
+        assert new_of(wanted) is not None
     with torch.autograd.forward_ad.dual_level():
-        assert fast_path.clip_by_global_norm(torch.ones(3), 1.0, Order(2.0)) is None
+        assert new_of(torch.ones(3)) is None
 
 
-def test_negative_and_conjugated_views_are_left_to_the_general_path():
+def test_negative_and_conjugated_views_are_left_to_the_pipeline():
     """In memory lies the original, which has other signs."""
     conjugated = torch.tensor([3 + 4j]).conj()
     for view in (conjugated, conjugated.imag):
-        assert fast_path.clip_by_global_norm([view], 1.0, Order(2.0)) is None
+        assert new_of([view]) is None
         clipped, _ = gradclip.clip_by_global_norm([view], 1.0)
         torch.testing.assert_close(clipped[0], view.resolve_conj().resolve_neg() / view.norm(), rtol=1e-6, atol=0)
 
 
-def test_what_is_transformed_or_recorded_is_left_to_the_general_path():
+def test_what_is_transformed_or_recorded_is_not_ordinary():
     def check(x):
-        assert fast_path.clip_by_global_norm(x, 1.0, Order(2.0)) is None
+        assert new_of(x) is None
         return x
 
     torch.func.vmap(check)(torch.ones(2, 3))

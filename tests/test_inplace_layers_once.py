@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from gradclip.backends.registry import find
-from gradclip.inplace.gradients import Gradients
-from gradclip.inplace.layerwise import Layerwise
+from gradclip.gradients import Gradients
+from gradclip.inplace_layers import Layerwise
 from gradclip.parameters import ParameterList
 
 

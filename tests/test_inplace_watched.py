@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from frameworks import ALL, WITH_FLOAT32, by_name
-from gradclip.inplace import watched
+from gradclip import inplace
 
 EAGER = [framework for framework in WITH_FLOAT32 if not framework.jit]
 
@@ -80,11 +80,20 @@ def test_each_parameter_is_one_layer():
     assert (layers.names, layers.norms.tolist()) == (("parameters.0", "parameters.1"), [5.0, 5.0])
 
 
+def test_an_empty_gradient_that_is_listed_twice_is_one_layer():
+    empty, other = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((0, 3), (2,)))
+    empty.grad, other.grad = torch.zeros(0, 3), torch.tensor([3.0, 4.0])
+    monitor = gradclip.Monitor(layers_every=1)
+    gradclip.clip_grad_norm_([empty, other, empty], 1.0, monitor=monitor)
+    layers = monitor.last.layers
+    assert (layers.names, layers.norms.tolist()) == (("parameters.0", "parameters.1"), [0.0, 5.0])
+
+
 def test_gradients_are_read_once_where_the_kernels_know_them(monkeypatch):
     def fail(*args):
         raise AssertionError("read again")
 
-    monkeypatch.setattr(watched, "_names_and_norms", fail)
+    monkeypatch.setattr(inplace, "names_and_norms", fail)
     monitor = gradclip.Monitor(layers_every=1)
     gradclip.clip_grad_norm_({"w": np.array([3.0, 4.0]), "b": np.array([12.0])}, 1.0, monitor=monitor)
     assert monitor.top_layers == {"b": 12.0, "w": 5.0}

@@ -8,22 +8,26 @@ and all get the same norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gradclip import fast_path
+import numpy as np
+
+from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.arguments import check_norm, check_real, check_threshold
+from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold
 from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.core.decision import Clipping, from_norm
+from gradclip.core.holders import ALONE, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.rules import CLIP
-from gradclip.distributed.processes import ONE_PROCESS, processes_of, telling
-from gradclip.inplace.gradients import entered
-from gradclip.parameters import ParameterList, repeatable
+from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip.gradients import Gradients, Taken, entered, names_and_norms
+from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -59,13 +63,13 @@ def grad_norm(
     5.0
 
     """
-    if process_group is None and mesh is None:
-        parameters = fast_path.reusable(parameters)
-        found = fast_path.grad_norm(parameters, ord)
-        if found is not None:
-            return found
-    params = _parameters(parameters, process_group, mesh)
-    processes = processes_of(params, process_group, mesh)
+    if isinstance(parameters, Iterator):
+        parameters = reusable(parameters)
+    given = ordinary.gradients(parameters) if process_group is None and mesh is None else None
+    found = None if given is None else given.norm(Order.parse(ord))
+    if found is not None:
+        return found
+    params, processes = _listed(parameters, process_group, mesh)
     with processes.preparing():
         order = Order.parse(ord)
         processes.ask(order, PROPAGATE)
@@ -134,51 +138,99 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    if monitor is not None:
-        from gradclip.inplace.watched import check_monitor, clip_watched  # most calls have no monitor
+    if isinstance(parameters, Iterator):
+        parameters = reusable(parameters)
+    call = _Call(parameters, ord, nonfinite, process_group, mesh)
+    return call.clip(max_norm) if monitor is None else call.watched(max_norm, monitor)
 
-        clip = partial(
-            clip_grad_norm_, max_norm=max_norm, ord=ord, nonfinite=nonfinite, process_group=process_group, mesh=mesh
-        )
-        with telling(parameters, process_group, mesh):
+
+class _Call(NamedTuple):
+    """The arguments of a call that clips by the global norm, without the threshold."""
+
+    parameters: Parameters
+    ord: Ord | Order
+    nonfinite: Policy
+    process_group: ProcessGroups
+    mesh: Meshes
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other processes are named."""
+        return self.process_group is None and self.mesh is None
+
+    def clip(self, max_norm: Threshold | AdaptiveNorm) -> Scalar:
+        """Clip; return the norm."""
+        return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveNorm) else self.clip_to(max_norm)[0]
+
+    def clip_to(self, max_norm: Threshold, skip_above: float | None = None) -> tuple[Scalar, Seen | None]:
+        """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
+        known = ordinary.to_clip(self.parameters, max_norm) if self.alone else None
+        if known is not None:
+            # Checked only now: with several processes, which never get here, an error must reach all of them.
+            (given, threshold), order, policy = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
+            norm = given.clip_(threshold, order)
+            if norm is not None:
+                return norm, None
+            gradients = Gradients.of(ParameterList.of(self.parameters))
+            if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
+                taken = Taken(gradients, given.backend, given.arrays())
+                return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above)
+        params, processes = _listed(self.parameters, self.process_group, self.mesh)
+        with processes.preparing():
+            order, policy, bound = Order.parse(self.ord), Nonfinite.named(self.nonfinite), whole_scalar(max_norm)
+            processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
+            taken = entered(params, processes, bound, to_write=True)
+            asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
+        return _clip_taken(taken, processes.holders(taken.backend), asked, skip_above)
+
+    def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
+        """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
+        with telling(self.parameters, self.process_group, self.mesh):
+            call = self._replace(parameters=repeatable(self.parameters))
+            order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
+            max_norm.check_order(order)
+        return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
+
+    def watched(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor) -> Scalar:
+        """Clip, then have the monitor record the call; return the norm.
+
+        The norm of each gradient is recorded only if no processes are named: others may hold parts of it.
+        """
+        with telling(self.parameters, self.process_group, self.mesh):
             check_monitor(monitor)
-        alone = process_group is None and mesh is None
-        return clip_watched(clip, parameters, max_norm, ord, nonfinite, monitor, alone=alone)
-    if process_group is None and mesh is None:
-        parameters = fast_path.reusable(parameters)
-        found = fast_path.clip_grad_norm_(parameters, max_norm, ord, nonfinite)
-        if found is not None:
-            return found
-    if isinstance(max_norm, AdaptiveNorm):
-        return _clip_by_holder(parameters, max_norm, ord, nonfinite, process_group, mesh)
-    return _clip_to(max_norm, parameters, ord, nonfinite, process_group, mesh)[0]
+        layers = self.alone and monitor.wants_layers
+        norm, names, norms = self._clip_and_measure_each(max_norm) if layers else (self.clip(max_norm), None, None)
+        monitor.record(norm, max_norm, norms, nonfinite=self.nonfinite, names=names)
+        return norm
+
+    def _clip_and_measure_each(self, max_norm: Threshold | AdaptiveNorm) -> tuple[Scalar, list[str] | None, Any]:
+        """Clip; return the norm, and the names and norms of the gradients, None if this process may hold only parts."""
+        with telling(self.parameters, None, None):
+            call = self._replace(parameters=repeatable(self.parameters))
+            params = ParameterList.of(call.parameters)
+        known = ordinary.to_clip(call.parameters if params.tree is not None else params.parameters, max_norm)
+        if known is not None and len((gradients := Gradients.of(params)).grads) == len(known[0].leaves):
+            (given, threshold), order, _ = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
+            sums: list[float] = []
+            norm = given.clip_(threshold, order, sums)
+            if norm is not None:
+                return norm, gradients.names_of_layers(), np.array(sums) ** (1 / order.p)
+        names, norms = names_and_norms(params, self.ord)
+        return call.clip(max_norm), names, norms
 
 
-def _clip_to(
-    max_norm: Threshold,
-    parameters: Parameters,
-    ord: Ord | Order,
-    nonfinite: Policy,
-    process_group: ProcessGroups,
-    mesh: Meshes,
-    skip_above: float | None = None,
+def _clip_taken(
+    taken: Taken, holders: Holders, asked: Clipping, skip_above: float | None
 ) -> tuple[Scalar, Seen | None]:
-    """Clip by the general path. With `skip_above`, which all processes must share, say also what the norm shows."""
-    params = _parameters(parameters, process_group, mesh)
-    processes = processes_of(params, process_group, mesh)
-    with processes.preparing():
-        order, policy, threshold = Order.parse(ord), Nonfinite.named(nonfinite), whole_scalar(max_norm)
-        processes.ask(order, policy, threshold, skip_above=math.inf if skip_above is None else skip_above)
-        gradients, backend, arrays = entered(params, processes, threshold, to_write=True)
-        clipping = Clipping(check_threshold(threshold, backend=backend), order, policy, CLIP)
-    holders = processes.holders(backend)
+    """Clip gradients after all checks."""
+    gradients, backend, arrays = taken
     with backend.precision():
-        if policy.zeroes and holders.sees_all:
-            clipping = gradients.cleared(backend, arrays, clipping)
-        made = decide(backend, arrays, clipping, gradients.names, holders=holders)
+        if asked.nonfinite.zeroes and holders.sees_all:
+            asked = taken.cleared(asked)
+        made = decide(backend, arrays, asked, gradients.names, holders=holders)
         norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
-        shown = None if skip_above is None else seen(backend, made.norm, clipping.max_norm, skip_above)
-        gradients.scale(backend, arrays, made)
+        shown = None if skip_above is None else seen(backend, made.norm, asked.max_norm, skip_above)
+        taken.scale(made)
     return norm, shown
 
 
@@ -200,11 +252,12 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    gradients, backend, arrays = entered(ParameterList.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
+    taken = entered(ParameterList.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
+    _, backend, arrays = taken
     threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
         if arrays:
-            gradients.scale(backend, arrays, from_norm(backend, norm, threshold, arrays))
+            taken.scale(from_norm(backend, norm, threshold, arrays))
 
 
 @ordinary_arithmetic
@@ -231,37 +284,15 @@ def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
 
     """
     clip_value = whole_scalar(clip_value)
-    gradients, backend, arrays = entered(ParameterList.of(parameters), ONE_PROCESS, clip_value, to_write=True)
-    bound = check_threshold(clip_value, "clip_value", backend=backend)
-    with backend.precision():
-        check_real(arrays, gradients.names)
-        gradients.clamp(backend, arrays, bound)
+    taken = entered(ParameterList.of(parameters), ONE_PROCESS, clip_value, to_write=True)
+    bound = check_threshold(clip_value, "clip_value", backend=taken.backend)
+    with taken.backend.precision():
+        check_real(taken.arrays, taken.gradients.names)
+        taken.clamp(bound)
 
 
-def _clip_by_holder(
-    parameters: Parameters,
-    max_norm: AdaptiveNorm,
-    ord: Ord | Order,
-    nonfinite: Policy,
-    process_group: ProcessGroups,
-    mesh: Meshes,
-) -> Scalar:
-    """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
+def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> tuple[ParameterList, Processes]:
+    """Return the parameters as a list, and the processes. Errors also reach the other processes, if any are named."""
     with telling(parameters, process_group, mesh):
-        parameters = repeatable(parameters)
-        order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
-        max_norm.check_order(order)
-
-    def clip_to(threshold: Threshold) -> tuple[Scalar, Seen | None]:
-        found = fast_path.clip_grad_norm_(parameters, threshold, order, nonfinite) if alone else None
-        more = (ord, nonfinite, process_group, mesh, max_norm.skip_above)
-        return _clip_to(threshold, parameters, *more) if found is None else (found, None)
-
-    alone = process_group is None and mesh is None
-    return max_norm.clip(clip_to, order, policy)
-
-
-def _parameters(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
-    """Return the parameters as a list. Errors also reach the other processes, if any are named."""
-    with telling(parameters, process_group, mesh):
-        return ParameterList.of(parameters)
+        params = ParameterList.of(parameters)
+    return params, processes_of(params, process_group, mesh)

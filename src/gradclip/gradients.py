@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,17 +21,19 @@ from gradclip.backends.registry import (
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
 from gradclip.core.formats import format_of
+from gradclip.core.holders import ALONE
+from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Order
+from gradclip.core.pipeline import measure_all
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Into
 from gradclip.core.values import Array
+from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree
 from gradclip.wording import listed
-
-if TYPE_CHECKING:
-    from gradclip.distributed.processes import Processes
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,10 @@ class Gradients:
             return [named[id(owner)] or "the gradient" for owner in self.owners]
         places = {id(owner): index for index, owner in reversed(list(enumerate(self.params.parameters)))}
         return [f"{self.params.name(places[id(owner)])}.grad" for owner in self.owners]
+
+    def names_of_layers(self) -> list[str]:
+        """Return the name of each gradient, as a monitor shows it."""
+        return [name.removesuffix(".grad") for name in self.names()]
 
     def backend(self, *scalars: object, otherwise: Callable[[], Sequence[Any]]) -> Backend:
         """Return the backend of the gradients. Without any, use the arrays `otherwise`, or the parameters."""
@@ -160,33 +166,12 @@ class Gradients:
         shards = self.shards and self.shards.chosen(indices)
         return replace(self, grads=grads, held=held, owners=owners, lying=lying, shards=shards)
 
-    def cleared(self, backend: Backend, arrays: Arrays, clipping: Clipping) -> Clipping:
-        """Set non-finite elements of the gradients (`arrays`) to zero; return the clipping without that policy.
-
-        Done only under the policy "zero", and only if a few operations suffice: a copy would double the memory.
-        """
-        few = clipping.nonfinite.zeroes and backend.multi_tensor(arrays) is not None
-        if not (few and backend.writable(self.grads)):
-            return clipping
-        backend.clear(arrays)
-        return replace(clipping, nonfinite=PROPAGATE)
-
-    def scale(self, backend: Backend, arrays: Arrays, made: Decision) -> None:
-        """Scale the gradients, which are `arrays`, as decided."""
-        if self.meeting and not self.apart and made.changes_nothing(backend, arrays):
-            return
-        self._put(backend, made.scaled(backend, Into(arrays, self.grads)))
-
-    def clamp(self, backend: Backend, arrays: Arrays, bound: float | Array) -> None:
-        """Clamp each element of the gradients, which are `arrays`."""
-        self._put(backend, backend.clamp(arrays, bound, Into(arrays, self.grads)))
-
     def separate(self, backend: Backend) -> None:
         """Put the copies of gradients that share memory in the `.grad` of their parameters."""
         if self.meeting:
-            self._put(backend, self.grads)
+            self.put(backend, self.grads)
 
-    def _put(self, backend: Backend, updated: Sequence[Any]) -> None:
+    def put(self, backend: Backend, updated: Sequence[Any]) -> None:
         """Write copies back to where they come from, and put each new object in the `.grad` of its parameter."""
         if self.meeting and not self.apart:
             every = zip(updated, self.grads, self.lying, strict=True)
@@ -209,6 +194,43 @@ def _copy(grad: Any) -> Any:
     framework = framework_of(grad)
     assert framework is not None
     return framework.kept(grad)
+
+
+class Taken(NamedTuple):
+    """The gradients of a call, their backend, and the arrays to measure. The arrays are the gradients."""
+
+    gradients: Gradients
+    backend: Backend
+    arrays: Arrays
+
+    def chosen(self, indices: Sequence[int]) -> "Taken":
+        """Return the gradients at `indices`."""
+        if list(indices) == list(range(len(self.arrays))):
+            return self
+        return Taken(self.gradients.chosen(indices), self.backend, self.backend.chosen(self.arrays, indices))
+
+    def cleared(self, clipping: Clipping) -> Clipping:
+        """Set non-finite elements to zero; return the clipping without that policy.
+
+        Done only under the policy "zero", and only if a few operations suffice: a copy would double the memory.
+        """
+        few = clipping.nonfinite.zeroes and self.backend.multi_tensor(self.arrays) is not None
+        if not (few and self.backend.writable(self.gradients.grads)):
+            return clipping
+        self.backend.clear(self.arrays)
+        return replace(clipping, nonfinite=PROPAGATE)
+
+    def scale(self, made: Decision) -> None:
+        """Scale the gradients as decided."""
+        gradients = self.gradients
+        if gradients.meeting and not gradients.apart and made.changes_nothing(self.backend, self.arrays):
+            return
+        gradients.put(self.backend, made.scaled(self.backend, Into(self.arrays, gradients.grads)))
+
+    def clamp(self, bound: float | Array) -> None:
+        """Clamp each element of the gradients."""
+        updated = self.backend.clamp(self.arrays, bound, Into(self.arrays, self.gradients.grads))
+        self.gradients.put(self.backend, updated)
 
 
 def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
@@ -241,13 +263,13 @@ def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
 
 def entered(
     params: ParameterList,
-    processes: "Processes",
+    processes: Processes,
     *scalars: object,
     to_write: bool = False,
     apart: bool = False,
     may_lack: bool = False,
-) -> tuple[Gradients, Backend, Arrays]:
-    """Return the gradients, their backend, and the arrays to measure, after all checks.
+) -> Taken:
+    """Return the gradients, after all checks.
 
     The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
     parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one.
@@ -260,8 +282,20 @@ def entered(
     backend = gradients.backend(*scalars, otherwise=processes.nothing)
     arrays = gradients.enter(backend)
     if not to_write:
-        return gradients, backend, arrays
+        return Taken(gradients, backend, arrays)
     gradients.check_replaceable(backend)
     if backend.collide(gradients.grads, arrays):
         gradients = gradients.settled(backend, arrays, apart=apart)
-    return gradients, backend, gradients.enter(backend) if gradients.meeting else arrays
+    return Taken(gradients, backend, gradients.enter(backend) if gradients.meeting else arrays)
+
+
+def names_and_norms(params: ParameterList, ord: object) -> tuple[list[str] | None, Array | None]:
+    """Return the names and a vector of the norms of the gradients; None if there are none or only parts of them."""
+    if processes_of(params, None, None) is not ONE_PROCESS:
+        return None, None
+    gradients, backend, arrays = entered(params, ONE_PROCESS)
+    if not arrays:
+        return None, None
+    with backend.precision():
+        norms = measure_all(backend, arrays, Groups.each_alone(len(arrays)), Order.parse(ord), ALONE).product()
+    return gradients.names_of_layers(), norms

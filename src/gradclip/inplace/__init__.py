@@ -1,1 +1,0 @@
-"""Clip in place: the gradients of parameters, or trees of NumPy arrays."""

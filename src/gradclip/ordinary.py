@@ -1,0 +1,180 @@
+"""Ordinary arrays: the kernels read all of them as they are, so that they are taken in few steps.
+
+One look settles most of their norms: those of order 1, 2 or infinity that are finite and clearly on one side of a
+threshold that is a number. They are measured and decided with plain Python numbers, to the bit as the pipeline would do
+it. What one look does not settle goes on to the pipeline, with the arrays already taken.
+"""
+
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import optree
+
+from gradclip.arguments import check_threshold, of_each
+from gradclip.backends import among_several
+from gradclip.backends.host.protocol import HostBackend
+from gradclip.backends.registry import framework_of
+from gradclip.backends.sums import ENOUGH, kernels_norm_error
+from gradclip.core.arrays import Arrays
+from gradclip.core.coefficient import KEPT, of_number
+from gradclip.core.formats import FLOAT64
+from gradclip.core.norms import Order, norm_dtype
+
+if TYPE_CHECKING:
+    from gradclip.native._kernels import Arrays as KernelArrays
+
+_LARGEST_NORM = 2.0**127  # fits a float32 scalar
+
+
+class Ordinary(NamedTuple):
+    """Arrays that the kernels can all read, with their backend and the framework's own arrays.
+
+    What one look does not settle, the methods leave as it is, and return None.
+    """
+
+    backend: HostBackend
+    kernels: "KernelArrays"
+    leaves: Sequence[Any]
+
+    def arrays(self) -> Arrays:
+        """Return the same as the `Arrays` that the pipeline takes."""
+        return self.backend.arrays_of(self.leaves, self.kernels)
+
+    def norm(self, order: Order) -> Any:
+        """Return the norm of all arrays as a scalar of their framework."""
+        found = self.measured(order)
+        return None if found is None else self.backend.number(found[0], found[2])
+
+    def clip_(self, max_norm: float, order: Order, each: list[float] | None = None) -> Any:
+        """Clip the arrays, which can be written, in place; return their norm as a scalar of their framework.
+
+        If `each` is a list, the sum of the powers of each array is written to it.
+        """
+        found = self.measured(order, each)
+        factors = found and of_number(found[0], found[1], max_norm)
+        if found is None or factors is None:
+            return None
+        if factors is not KEPT:
+            self.kernels.scale(self.kernels, factors[0], factors[1], self.backend.threads())
+            self.backend.wrote(self.leaves)
+        return self.backend.number(found[0], found[2])
+
+    def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:
+        """Return new arrays, clipped, and a list of their norm as a scalar of their framework."""
+        found = self.measured(order) if self.kernels.in_order else None
+        factors = found and of_number(found[0], found[1], max_norm)
+        if found is None or factors is None:
+            return None
+        results = self.backend.new_like(self.leaves, copied=factors is KEPT)
+        if factors is not KEPT:
+            places = self.backend.known(results)
+            if places is None:
+                return None
+            self.kernels.scale(places, factors[0], factors[1], self.backend.threads())
+        return results, [self.backend.number(found[0], found[2])]
+
+    def measured(self, order: Order, each: list[float] | None = None) -> tuple[float, float, str] | None:
+        """Return the norm in plain numbers, its error, and the dtype in which it is returned."""
+        kernels, threads, error = self.kernels, self.backend.threads(), 0.0
+        any_complex, only_halves, enough, dtype = kind_of(tuple(kernels.dtypes))
+        if any_complex or order.p not in (1, 2, math.inf if each is None else 2):
+            return None
+        if order.extreme:
+            value, _, nonfinite = kernels.extremes(threads)
+            if nonfinite:
+                return None
+        else:
+            if each is None:
+                total, _ = kernels.sum(order.p, 1.0, only_halves, threads)
+            else:
+                *each[:], total = kernels.sums_of_each(order.p, only_halves, threads)
+            if not total > enough:
+                return None
+            value = math.sqrt(total) if order.p == 2 else total
+            error = kernels_norm_error(kernels.count, order.p, only_halves)
+        return (value, error, dtype) if value < _LARGEST_NORM else None
+
+
+def read(leaves: Sequence[Any]) -> Ordinary | None:
+    """Return the leaves of a tree; None if they are not ordinary or a derivative is requested for them."""
+    framework = framework_of(leaves[0]) if leaves else None
+    backend = framework.on_fast_path(leaves) if framework else None
+    return _described(backend, leaves) if backend and backend.plain(leaves) else None
+
+
+def gradients(parameters: object) -> Ordinary | None:
+    """Return the gradients of parameters, or a tree of arrays that are gradients.
+
+    Return None if they are not ordinary, if some share memory, or if there may be other processes.
+    """
+    listed, in_tree = [parameters], False
+    if isinstance(parameters, list | tuple):
+        listed = list(parameters)
+    elif type(parameters) is dict:
+        listed = optree.tree_leaves(parameters)
+        in_tree = set(map(type, listed)) == {np.ndarray}
+        listed = listed if in_tree else list(parameters.values())
+    framework = framework_of(listed[0]) if listed else None
+    if framework is None or among_several() or (not in_tree and isinstance(listed[0], np.ndarray)):
+        return None
+    leaves = listed if in_tree else framework.gradients_of(listed)
+    if not leaves:
+        return None
+    found = _described(framework.on_fast_path(leaves), leaves)
+    return None if found is None or found.kernels.overlap() else found
+
+
+def to_clip(parameters: object, max_norm: object) -> tuple[Ordinary, float] | None:
+    """Return the same if they can be written in place, with the threshold if it is known; else None."""
+    found = gradients(parameters)
+    threshold = known_threshold(max_norm) if found is not None and found.kernels.writable else None
+    return None if found is None or threshold is None else (found, threshold)
+
+
+def _described(backend: HostBackend | None, leaves: Sequence[Any]) -> Ordinary | None:
+    kernels = backend.known(leaves) if backend else None
+    return Ordinary(backend, kernels, leaves) if backend and kernels else None
+
+
+def known_threshold(max_norm: object) -> float | None:
+    """Return a threshold that is a number, or a scalar array in host memory without a derivative; else None.
+
+    None also for what is no threshold: `check_threshold` raises the error, after those that come before it.
+    """
+    if type(max_norm) is float or (type(max_norm) is int and max_norm <= 2**53):
+        return max_norm if max_norm >= 0 else None
+    framework = framework_of(max_norm) if getattr(max_norm, "shape", None) == () else None
+    backend = framework.on_fast_path([max_norm]) if framework else None
+    if backend is None or not backend.plain([max_norm]):
+        return None
+    try:
+        return check_threshold(max_norm, backend=backend)
+    except (TypeError, ValueError):
+        return None
+
+
+def known_thresholds(max_norms: Sequence[object]) -> list[float] | None:
+    """Return the same for each of several thresholds; None if one of them is None."""
+    found = of_each(known_threshold, max_norms)
+    return None if None in found else found
+
+
+class Kind(NamedTuple):
+    """What follows from the dtypes of arrays. A sum of powers above `enough` has lost nothing to underflow."""
+
+    any_complex: bool
+    only_halves: bool
+    enough: float
+    dtype_of_norm: str
+
+
+@lru_cache(maxsize=64)
+def kind_of(dtypes: tuple[str, ...]) -> Kind:
+    """Return what follows from these dtypes."""
+    arrays = Arrays((), dtypes)
+    # Powers of narrower dtypes never underflow.
+    enough = ENOUGH if FLOAT64 in arrays.formats else -1.0
+    return Kind(arrays.any_complex, arrays.only_halves, enough, norm_dtype(arrays))
