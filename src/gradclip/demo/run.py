@@ -10,11 +10,10 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gradclip.demo import digits_rnn, training
+from gradclip.demo import training
 from gradclip.demo.picture import write_picture
-from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, summarise
+from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, results_table, summarise
 from gradclip.demo.settings import DemoSettings
-from gradclip.demo.table import results_table
 from gradclip.monitor.monitor import Monitor
 from gradclip.versions import installed_versions
 
@@ -52,7 +51,7 @@ def _train_all(
     settings: DemoSettings, console: Console, monitor: Monitor, follower: Monitor
 ) -> tuple[RunResult, RunResult, RunResult]:
     console.print(
-        f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
+        f"A recurrent network of {training.HIDDEN} units reads 8x8 digits pixel by pixel: "
         f"{settings.seeds} seeds, {settings.steps} steps, three runs.",
         highlight=False,
     )
@@ -91,7 +90,7 @@ def _write_results(
     document = {
         "summary": summary,
         "settings": asdict(settings) | {"out": str(settings.out)},
-        "network": {"hidden": digits_rnn.HIDDEN, "batch": training.BATCH},
+        "network": {"hidden": training.HIDDEN, "batch": training.BATCH},
         "optimizer": {"name": "sgd", "momentum": training.MOMENTUM, "schedule": "cosine"},
         "learned_below_loss": LEARNED_LOSS,
         "training_seconds": seconds,
