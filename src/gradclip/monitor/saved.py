@@ -60,7 +60,7 @@ def to_line(step: Step) -> str:
     told: dict[str, object] = {name: getattr(step, name) for name in _OF_A_LINE}
     if step.layers is not None:
         told["layers"] = dict(zip(step.layers.names, step.layers.norms.tolist(), strict=True))
-    return json.dumps(_plain(told))
+    return json.dumps(for_json(told))
 
 
 def from_lines(lines: Iterable[str]) -> Iterator[Step]:
@@ -78,6 +78,17 @@ def from_lines(lines: Iterable[str]) -> Iterator[Step]:
             raise ValueError(f"line {number} is step {step.step}, after step {before}. Steps must be in their order.")
         before = step.step
         yield step
+
+
+def for_json(value: object, digits: int = 17) -> object:
+    """Return a value with NaN and infinities as strings, and other floats rounded to some digits; 17 keep them."""
+    if isinstance(value, dict):
+        return {key: for_json(item, digits) for key, item in value.items()}
+    if isinstance(value, list):
+        return [for_json(item, digits) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+    return value
 
 
 def step_of(step: object, norm: object, max_norm: object, skipped: object, *, layers: Layers | None) -> Step:
@@ -129,12 +140,6 @@ def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]
 
 def _number(told: object) -> object:
     return float(told) if told in ("nan", "inf", "-inf") else told
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _layers(names: Sequence[tuple[Any, ...]], row: Sequence[Any]) -> Layers | None:
