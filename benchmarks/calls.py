@@ -18,7 +18,7 @@ import numpy as np
 import spellings
 import torch
 import turns
-from report import CALLS, parser, rows, show, write
+from report import CALLS, parser, rows, show, write_measured
 from timing import medians
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
@@ -224,9 +224,8 @@ def main():
         some = rows({"workload": label, "case": case}, medians(made(), repeats, asked.seconds, clock))
         show(label, some)
         found += some
-    out = asked.out or (None if asked.quick or asked.only or asked.processor else CALLS)
-    if out:
-        write({"threads": torch.get_num_threads(), "repeats": asked.repeats, "rows": found}, out)
+    results = {"threads": torch.get_num_threads(), "repeats": asked.repeats, "rows": found}
+    write_measured(results, asked, part=asked.only or asked.processor)
 
 
 def sources():

@@ -11,7 +11,7 @@ from functools import partial
 
 import torch
 from in_place import CASES, numpy_contenders, parameters_of, torch_contenders
-from report import CLIPPING, parser, rows, show, write
+from report import CLIPPING, parser, rows, show, write_measured
 from timing import medians
 from workloads import GPT2_SMALL, WORKLOADS
 
@@ -48,9 +48,8 @@ def main():
             found = rows(described, medians(make(), options.repeats, options.seconds))
             show(f"{workload:<20} {kind}", found)
             table += found
-    out = options.out or (None if options.quick or options.only else CLIPPING)
-    if out:
-        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": table}, out)
+    results = {"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": table}
+    write_measured(results, options, part=options.only)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,12 @@ other programs disturb least, and its multiple of the step alone.
 """
 
 import argparse
-import json
 import math
 import time
 
 import torch
 from in_place import CASES, parameters_of
-from report import FOLDED
+from report import FOLDED, keep
 from timing import medians
 from workloads import GPT2_SMALL
 
@@ -69,8 +68,7 @@ def main():
             for contender, ms in found.items():
                 lines.append([name, case, contender, ms / found["step alone"]])
                 print(f"{name:<6} {case:<12} {contender:<42} {ms:8.1f} ms {ms / found['step alone']:6.2f}", flush=True)
-    if given.write:
-        FOLDED.write_text(json.dumps({"torch": torch.__version__, "lines": lines}, indent=1) + "\n")
+    keep(FOLDED, lines, given.write, torch=torch.__version__)
 
 
 if __name__ == "__main__":

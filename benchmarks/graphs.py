@@ -9,7 +9,7 @@ import random
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import tensorflow as tf
-from report import GRAPHS, parser, rows, show, write
+from report import GRAPHS, parser, rows, show, write_measured
 from timing import medians
 from workloads import WORKLOADS
 
@@ -59,9 +59,7 @@ def main():
                 some = rows(described, medians(contenders(mode, tensors, max_norm), options.repeats, options.seconds))
                 show(f"{name}, {mode}", some)
                 found += some
-    out = options.out or (None if options.quick else GRAPHS)
-    if out:
-        write({"tensorflow": tf.__version__, "repeats": options.repeats, "rows": found}, out)
+    write_measured({"tensorflow": tf.__version__, "repeats": options.repeats, "rows": found}, options)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import random
 
 import torch
 from in_place import CASES, parameters_of, torch_contenders
-from report import GROWTH, parser, readable_bytes, rows, show, write
+from report import GROWTH, parser, readable_bytes, rows, show, write_measured
 from timing import medians
 
 ELEMENTS_EACH = 64
@@ -39,9 +39,7 @@ def main():
             found = rows(described, measured(shapes, case, options.repeats, options.seconds))
             show(label, found)
             growth += found
-    out = options.out or (None if options.quick else GROWTH)
-    if out:
-        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "growth": growth}, out)
+    write_measured({"threads": torch.get_num_threads(), "repeats": options.repeats, "growth": growth}, options)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import numpy as np
 import optax
 import torch
 from floor import Floor
-from report import PER_EXAMPLE, parser, rows, show, write
+from report import PER_EXAMPLE, parser, rows, show, write_measured
 from timing import medians
 
 import gradclip
@@ -82,9 +82,7 @@ def main():
             show(f"{BATCH} x {workload}", here)
             print("  in reads: " + ", ".join(f"{row['name']} {row['reads']:.2f}" for row in here), flush=True)
             found += here
-    target = options.out or (None if options.quick else PER_EXAMPLE)
-    if target:
-        write({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": found}, target)
+    write_measured({"threads": torch.get_num_threads(), "repeats": options.repeats, "rows": found}, options)
 
 
 if __name__ == "__main__":

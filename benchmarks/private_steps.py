@@ -17,7 +17,7 @@ import opacus
 import optax
 import private_networks as networks
 import torch
-from report import PRIVATE_STEPS, parser, rows, show, write
+from report import PRIVATE_STEPS, parser, rows, show, write_measured
 from timing import medians
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
@@ -183,10 +183,8 @@ def main():
         here = measured_in_torch(make, size, options)
         show_all(workload, here)
         found += [{"workload": workload, **row} for row in here]
-    target = options.out or (None if options.quick else PRIVATE_STEPS)
-    if target:
-        described = {"threads": torch.get_num_threads(), "repeats": options.repeats}
-        write({**described, "rows": found, "growth": grown}, target)
+    described = {"threads": torch.get_num_threads(), "repeats": options.repeats}
+    write_measured({**described, "rows": found, "growth": grown}, options)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ def parser(description, out, less):
     options.add_argument("--seconds", type=float, default=1.0, help="repeat short calls for at least this long")
     options.add_argument("--quick", action="store_true", help=f"{less}; writes only if --out is given")
     options.add_argument("--out", type=Path, help=f"the file to write; results/{out.name} if not given")
+    options.set_defaults(usual=out)
     return options
 
 
@@ -51,6 +52,13 @@ def rows(described, measured):
 def show(label, found):
     for row in found:
         print(f"{label:<43} {row['case']:<12} {row['name']:<32} {row['ms']:10.3f} ms {row['of ours']:7.2f}", flush=True)
+
+
+def write_measured(results, options, part=False):
+    """Write results to the file that was asked for, or to the usual one unless only a part was measured."""
+    out = options.out or (None if options.quick or part else options.usual)
+    if out:
+        write(results, out)
 
 
 def write(results, out):

@@ -105,9 +105,7 @@ def _both(cases, what, figures):
 
 def of_sums(rows):
     """Return a line for each alternative way to add the clipped examples of a batch."""
-    lines = (
-        "| 256 examples | gradclip, ms | reads | the other, ms | reads | times as fast |\n|---|---|---|---|---|---|\n"
-    )
+    lines = _head("256 examples", "gradclip, ms", "reads", "the other, ms", "reads", "times as fast")
     for ours, other in _beside(rows):
         if other["name"] != "floor":
             lines += f"| {other['workload']}, {ours['case']} | {_time(ours)} | {rounded(ours['reads'], 2)} "
@@ -154,8 +152,7 @@ def of_counts(lines):
     """Return a line for each call, with operations, bytes and memory for each dtype."""
     calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
     found = {(dtype, name): f"{ops:,}, {moved:.1f}, {peak:.1f}" for dtype, name, ops, moved, peak, *_ in lines}
-    head = f"| operations, bytes, peak | {' | '.join(dtypes)} |\n|---|{'---|' * len(dtypes)}\n"
-    return head + "".join(
+    return _head("operations, bytes, peak", *dtypes) + "".join(
         f"| {call.replace(PEER, f'`{PEER}`')} | {' | '.join(found[dtype, call] for dtype in dtypes)} |\n"
         for call in calls
     )
@@ -165,15 +162,14 @@ def of_folded(lines):
     """Return a line for each way to clip, with its time as a multiple of the step alone."""
     calls, cases = ({at(line): None for line in lines} for at in (lambda line: line[2], lambda line: tuple(line[:2])))
     found = {(name, case, call): times for name, case, call, times in lines}
-    head = f"| | {' | '.join(map(', '.join, cases))} |\n|---|{'---|' * len(cases)}\n"
-    return head + "".join(
+    return _head("", *map(", ".join, cases)) + "".join(
         f"| {call} | {' | '.join(f'{found[*case, call]:.2f}' for case in cases)} |\n" for call in calls
     )
 
 
 def of_programs(lines):
     """Return a line for each dtype and library, with what XLA compiles."""
-    return "| | bytes | temporaries | fusions | lines for CUDA and TPU |\n|---|---|---|---|---|\n" + "".join(
+    return _head("", "bytes", "temporaries", "fusions", "lines for CUDA and TPU") + "".join(
         f"| {dtype}, {name} | {found['bytes']:.1f} | {found['temporaries']:.2f} | {found['fusions']:,} "
         f"| {found['lines, cuda and tpu']:,} |\n"
         for dtype, name, found in lines
@@ -182,7 +178,7 @@ def of_programs(lines):
 
 def of_examples(lines):
     """Return a line for each case and library, with what a sum over examples dispatches."""
-    return "| | operations | bytes | with copies | peak |\n|---|---|---|---|---|\n" + "".join(
+    return _head("", "operations", "bytes", "with copies", "peak") + "".join(
         f"| {name}, {who} | {operations:,} | {moved:.1f} | {copied:.1f} | {most:.2f} |\n"
         for name, who, operations, moved, copied, most in lines
     )
@@ -190,7 +186,7 @@ def of_examples(lines):
 
 def of_compiled(lines):
     """Return a line for each number of tensors and library."""
-    return "| tensors | library | nodes | kernels |\n|---|---|---|---|\n" + "".join(
+    return _head("tensors", "library", "nodes", "kernels") + "".join(
         f"| {tensors} | {name} | {sum(found['nodes'])} | {found['kernels']} |\n" for tensors, name, found in lines
     )
 

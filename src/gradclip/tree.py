@@ -7,7 +7,7 @@ handles TensorFlow's containers. `None` is an empty container: it has no leaves 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import optree
 
@@ -24,79 +24,49 @@ class Sparse(NamedTuple):
     method: str
 
 
-class Trees(Protocol):
-    """A framework's own tree functions. A structure is a tree without its leaves."""
+class Trees:
+    """Tree functions: those of `optree`, for dense leaves. A framework overrides what it does in a way of its own.
+
+    A structure is a tree without its leaves. It is optree's or JAX's, so it has `unflatten` and `flatten_up_to`.
+    """
 
     def knows(self, leaf: object) -> bool:
         """Say whether a value that is not an array of any framework is this framework's tree node or sparse array."""
+        return False
 
     def flatten(self, tree: object) -> tuple[list[Any], Any]:
         """Return the leaves in order, and the structure."""
-
-    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
-        """Return the tree with this structure and other leaves."""
+        return optree.tree_flatten(tree)
 
     def paths(self, structure: Any) -> list[str]:
         """Return the path of each leaf, as the Python expression that accesses it."""
+        return [accessor.codify("") for accessor in optree.treespec_accessors(structure)]
 
     def keys(self, structure: Any) -> list[tuple[Any, ...]]:
         """Return the keys, indices and attribute names that lead to each leaf."""
-
-    def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        """Return the subtrees of `tree` at the structure's leaves. Raises ValueError if it is not a prefix."""
+        return list(optree.treespec_paths(structure))
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         """Return the sparse leaves by index."""
+        return {}
 
     def described(self, place: int, array: Any) -> Sparse:
         """Describe a sparse array for an error."""
+        raise NotImplementedError
 
     def elements(self, array: Any) -> Any:
         """Return the elements of a sparse array as an array. Sums of pieces in half precision become float32."""
+        raise NotImplementedError
 
     def with_elements(self, array: Any, before: Any, elements: Any) -> Any:
         """Return a sparse array like this one, with other elements; the same if they are those of `before`.
 
         `before` is what the method `elements` returned. Elements are rounded toward zero to the array's dtype.
         """
-
-
-class _Optree:
-    """`Trees` with `optree`, for dense leaves."""
-
-    def knows(self, leaf: object) -> bool:
-        return False
-
-    def flatten(self, tree: object) -> tuple[list[Any], Any]:
-        leaves, structure = optree.tree_flatten(tree)
-        return leaves, structure
-
-    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
-        return optree.tree_unflatten(structure, leaves)
-
-    def paths(self, structure: Any) -> list[str]:
-        return [accessor.codify("") for accessor in optree.treespec_accessors(structure)]
-
-    def keys(self, structure: Any) -> list[tuple[Any, ...]]:
-        return list(optree.treespec_paths(structure))
-
-    def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        return structure.flatten_up_to(tree)
-
-    def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
-        return {}
-
-    def described(self, place: int, array: object) -> Sparse:
-        raise NotImplementedError
-
-    def elements(self, array: object) -> Any:
-        raise NotImplementedError
-
-    def with_elements(self, array: object, before: object, elements: object) -> Any:
         raise NotImplementedError
 
 
-_OPTREE = _Optree()
+_OPTREE = Trees()
 
 
 def _no_trees(leaves: Sequence[Any]) -> Trees | None:
@@ -160,12 +130,12 @@ class FlatTree:
         if self.sparse:
             remade, given = self.trees.with_elements, enumerate(leaves)
             leaves = [remade(self.sparse[i], self.leaves[i], x) if i in self.sparse else x for i, x in given]
-        return self.trees.unflatten(self.structure, self._with(self.others, leaves) if self.others else leaves)
+        return self.structure.unflatten(self._with(self.others, leaves) if self.others else leaves)
 
     def arrange(self, values: Iterable[Any], other: object = None) -> Any:
         """Return a tree of this structure with any values in place of its leaves, and `other` in place of others."""
         every = self._with(dict.fromkeys(self.others, other), values) if self.others else values
-        return self.trees.unflatten(self.structure, every)
+        return self.structure.unflatten(every)
 
     def _with(self, others: Mapping[int, T], values: Iterable[T]) -> list[T]:
         """Return values for all leaves of the tree, from those for `others` and those for `leaves`."""
@@ -185,7 +155,7 @@ class FlatTree:
         places = range(len(self.leaves) + len(self.others))
         index_of = {place: index for index, place in enumerate(self.of_leaves(list(places)))}
         try:
-            subtrees = self.trees.subtrees(structure, self.trees.unflatten(self.structure, places))
+            subtrees = structure.flatten_up_to(self.structure.unflatten(places))
         except ValueError as mismatch:
             given = FlatTree(leaves, structure, self.trees)
             groups, alone = _matched_by_keys(self.trees.keys(structure), self.trees.keys(self.structure))

@@ -1,7 +1,6 @@
 """The demo: train without clipping, with a fixed and an adaptive threshold; write pictures and numbers."""
 
 import json
-import math
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +9,15 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from gradclip.demo import digits_rnn, training
+from gradclip.demo import training
 from gradclip.demo.picture import write_picture
-from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, summarise
+from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, results_table, summarise
 from gradclip.demo.settings import DemoSettings
-from gradclip.demo.table import results_table
 from gradclip.monitor.monitor import Monitor
+from gradclip.monitor.saved import for_json
 from gradclip.versions import installed_versions
+
+_DIGITS = 9  # enough to tell float32 numbers apart
 
 
 def run_demo(settings: DemoSettings) -> None:
@@ -52,7 +53,7 @@ def _train_all(
     settings: DemoSettings, console: Console, monitor: Monitor, follower: Monitor
 ) -> tuple[RunResult, RunResult, RunResult]:
     console.print(
-        f"A recurrent network of {digits_rnn.HIDDEN} units reads 8x8 digits pixel by pixel: "
+        f"A recurrent network of {training.HIDDEN} units reads 8x8 digits pixel by pixel: "
         f"{settings.seeds} seeds, {settings.steps} steps, three runs.",
         highlight=False,
     )
@@ -91,7 +92,7 @@ def _write_results(
     document = {
         "summary": summary,
         "settings": asdict(settings) | {"out": str(settings.out)},
-        "network": {"hidden": digits_rnn.HIDDEN, "batch": training.BATCH},
+        "network": {"hidden": training.HIDDEN, "batch": training.BATCH},
         "optimizer": {"name": "sgd", "momentum": training.MOMENTUM, "schedule": "cosine"},
         "learned_below_loss": LEARNED_LOSS,
         "training_seconds": seconds,
@@ -105,7 +106,7 @@ def _write_results(
             for run in runs
         ],
     }
-    path.write_text(json.dumps(_plain(document), indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(for_json(document, _DIGITS), indent=2) + "\n", encoding="utf-8")
     return path
 
 
@@ -113,16 +114,5 @@ def _write_curves(runs: tuple[RunResult, ...], path: Path) -> Path:
     document = {
         run.name: {"loss": run.curves.losses.tolist(), "gradient_norm": run.curves.norms.tolist()} for run in runs
     }
-    path.write_text(json.dumps(_plain(document)) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(for_json(document, _DIGITS)) + "\n", encoding="utf-8")
     return path
-
-
-def _plain(value: object) -> object:
-    """Convert for JSON, which has no NaN or infinity: they become the strings "nan", "inf" and "-inf"."""
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_plain(item) for item in value]
-    if isinstance(value, float):
-        return float(f"{value:.9g}") if math.isfinite(value) else str(value)
-    return value

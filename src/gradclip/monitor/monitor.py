@@ -11,12 +11,10 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING, Any
 
-from gradclip.monitor import lines
 from gradclip.monitor.advice import Advice, advise
-from gradclip.monitor.callbacks import Callbacks
-from gradclip.monitor.pending import Pending, named, resolved_each
+from gradclip.monitor.pending import Callbacks, Pending, named, resolved_each
 from gradclip.monitor.records import Columns, Counts, LayerTable, Overview, Step
-from gradclip.monitor.states import State
+from gradclip.monitor.saved import State, from_lines, to_line
 from gradclip.typing import Policy
 
 if TYPE_CHECKING:
@@ -250,7 +248,7 @@ class Monitor:
 
     def save(self, path: str | Path) -> None:
         """Write the kept steps as lines of JSON, one per step."""
-        text = "".join(lines.to_line(step) + "\n" for step in self.records)
+        text = "".join(to_line(step) + "\n" for step in self.records)
         Path(path).write_text(text, encoding="utf-8")
 
     @classmethod
@@ -261,7 +259,7 @@ class Monitor:
         steps in the file. Raises ValueError for a line that is not a step.
         """
         with Path(path).open(encoding="utf-8", errors="backslashreplace") as file:
-            steps = list(lines.from_lines(file))
+            steps = list(from_lines(file))
         monitor = cls(max(_CAPACITY, len(steps)) if capacity is None else capacity)
         monitor._take(steps, Counts().plus(steps))
         return monitor

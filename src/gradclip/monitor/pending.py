@@ -1,9 +1,14 @@
-"""Recorded steps with values not fetched yet. They may be in device memory, and nothing waits for them."""
+"""Steps on their way to the reader: values that are not fetched yet, and steps that a callback is still to be told of.
+
+Values may be in device memory, and nothing waits for them.
+"""
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
+from threading import Condition, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -101,16 +106,6 @@ def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Step], E
         return steps, error
 
 
-def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.ndarray | None]:
-    """Return the layer norms of each step."""
-    if not layers:
-        return [None] * steps
-    table = np.concatenate(layers).reshape(count, steps).T
-    narrow = narrowed(table)
-    # Each step by itself, as a state that is loaded does it.
-    return list(narrow) if narrow is not table else [narrowed(row) for row in table]
-
-
 def named(names: object) -> tuple[str, ...] | None:
     """Return the names of layers; None for None. Raises TypeError unless they are strings."""
     if names is None:
@@ -122,6 +117,68 @@ def named(names: object) -> tuple[str, ...] | None:
     if found is None or not all(isinstance(name, str) for name in found):
         raise TypeError(f"names must be the names of the layers, a list of strings, got {names!r:.80}.")
     return found
+
+
+class Callbacks:
+    """Steps that a callback is still to be told of. One thread at a time tells them, in their order.
+
+    If another thread adds steps meanwhile, the first goes on with them. So a callback may read the monitor, and may
+    wait for other threads that read it.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[Step] = deque()
+        self._teller: int | None = None
+        self._idle = Condition()
+
+    def add(self, steps: Iterable[Step]) -> None:
+        """Add steps. Calls of this method must be in the order of the steps."""
+        self._steps.extend(steps)
+
+    def tell(self, callback: Callable[[Step], object]) -> Exception | None:
+        """Call the callback for all steps, unless some thread is doing so; return its first error."""
+        with self._idle:
+            if self._teller is not None:
+                return None
+            self._teller = get_ident()
+        error: Exception | None = None
+        try:
+            while (step := self._next()) is not None:
+                try:
+                    callback(step)
+                except Exception as raised:
+                    error = error or raised
+        finally:
+            self._stop()
+        return error
+
+    def wait(self) -> None:
+        """Wait until no other thread tells steps."""
+        with self._idle:
+            self._idle.wait_for(lambda: self._teller in (None, get_ident()))
+
+    def _next(self) -> Step | None:
+        with self._idle:
+            if not self._steps:
+                self._teller = None  # together with the look: what is added from now on is told by who adds it
+                return None
+            return self._steps.popleft()
+
+    def _stop(self) -> None:
+        with self._idle:
+            if self._teller == get_ident():
+                self._teller = None
+            self._idle.notify_all()
+
+
+def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.ndarray | None]:
+    """Return the layer norms of each step."""
+    if not layers:
+        return [None] * steps
+    table = np.concatenate(layers).reshape(count, steps).T
+    narrow = narrowed(table)
+    # Each step by itself, as a state that is loaded does it.
+    return list(narrow) if narrow is not table else [narrowed(row) for row in table]
 
 
 def _kept(value: Any) -> Any:

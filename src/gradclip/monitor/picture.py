@@ -5,6 +5,7 @@ import re
 import warnings
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 
 from gradclip.monitor.records import Overview
 
@@ -30,17 +31,14 @@ NARROW = panels.Look(points=150, letters=14, legend_columns=2)
 
 def draw(shown: Overview) -> Figure:
     """Return a figure with all panels."""
-    columns, layers = shown.columns, shown.layers
-    rows = 3 if layers is None else 4
+    drawn = _panels(shown, WIDE)
+    rows = len(drawn)
     figure = Figure(figsize=(11, 3 * rows + 0.6), dpi=110, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     figure.suptitle(headline(shown), color=_PALETTE.ink, fontsize=13)
     grid = figure.add_gridspec(rows, 1, height_ratios=[1.5, 0.7, 1.1, 1][:rows])
-    panels.norms_over_steps(figure.add_subplot(grid[0]), columns, WIDE)
-    panels.share_clipped(figure.add_subplot(grid[1]), columns, WIDE)
-    panels.histogram(figure.add_subplot(grid[2]), columns, WIDE)
-    if layers is not None:
-        panels.layers_over_steps(figure.add_subplot(grid[3]), layers, WIDE)
+    for row, panel in enumerate(drawn.values()):
+        panel(figure.add_subplot(grid[row]))
     return figure
 
 
@@ -56,16 +54,20 @@ def headline(shown: Overview) -> str:
 
 def svgs(shown: Overview, look: panels.Look, width: float) -> dict[str, str]:
     """Return each panel by name as an SVG, `width` inches wide, with CSS variables as colours."""
-    columns, layers = shown.columns, shown.layers
-    narrow = look is NARROW
-    drawn = {
-        "norms": _svg(lambda axes: panels.norms_over_steps(axes, columns, look), width, 4.2 if narrow else 3.8),
-        "share": _svg(lambda axes: panels.share_clipped(axes, columns, look), width, 2.2),
-        "histogram": _svg(lambda axes: panels.histogram(axes, columns, look), width, 3.4),
+    heights = {"norms": 4.2 if look is NARROW else 3.8, "share": 2.2, "histogram": 3.4}
+    if shown.layers is not None:
+        heights["layers"] = 1.4 + 0.24 * min(16, len(shown.layers.names))
+    return {name: _svg(panel, width, heights[name]) for name, panel in _panels(shown, look).items()}
+
+
+def _panels(shown: Overview, look: panels.Look) -> dict[str, Callable[[Axes], None]]:
+    """Return what draws each panel, by name. There is one of layers if layers were recorded."""
+    of_steps = {"norms": panels.norms_over_steps, "share": panels.share_clipped, "histogram": panels.histogram}
+    drawn: dict[str, Callable[[Axes], None]] = {
+        name: partial(panel, columns=shown.columns, look=look) for name, panel in of_steps.items()
     }
-    if layers is not None:
-        height = 1.4 + 0.24 * min(16, len(layers.names))
-        drawn["layers"] = _svg(lambda axes: panels.layers_over_steps(axes, layers, look), width, height)
+    if shown.layers is not None:
+        drawn["layers"] = partial(panels.layers_over_steps, table=shown.layers, look=look)
     return drawn
 
 

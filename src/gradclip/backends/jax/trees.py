@@ -7,7 +7,7 @@ several pieces, which count as their sum. Pieces outside the shape are ignored.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax, tree_util
 
-from gradclip.tree import Sparse
+from gradclip.tree import Sparse, Trees
 
 if TYPE_CHECKING:
     from jax.experimental.sparse import JAXSparse
 
 
-class JaxTrees:
+class JaxTrees(Trees):
     """`Trees` for JAX, with JAX's own functions."""
 
     def knows(self, leaf: object) -> bool:
@@ -32,17 +32,11 @@ class JaxTrees:
         # To JAX a sparse array is a node, so its indices would become leaves.
         return tree_util.tree_flatten(tree, is_leaf=recognizer())
 
-    def unflatten(self, structure: tree_util.PyTreeDef, leaves: Iterable[Any]) -> Any:
-        return structure.unflatten(leaves)
-
     def paths(self, structure: tree_util.PyTreeDef) -> list[str]:
         return [tree_util.keystr(path) for path in _key_paths(structure)]
 
     def keys(self, structure: tree_util.PyTreeDef) -> list[tuple[Any, ...]]:
         return [tuple(map(_key, path)) for path in _key_paths(structure)]
-
-    def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        return structure.flatten_up_to(tree)
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         is_sparse = recognizer()

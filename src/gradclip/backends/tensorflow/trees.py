@@ -14,14 +14,14 @@ import optree
 import tensorflow as tf
 from tensorflow.python.util import nest  # the public `tf.nest` does not list paths
 
-from gradclip.tree import Sparse
+from gradclip.tree import Sparse, Trees
 
 _NAMESPACE = "gradclip.tensorflow"
 _registered: set[type] = set()
 _registering = Lock()
 
 
-class TensorFlowTrees:
+class TensorFlowTrees(Trees):
     """`Trees` for TensorFlow, with optree's functions and the containers of `tf.nest` as nodes."""
 
     def knows(self, leaf: object) -> bool:
@@ -38,17 +38,8 @@ class TensorFlowTrees:
                 return leaves, structure
             _register(kinds)
 
-    def unflatten(self, structure: Any, leaves: Iterable[Any]) -> Any:
-        return optree.tree_unflatten(structure, leaves)
-
-    def paths(self, structure: Any) -> list[str]:
-        return [accessor.codify("") for accessor in optree.treespec_accessors(structure)]
-
     def keys(self, structure: Any) -> list[tuple[Any, ...]]:
         return [tuple(chain.from_iterable(map(_keys, path))) for path in optree.treespec_paths(structure)]
-
-    def subtrees(self, structure: Any, tree: object) -> list[Any]:
-        return structure.flatten_up_to(tree)
 
     def sparse(self, leaves: Sequence[Any]) -> Mapping[int, Any]:
         return {i: leaf for i, leaf in enumerate(leaves) if isinstance(leaf, _COMPOSITE)}

@@ -1,7 +1,12 @@
-"""The state of a monitor as lists and numbers, and steps from what was saved, checked."""
+"""What a monitor saves and reads again: its steps as lines of JSON, one per step, or its state as lists and numbers.
 
+JSON has no NaN or infinity: they are the strings "nan", "inf", "-inf".
+"""
+
+import json
+import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -9,7 +14,8 @@ import numpy as np
 
 from gradclip.monitor.records import Counts, Layers, Step, narrowed
 
-_COLUMNS = ("step", "norm", "max_norm", "skipped", "layers")
+_OF_A_LINE = ("step", "norm", "max_norm", "coefficient", "clipped", "skipped", "finite")
+_OF_A_STATE = ("step", "norm", "max_norm", "skipped")
 _MOST = 2**53  # a number of steps that float64 holds
 
 
@@ -28,10 +34,7 @@ class State(NamedTuple):
         return {
             "counts": list(self.counts),
             "calls": self.calls,
-            "step": [step.step for step in steps],
-            "norm": [step.norm for step in steps],
-            "max_norm": [step.max_norm for step in steps],
-            "skipped": [step.skipped for step in steps],
+            **{name: [getattr(step, name) for step in steps] for name in _OF_A_STATE},
             "names": [list(one) for one in names],
             "layers": [[places[s.layers.names], *s.layers.norms.tolist()] if s.layers else [] for s in steps],
         }
@@ -41,15 +44,51 @@ class State(NamedTuple):
         """Read a state. Raises ValueError if `plain` did not return it."""
         try:
             names = [tuple(one) for one in plain["names"]]
-            rows = zip(*(plain[key] for key in _COLUMNS), strict=True)
+            rows = zip(*(plain[key] for key in (*_OF_A_STATE, "layers")), strict=True)
             steps = [step_of(*row, layers=_layers(names, layers)) for *row, layers in rows]
             counts, calls = Counts(*map(whole, plain["counts"])), whole(plain["calls"])
-            _check_counts(counts, in_order(steps))
+            _check(steps, counts)
         except Exception as error:  # whatever reading it raises
             raise ValueError(
                 f"this is not the state of a Monitor: {_why(error)}. Pass the result of its state_dict()."
             ) from error
         return cls(steps, counts, calls)
+
+
+def to_line(step: Step) -> str:
+    """Return one step as a line, without the newline."""
+    told: dict[str, object] = {name: getattr(step, name) for name in _OF_A_LINE}
+    if step.layers is not None:
+        told["layers"] = dict(zip(step.layers.names, step.layers.norms.tolist(), strict=True))
+    return json.dumps(for_json(told))
+
+
+def from_lines(lines: Iterable[str]) -> Iterator[Step]:
+    """Yield the steps. Raises a ValueError that names the first line that is not a step."""
+    names: dict[tuple[str, ...], tuple[str, ...]] = {}
+    before = 0
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            step = _step(json.loads(line), names)
+        except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"line {number} is not a step saved by a Monitor, got {line.strip():.80}") from error
+        if step.step <= before:
+            raise ValueError(f"line {number} is step {step.step}, after step {before}. Steps must be in their order.")
+        before = step.step
+        yield step
+
+
+def for_json(value: object, digits: int = 17) -> object:
+    """Return a value with NaN and infinities as strings, and other floats rounded to some digits; 17 keep them."""
+    if isinstance(value, dict):
+        return {key: for_json(item, digits) for key, item in value.items()}
+    if isinstance(value, list):
+        return [for_json(item, digits) for item in value]
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}") if math.isfinite(value) else str(value)
+    return value
 
 
 def step_of(step: object, norm: object, max_norm: object, skipped: object, *, layers: Layers | None) -> Step:
@@ -72,14 +111,6 @@ def layers_of(names: tuple[Any, ...], norms: Sequence[Any]) -> Layers:
     return Layers(names, narrowed(np.array([real(norm) for norm in norms])))
 
 
-def in_order(steps: Sequence[Step]) -> Sequence[Step]:
-    """Return the steps. Raises ValueError unless their numbers rise."""
-    for before, after in pairwise(steps):
-        if before.step >= after.step:
-            raise ValueError(f"the numbers of steps must rise, got {after.step} after {before.step}")
-    return steps
-
-
 def real(value: object) -> float:
     """Return a number as a float. Raises ValueError for anything else, or if no float holds it."""
     number = _item(value)
@@ -99,11 +130,27 @@ def whole(value: object) -> int:
     return int(number)
 
 
+def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]) -> Step:
+    layers = None
+    if "layers" in told:
+        names = tuple(told["layers"])
+        layers = layers_of(known.setdefault(names, names), [_number(norm) for norm in told["layers"].values()])
+    return step_of(told["step"], _number(told["norm"]), _number(told["max_norm"]), told["skipped"], layers=layers)
+
+
+def _number(told: object) -> object:
+    return float(told) if told in ("nan", "inf", "-inf") else told
+
+
 def _layers(names: Sequence[tuple[Any, ...]], row: Sequence[Any]) -> Layers | None:
     return layers_of(names[whole(row[0])], row[1:]) if len(row) else None
 
 
-def _check_counts(counts: Counts, steps: Sequence[Step]) -> None:
+def _check(steps: Sequence[Step], counts: Counts) -> None:
+    """Raise ValueError unless the numbers of the steps rise and the counts are at least theirs."""
+    for before, after in pairwise(steps):
+        if before.step >= after.step:
+            raise ValueError(f"the numbers of steps must rise, got {after.step} after {before.step}")
     kept = Counts().plus(steps)
     if any(few < least for few, least in zip(counts, kept, strict=True)) or max(counts) > counts.steps:
         raise ValueError(f"counts must be those of all steps, got {tuple(counts)} for {tuple(kept)} steps kept")

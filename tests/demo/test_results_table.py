@@ -5,8 +5,7 @@ import math
 import numpy as np
 from rich.console import Console
 
-from gradclip.demo.results import Curves, describe_run
-from gradclip.demo.table import results_table
+from gradclip.demo.results import Curves, describe_run, results_table
 
 
 def test_rows_say_what_was_measured(capsys):

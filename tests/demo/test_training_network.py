@@ -6,8 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from gradclip.demo import digits_rnn
-from gradclip.demo.digits_rnn import CLASSES, HIDDEN, Parameters
+from gradclip.demo import training
+from gradclip.demo.training import CLASSES, HIDDEN, Parameters
 
 
 def blind(output_bias):
@@ -22,30 +22,30 @@ def blind(output_bias):
 
 
 def test_the_digits_are_split_once():
-    digits = digits_rnn.load()
+    digits = training.load()
     assert digits.train_pixels.shape == (1438, 64)
     assert digits.test_pixels.shape == (359, 64)
     assert (float(digits.train_pixels.min()), float(digits.train_pixels.max())) == (0.0, 1.0)
     assert set(np.asarray(digits.test_digits).tolist()) == set(range(10))
-    assert (digits.test_digits == digits_rnn.load().test_digits).all()
+    assert (digits.test_digits == training.load().test_digits).all()
 
 
 def test_a_seed_draws_an_orthogonal_matrix_of_its_own():
-    first, second = digits_rnn.init(0).recurrent, digits_rnn.init(1).recurrent
+    first, second = training.init(0).recurrent, training.init(1).recurrent
     np.testing.assert_allclose(first @ first.T, np.eye(HIDDEN), atol=1e-5)
-    assert (digits_rnn.init(0).recurrent == first).all()
+    assert (training.init(0).recurrent == first).all()
     assert not np.allclose(first, second)
 
 
 def test_guessing_costs_the_logarithm_of_ten():
     pixels, digits = jnp.ones((3, 64)), jnp.array([1, 7, 7])
-    assert float(digits_rnn.loss(blind(np.zeros(CLASSES)), pixels, digits)) == pytest.approx(math.log(10))
+    assert float(training.loss(blind(np.zeros(CLASSES)), pixels, digits)) == pytest.approx(math.log(10))
     always_seven = blind(np.eye(CLASSES)[7])
-    assert float(digits_rnn.accuracy(always_seven, pixels, digits)) == pytest.approx(2 / 3)
+    assert float(training.accuracy(always_seven, pixels, digits)) == pytest.approx(2 / 3)
 
 
 def test_scores_that_are_not_finite_are_wrong():
     pixels = jnp.ones((2, 64))
     for bad in (math.nan, math.inf):
         network = blind(np.full(CLASSES, bad))
-        assert float(digits_rnn.accuracy(network, pixels, jnp.array([0, 0]))) == 0.0
+        assert float(training.accuracy(network, pixels, jnp.array([0, 0]))) == 0.0

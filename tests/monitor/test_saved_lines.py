@@ -6,8 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from gradclip.monitor.lines import from_lines, to_line
 from gradclip.monitor.records import Layers, Step
+from gradclip.monitor.saved import for_json, from_lines, to_line
 
 STEPS = [
     Step(1, 5.0, 2.0, layers=Layers(("a", "b"), np.array([3.0, math.inf], np.float32))),
@@ -31,6 +31,12 @@ def test_a_line_tells_all_of_a_step():
 def test_no_line_has_what_json_has_not():
     told = json.loads(to_line(STEPS[1]), parse_constant=lambda name: pytest.fail(name))
     assert (told["norm"], told["max_norm"], told["coefficient"]) == ("nan", "inf", 0.0)
+
+
+def test_numbers_are_rounded_only_if_asked():
+    given = {"a": [1 / 3, 5e-324, -0.0, 2**53 + 1], "b": {"c": -math.inf}, "d": None, "e": True}
+    assert repr(for_json(given)) == repr(given | {"b": {"c": "-inf"}})
+    assert for_json([1 / 3, 12345.678], 3) == [0.333, 12300.0]
 
 
 def test_lines_come_back_as_they_were():
