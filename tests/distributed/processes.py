@@ -102,8 +102,8 @@ def results(world, script, *arguments, timeout=60):
 
 
 @cache
-def outcome(world, script):
-    return results(world, script, timeout=240)
+def outcome(world, names):
+    return results(world, "several.py", *names, timeout=240)
 
 
 def names_of_cases(script):
@@ -114,10 +114,7 @@ def names_of_cases(script):
 
 
 def cases(*scripts):
-    """Return a mark that runs a test for each case of scripts: pairs of a number of processes and a file.
-
-    Each script runs all of its cases in the same processes, since joining them takes most of the time.
-    """
+    """Return a mark that runs a test for each case of scripts: pairs of a number of processes and a file."""
     params = [
         pytest.param(world, script, case, id=f"{world}-{script.removesuffix('.py')}-{case}")
         for world, script in scripts
@@ -126,7 +123,16 @@ def cases(*scripts):
     return pytest.mark.parametrize(("world", "script", "case"), params)
 
 
-def check(world, script, case):
-    """Check that no process had anything to say against a case."""
-    found = outcome(world, script)
-    assert found.get(case) == dict.fromkeys(range(world)), found.get(case) or found.get("ended")
+def check(items, world, script, case):
+    """Check that no process had anything to say against a case; `items` are all tests of this run."""
+    found, name = outcome(world, names_in(items, world)), f"{script}:{case}"
+    assert found.get(name) == dict.fromkeys(range(world)), found.get(name) or found.get("ended")
+
+
+def names_in(items, world):
+    """Return the cases that tests run in so many processes, each behind the name of its script.
+
+    They all run in the same processes, since joining them takes most of the time.
+    """
+    params = [item.callspec.params for item in items if hasattr(item, "callspec")]
+    return tuple(f"{one['script']}:{one['case']}" for one in params if "script" in one and one["world"] == world)

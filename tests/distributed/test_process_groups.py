@@ -12,6 +12,8 @@ import processes
     (2, "functions.py"),
     (2, "one_dimension.py"),
     (3, "one_dimension.py"),
+    (2, "ties.py"),
+    (3, "ties.py"),
     (4, "two_dimensions.py"),
     (4, "misuse.py"),
     (2, "wrappers.py"),
@@ -21,8 +23,8 @@ import processes
     (3, "mistaken.py"),
     (2, "adaptive.py"),
 )
-def test_as_on_one_process(world, script, case):
-    processes.check(world, script, case)
+def test_as_on_one_process(request, world, script, case):
+    processes.check(request.session.items, world, script, case)
 
 
 def test_a_case_that_fails_is_seen():

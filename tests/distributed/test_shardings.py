@@ -4,5 +4,5 @@ import processes
 
 
 @processes.cases((4, "drawn.py"))
-def test_as_on_one_process(world, script, case):
-    processes.check(world, script, case)
+def test_as_on_one_process(request, world, script, case):
+    processes.check(request.session.items, world, script, case)

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import runpy
 import sys
 import traceback
 import warnings
@@ -12,7 +13,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from processes import HELPERS
+from processes import HELPERS, HERE
 
 
 @contextmanager
@@ -33,14 +34,23 @@ def joined():
 
 
 def run_all(names):
-    """Run the cases of a script one after the other: its functions that take nothing, helpers apart.
+    """Run the cases of a script one after the other: its functions that take nothing, helpers apart."""
+    own = {name: one for name, one in names.items() if getattr(one, "__module__", "") == "__main__"}
+    run({name: one for name, one in own.items() if not inspect.signature(one).parameters and name not in HELPERS})
+
+
+def run_named(names):
+    """Run cases one after the other, each named behind its script."""
+    scripts = dict.fromkeys(name.partition(":")[0] for name in names)
+    found = {script: runpy.run_path(str(HERE / script), run_name=script) for script in scripts}
+    run({name: found[script][case] for name in names for script, _, case in [name.partition(":")]})
+
+
+def run(cases):
+    """Run cases and print how each went.
 
     After one that fails the others would wait in vain, so that ends all.
     """
-    scripts = {name: one for name, one in names.items() if getattr(one, "__module__", "") == "__main__"}
-    cases = {
-        name: one for name, one in scripts.items() if not inspect.signature(one).parameters and name not in HELPERS
-    }
     with joined():
         for name, case in cases.items():
             problem = None

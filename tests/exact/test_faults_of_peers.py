@@ -2,6 +2,7 @@
 
 import math
 from fractions import Fraction
+from functools import cache
 
 import jax
 import numpy as np
@@ -17,15 +18,21 @@ CASES = [(f, way) for f in WITH_FLOAT32 for way in WAYS[: 1 if f.name == "numpy"
 everywhere = pytest.mark.parametrize(("framework", "way"), CASES, ids=lambda x: getattr(x, "name", x))
 
 
+@cache
+def function(framework, way, max_norm, options):
+    """Return a function of zeros and rows that sums these clipped: the same one again, so that JAX compiles it once."""
+    if way == "per_example_clip":
+        return lambda _, grads: gradclip.per_example_clip(grads, max_norm, **dict(options))[0]
+    size = 1000 if way.endswith("microbatches") else None
+    loss = lambda p, x: framework.sum(p * x)
+    sum_of = gradclip.clipped_grad(loss, max_norm, microbatch_size=size, **dict(options))
+    return lambda zeros, grads: sum_of(zeros, grads)
+
+
 def clipped_sum(framework, way, grads, max_norm, **options):
     """Return the sum over rows of `grads`, which are the gradients themselves or those of a linear loss."""
-    if way == "per_example_clip":
-        summed = framework.call(lambda g: gradclip.per_example_clip(g, max_norm, **options)[0], grads)
-    else:
-        size = 1000 if way.endswith("microbatches") else None
-        sum_of = gradclip.clipped_grad(lambda p, x: framework.sum(p * x), max_norm, microbatch_size=size, **options)
-        zeros = framework.array(np.zeros(grads.shape[1:]), dtype_name(grads))
-        summed = framework.call(sum_of, zeros, grads)
+    zeros = framework.array(np.zeros(grads.shape[1:]), dtype_name(grads))
+    summed = framework.call(function(framework, way, max_norm, tuple(options.items())), zeros, grads)
     return framework.to_numpy(summed)
 
 

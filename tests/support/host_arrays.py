@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from gradclip.backends.host.arrays import HostArray, narrowed
+from gradclip.backends.host.arrays import HostArray, HostArrays, narrowed
 from gradclip.core.formats import BFLOAT16
-from gradclip.native import kernels
+from gradclip.native import Described, describe_buffers, kernels
 
 DTYPES = ("float32", "float64", "float16", "bfloat16", "complex64", "complex128")
 VARIANTS = tuple(kernels.variants())
@@ -27,3 +27,18 @@ def random_array(dtype, size, seed=0, scale=1.0):
 
 def number(x):
     return (x.data.astype(np.uint32) << 16).view(np.float32) if x.dtype == "bfloat16" else x.data
+
+
+def known(arrays):
+    """Return what describes the arrays to the kernels, which know all of them."""
+    table, left_out = describe_buffers([x.data for x in arrays])
+    assert list(left_out) == []
+    return table
+
+
+def with_kernels(arrays):
+    return HostArrays(arrays, lambda x: x, describe_buffers([x.data for x in arrays]))
+
+
+def without_kernels(arrays):
+    return HostArrays(arrays, lambda x: x, Described(None, range(len(arrays))))

@@ -40,12 +40,13 @@ def every_case(item: Any) -> bool:
 
 def each_value_once(cases: list[Any]) -> Iterator[Any]:
     """Yield few cases that have every value of every parameter: each time the first that has the most new ones."""
-    left = set().union(*map(values, cases))
+    values_of = {case.nodeid: values(case) for case in cases}
+    left = set().union(*values_of.values())
     if not left:
         yield from cases
     while left:
-        best = max(cases, key=lambda case: len(values(case) & left))
-        left -= values(best)
+        best = max(cases, key=lambda case: len(values_of[case.nodeid] & left))
+        left -= values_of[best.nodeid]
         yield best
 
 

@@ -11,16 +11,13 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
-from frameworks import ALL
 from gradclip.integrations.torch import clip_grad_norm_ as torch_clip_grad_norm_
 from gradclip.integrations.torch import clip_grads_with_norm_, get_total_norm
+from on_a_device import DEVICE, DTYPES, SHAPES
 from rational import at_most, power_of_norm
 
 BENCHMARKS = Path(__file__).parents[3] / "benchmarks"
-DEVICE = next(f for f in ALL if f.name == "torch-device")
-SHAPES = [(40, 30), (30,), (30, 7), ()] * 5
 COUNTED = [(400, 300), (300,), (300, 70), ()] * 5
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @pytest.fixture

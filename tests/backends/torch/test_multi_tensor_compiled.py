@@ -8,13 +8,9 @@ import torch
 import torch._dynamo.testing
 
 import gradclip
-from frameworks import ALL
 from gradclip.integrations.torch import clip_grads_with_norm_
+from on_a_device import DEVICE, SHAPES
 from rational import at_most
-
-DEVICE = next(f for f in ALL if f.name == "torch-device")
-SHAPES = [(40, 30), (30,), (30, 7), ()] * 5
-
 
 CALLS = {
     "clip_grad_norm_": lambda params: gradclip.clip_grad_norm_(params, 1.0),

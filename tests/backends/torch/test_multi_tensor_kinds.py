@@ -1,60 +1,16 @@
 """Multi-tensor operations for what is less usual: tensors for thresholds, layers in place, float16, complex numbers."""
 
 import math
-from collections import Counter
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
-from frameworks import ALL
-from gradclip.backends.torch import device
 from gradclip.integrations.torch import clip_grads_with_norm_
+from on_a_device import DEVICE, DTYPES, SHAPES, Count, exact, grads, held, leaves_of
 from rational import at_most, power_of_norm
-
-DEVICE = next(f for f in ALL if f.name == "torch-device")
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-SHAPES = [(40, 30), (30,), (30, 7), ()] * 5
-
-
-class Count(TorchDispatchMode):
-    """Counts operations, without views; raises where one waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.operations = Counter()
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        assert "_local_scalar_dense" not in str(func)
-        if not func.is_view:
-            self.operations[str(func)] += 1
-        return func(*args, **(kwargs or {}))
-
-    def total(self):
-        return sum(self.operations.values())
-
-
-def leaves_of(seed, dtype, scale=1.0):
-    rng = np.random.default_rng(seed)
-    parts = (
-        (lambda s: rng.standard_normal(s) + 1j * rng.standard_normal(s)) if dtype.is_complex else rng.standard_normal
-    )
-    return [torch.tensor(parts(shape) * scale).to(dtype) for shape in SHAPES]
-
-
-def held(leaves):
-    return [SimpleNamespace(grad=x.clone()) for x in leaves]
-
-
-def grads(holders):
-    return [one.grad for one in holders]
-
-
-def exact(leaves):
-    return [(x.to(torch.complex128) if x.is_complex() else x.double()).numpy() for x in leaves]
 
 
 def least(dtype):
@@ -255,78 +211,3 @@ def test_conjugated_and_expanded_gradients_are_replaced():
         assert held_lazily[0].grad is not lazy
         parts = [torch.view_as_real(one.grad.resolve_conj()) for one in held_lazily]
         assert at_most(exact(parts), 2, 1.0)
-
-
-class TestWithoutFloat64:
-    """A device without float64: norms from pairs of float32, one multiplication for all tensors."""
-
-    @pytest.fixture(autouse=True)
-    def without(self, monkeypatch):
-        monkeypatch.setattr(device, "_has_float64", lambda _: False)
-
-    def test_a_threshold_becomes_no_larger_in_float32(self):
-        for threshold in (1e-22, 0.1, 1e-3, torch.tensor(0.1, dtype=torch.float64)):
-            leaves = [torch.tensor([float(threshold) * scale]) for scale in (1.0, 3.0)]
-            for leaf in leaves:
-                with DEVICE.mode():
-                    clipped, _ = gradclip.clip_by_global_norm([leaf], threshold, ord=math.inf)
-                assert float(clipped[0]) <= float(threshold)
-
-    @pytest.mark.parametrize("dtype", DTYPES[:3], ids=str)
-    @pytest.mark.parametrize("ord", [1, 2, math.inf])
-    def test_the_bound_holds(self, dtype, ord):
-        rng = np.random.default_rng(8)
-        for _ in range(20):
-            leaves = leaves_of(9, dtype, 2.0 ** rng.integers(-8, 4))
-            with DEVICE.mode():
-                norm = float(gradclip.global_norm(leaves, ord))
-                assert gradclip.global_norm(leaves, ord).dtype is torch.float32
-                for threshold in norm * rng.choice([1e-3, 0.5, 1 - 1e-5, 1 - 1e-7, 1.0, 1 + 1e-7, 1 + 1e-4], 3):
-                    holders = held(leaves)
-                    with Count() as count:
-                        gradclip.clip_grad_norm_(holders, float(threshold), ord)
-                    assert at_most(exact(grads(holders)), ord, float(threshold))
-                    assert sum(n for name, n in count.operations.items() if "where" in name) <= 12
-                    if threshold > norm * (1 + 5e-5):
-                        assert all(x.equal(y) for x, y in zip(grads(holders), leaves, strict=True))
-                    elif ord == 2:
-                        smallest = 0.98 if dtype.itemsize == 2 else 1 - 1e-4
-                        assert power_of_norm(exact(grads(holders)), 2) >= (float(threshold) * smallest) ** 2
-
-    def test_extreme_norms_and_thresholds(self):
-        for scale in (2.0**-140, 2.0**-100, 1.0, 2.0**120, 2.0**127):
-            leaves = [torch.tensor([1.0, 0.5, 0.75]) * scale, torch.tensor([1.5, 0.25]) * scale]
-            for threshold in (0.0, 2.0**-130, 2.0**-70, 2.0**-59, 1.0, 2.0**99, 2.0**110, 2.0**126, math.inf):
-                with DEVICE.mode():
-                    new, _ = gradclip.clip_by_global_norm(leaves, threshold)
-                    layers, _ = gradclip.clip_by_layer_norm(leaves, threshold)
-                if threshold < math.inf:
-                    assert at_most(exact(new), 2, threshold)
-                    assert all(at_most(exact([x]), 2, threshold) for x in layers)
-                if threshold > 3 * scale:
-                    assert all(x.equal(y) for x, y in zip(new, leaves, strict=True))
-                    assert all(x.equal(y) for x, y in zip(layers, leaves, strict=True))
-
-    @pytest.mark.parametrize("bad", [math.nan, math.inf])
-    def test_policies(self, bad):
-        leaves = [torch.tensor([3.0, bad]), torch.tensor([4.0])]
-        with DEVICE.mode():
-            assert all(x.isnan().all() for x in gradclip.clip_by_global_norm(leaves, 1.0)[0])
-            assert all(x.isnan().all() for x in gradclip.clip_by_global_norm(leaves, math.inf)[0])
-            assert not any(x.any() for x in gradclip.clip_by_global_norm(leaves, 1.0, nonfinite="skip")[0])
-            zeroed, norm = gradclip.clip_by_global_norm(leaves, 1.0, nonfinite="zero")
-        assert float(norm) == pytest.approx(5.0, rel=1e-6)
-        assert [float(zeroed[0][0]), float(zeroed[0][1]), float(zeroed[1][0])] == pytest.approx(
-            [0.6, 0.0, 0.8], rel=1e-5
-        )
-
-    def test_a_known_norm_and_tensors_for_thresholds(self):
-        leaves = leaves_of(10, torch.float32)
-        for threshold in (1.0, torch.tensor(1.0)):
-            holders = held(leaves)
-            with DEVICE.mode():
-                clip_grads_with_norm_(holders, threshold, gradclip.global_norm(leaves))
-                new, _ = gradclip.clip_by_global_norm(leaves, threshold)
-            for some in (new, grads(holders)):
-                assert power_of_norm(exact(some), 2) >= (1 - 1e-4) ** 2
-            assert at_most(exact(new), 2, 1.0)
