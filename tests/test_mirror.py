@@ -17,14 +17,12 @@ ROOM = TESTS.parent / "src" / "gradclip"
 TESTED_ELSEWHERE = {
     "__main__": "one call of cli.app, which tests/cli/test_app.py makes",
     "backends/framework": "what frameworks supply; tests/backends/test_registry.py has one that supplies the least",
-    "backends/jax/axes": "devices of a mesh, of which tests/distributed/test_mesh_axes.py starts eight",
     "backends/jax/framework": "the front of a folder, which tests/backends/test_on_host.py goes through",
     "backends/host/protocol": "nothing that decides; mypy checks it",
     "core/records": "what rules and proofs make, tested with them in tests/core/test_coefficient.py",
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
-    "backends/torch/framework": "the front of a folder, which tests/backends/test_on_host.py goes through",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
