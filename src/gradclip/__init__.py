@@ -65,7 +65,7 @@ from gradclip.per_example.clip import PerExampleInfo, per_example_clip
 from gradclip.per_example.function import ClippedFunction, ExampleOutputs
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.per_example.transforms import clipped_fun, clipped_grad
-from gradclip.wording import advise_on_imports, no_attribute
+from gradclip.words import advise_on_imports, no_attribute
 
 if TYPE_CHECKING:
     from gradclip.audit.report import SensitivityReport

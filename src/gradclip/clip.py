@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.registry import find
 from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ValueRule
@@ -14,12 +13,13 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
 from gradclip.core.scopes import LAYER
+from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_groups, leaves_of, norms_of_groups
 from gradclip.leaves import counted, layers_of, split_by
 from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
 
 
-@ordinary_arithmetic
+@with_subnormals
 def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None) -> Scalar:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
@@ -51,7 +51,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
     return norms_of_groups(leaves_of(tree, axis_name), LAYER, order, axis_name)[0]
 
 
-@ordinary_arithmetic
+@with_subnormals
 def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name: AxisName = None) -> Any:
     """Return the norm of each layer of `tree`: of each leaf, or of each group of leaves that `prefix` defines.
 
@@ -77,7 +77,7 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     return shape.arrange(norms_of_groups(leaves, layers, order, axis_name))
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_by_global_norm(
     tree: Tree, max_norm: Threshold, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
 ) -> tuple[Tree, Scalar]:
@@ -117,7 +117,7 @@ def clip_by_global_norm(
     return leaves.rebuild(clipped), norms[0]
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_by_layer_norm(
     tree: Tree, max_norm: Thresholds, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
 ) -> tuple[Tree, Any]:
@@ -158,7 +158,7 @@ def clip_by_layer_norm(
     return leaves.rebuild(clipped), prefix.arrange(norms)
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
 

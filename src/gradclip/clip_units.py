@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradclip.arguments import is_single_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
@@ -19,6 +18,7 @@ from gradclip.core.scopes import Scope
 from gradclip.core.several import Each, Following
 from gradclip.core.units import Adaptive
 from gradclip.core.values import shape_of
+from gradclip.flush_mode import with_subnormals
 from gradclip.functional import adaptive_of, clip_units, clip_units_adaptively
 from gradclip.gradients import Taken
 from gradclip.inplace_layers import Layerwise, checked, clip_parts
@@ -37,7 +37,7 @@ from gradclip.unit_axes import (
 )
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_by_unit_norm(
     tree: Tree, max_norm: Thresholds, *, unit_axis: UnitAxis = None, ord: Ord = 2, nonfinite: Policy = "propagate"
 ) -> tuple[Tree, Any]:
@@ -88,7 +88,7 @@ def clip_by_unit_norm(
     return flat.rebuild(leaves), norms
 
 
-@ordinary_arithmetic
+@with_subnormals
 def adaptive_grad_clip(
     tree: Tree,
     params: object,
@@ -138,7 +138,7 @@ def adaptive_grad_clip(
     return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes_of(flat, unit_axis))
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_adaptively(
     tree: Tree, params: object, clipping: Threshold, eps: Threshold, *, shared_axes: UnitAxis
 ) -> tuple[Tree, Any]:
@@ -156,7 +156,7 @@ def _clipped_adaptively(
     return flat.rebuild(leaves), norms
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_grad_unit_norm_(
     parameters: Parameters,
     max_norm: Thresholds,
@@ -202,7 +202,7 @@ def clip_grad_unit_norm_(
     return _clip(taken, layers, Each(layers.thresholds), clipping, unit_axis)
 
 
-@ordinary_arithmetic
+@with_subnormals
 def adaptive_grad_clip_(
     parameters: Parameters,
     clipping: Threshold = 0.01,

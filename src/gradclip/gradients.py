@@ -33,7 +33,7 @@ from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 @dataclass(frozen=True)

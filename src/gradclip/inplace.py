@@ -17,7 +17,6 @@ import numpy as np
 from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.core.decision import Clipping, from_norm
 from gradclip.core.holders import ALONE, Holders
@@ -26,6 +25,7 @@ from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, entered, names_and_norms
 from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
 
 
-@ordinary_arithmetic
+@with_subnormals
 def grad_norm(
     parameters: Parameters, ord: Ord | Order = 2, *, process_group: ProcessGroups = None, mesh: Meshes = None
 ) -> Scalar:
@@ -80,7 +80,7 @@ def grad_norm(
         return backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), gradients.grads)
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_grad_norm_(
     parameters: Parameters,
     max_norm: Threshold | AdaptiveNorm,
@@ -234,7 +234,7 @@ def _clip_taken(
     return norm, shown
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm that you already have.
 
@@ -260,7 +260,7 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
             taken.scale(from_norm(backend, norm, threshold, arrays))
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gradclip.arguments import check_thresholds, is_single_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import any_distributed
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE
@@ -21,6 +20,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.several import Each, Following, left_norms, together
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.leaves import layers_of, split_by
 from gradclip.parameters import ParameterList, reusable
@@ -28,7 +28,7 @@ from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Ord, Parameters, Policy, Thresholds
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_grad_layer_norm_(
     parameters: Parameters, max_norm: Thresholds, ord: Ord = 2, *, nonfinite: Policy = "propagate"
 ) -> Any:

@@ -22,7 +22,7 @@ from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integ
 from gradclip.core.layouts import Groups
 from gradclip.tree import FlatTree, Sparse, flatten
 from gradclip.typing import Tree
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 def counted(tree: object) -> FlatTree:

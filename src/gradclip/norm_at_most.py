@@ -9,7 +9,6 @@ from fractions import Fraction
 import numpy as np
 
 from gradclip.arguments import check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends import whole_scalar
 from gradclip.backends.host import exact
 from gradclip.backends.host.arrays import viewed_arrays
@@ -20,11 +19,12 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds, undecided
 from gradclip.core.norms import Order
 from gradclip.core.scopes import TREE
+from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted
 from gradclip.typing import Ord, Threshold
 
 
-@ordinary_arithmetic
+@with_subnormals
 def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
     """Return whether ||tree|| <= max_norm, without any rounding. The norm is (sum |x|**p)**(1/p) over all leaves.
 

@@ -13,7 +13,7 @@ from gradclip.backends import Shards, among_several, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
-from gradclip.wording import level_of_caller
+from gradclip.words import level_of_caller
 
 UNNAMED = object()
 

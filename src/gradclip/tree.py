@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import optree
 
-from gradclip.wording import listed
+from gradclip.words import listed
 
 T = TypeVar("T")
 

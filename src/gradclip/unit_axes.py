@@ -13,7 +13,7 @@ from gradclip.leaves import counted, first_sparse, is_integer
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, Sparse
 from gradclip.typing import Thresholds, UnitAxis
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:

@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gradclip.arithmetic import flushes
+from gradclip.flush_mode import flushes
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen
 from gradclip.typing import Scalar, Threshold
-from gradclip.wording import with_advice
+from gradclip.words import with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
 

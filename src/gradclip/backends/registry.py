@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from gradclip.arithmetic import ask_whether_compiling
 from gradclip.backends.entries import ENTRIES, Entry, Models
 from gradclip.backends.imported import check_release, is_recent, when_imported
 from gradclip.core.protocols import Backend
+from gradclip.flush_mode import ask_whether_compiling
 from gradclip.tree import Trees, find_trees_with
 
 if TYPE_CHECKING:
@@ -280,7 +280,7 @@ def _no_array(leaf: object, path: str) -> str:
 
 def _instead_of(leaf: object) -> str:
     """Return the advice for a leaf that is not an array."""
-    from gradclip.guesses import how_to_convert  # loaded only after an error
+    from gradclip.advice import how_to_convert  # loaded only after an error
 
     models = models_of(leaf)
     if models is not None:

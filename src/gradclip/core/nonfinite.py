@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gradclip.wording import listed
+from gradclip.words import listed
 
 if TYPE_CHECKING:
     from gradclip.core.protocols import Backend

@@ -31,7 +31,7 @@ from gradclip.core.arrays import Arrays
 from gradclip.core.norms import Norm
 from gradclip.distributed.shardings import Shardings
 from gradclip.typing import Threshold
-from gradclip.wording import listed
+from gradclip.words import listed
 
 Asked = tuple[tuple[str, str], ...]
 """The name of each argument and its value as text. Empty for a process that failed to prepare its gradients."""

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from gradclip.arguments import check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find, is_traced, without_values
 from gradclip.core import accumulators
@@ -28,6 +27,7 @@ from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
+from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted_part
 from gradclip.typing import Ord, Policy, Threshold, Tree
 
@@ -111,7 +111,7 @@ class PartialNorm:
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the text is not a partial norm written by to_json, got {text!r:.80}: {error}") from error
 
-    @ordinary_arithmetic
+    @with_subnormals
     def __add__(self, other: object) -> PartialNorm:
         if not isinstance(other, PartialNorm):
             return NotImplemented
@@ -128,13 +128,13 @@ class PartialNorm:
         return self if other == 0 else NotImplemented
 
     @property
-    @ordinary_arithmetic
+    @with_subnormals
     def norm(self) -> float:
         """The norm of all parts so far. NaN or inf if an element is; also inf if it exceeds the range of float64."""
         with HOST.precision():
             return float(self._norm().product())
 
-    @ordinary_arithmetic
+    @with_subnormals
     def clip(self, tree: Tree, max_norm: Threshold, *, nonfinite: Policy = "propagate") -> Tree:
         """Scale one part by min(1, max_norm / norm), where norm is the norm of all parts.
 
@@ -228,7 +228,7 @@ class PartsInTurn(Holders):
             )
 
 
-@ordinary_arithmetic
+@with_subnormals
 def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
     """Measure one part of a gradient. Add the results of all parts to get the norm of the whole.
 

@@ -54,7 +54,7 @@ from gradclip.distributed.agreement import Asked, Replicas, asked, differences, 
 from gradclip.distributed.shardings import Shardings
 from gradclip.parameters import UNNAMED, ParameterList
 from gradclip.typing import Threshold
-from gradclip.wording import listed
+from gradclip.words import listed
 
 _FAILED, _DIFFER = 2, 3
 """The indices of two of the flags."""

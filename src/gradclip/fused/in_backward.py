@@ -18,7 +18,7 @@ from gradclip.fused.optimizers import with_memory_of_its_own
 from gradclip.inplace import clip_grad_norm_
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Threshold
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 class ClippedInBackward:

@@ -31,7 +31,6 @@ from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
@@ -43,6 +42,7 @@ from gradclip.core.records import Coefficient
 from gradclip.core.rules import CLIP
 from gradclip.core.values import Array
 from gradclip.distributed.processes import Processes, processes_of, telling
+from gradclip.flush_mode import with_subnormals
 from gradclip.fused.optimizers import check_fused
 from gradclip.gradients import Gradients, entered
 from gradclip.parameters import ParameterList
@@ -89,7 +89,7 @@ class Request:
         processes.ask(self.order, self.nonfinite, threshold, skip_above=skip_above, scale=scale)
         return threshold, skip_above
 
-    @ordinary_arithmetic
+    @with_subnormals
     def measured(
         self,
         optimizer: Optimizer,

@@ -12,12 +12,12 @@ To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. W
 from typing import Any
 
 from gradclip.arguments import check_flag, check_threshold, is_array, is_single_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import PROPAGATE, ZERO
 from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP, Target
 from gradclip.core.scopes import LAYER
+from gradclip.flush_mode import with_subnormals
 from gradclip.functional import Leaves, clip_groups
 from gradclip.integrations import needed_for
 from gradclip.leaves import as_floats, counted, split_by
@@ -84,7 +84,7 @@ def clip_pytree(
     thresholds = [check_threshold(c, "clip_norm") for c in ([clip_norm] if prefix is None else prefix.leaves)]
     policy = ZERO if nan_safe else PROPAGATE
     clipping = Clipping(None, Order(2.0), policy, Target(1.0) if rescale_to_unit_norm else CLIP)
-    leaves, norms = ordinary_arithmetic(clip_groups)(Leaves(flat), layers, thresholds, clipping)
+    leaves, norms = with_subnormals(clip_groups)(Leaves(flat), layers, thresholds, clipping)
     norms = [jnp.asarray(norm, jnp.float32) for norm in norms]
     kept = [jnp.where(return_zero, jnp.zeros_like(leaf), leaf) for leaf in leaves]
     clipped = kept if return_zero is not False else leaves

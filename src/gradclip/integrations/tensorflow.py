@@ -18,12 +18,12 @@ import numpy as np
 
 from gradclip import clip
 from gradclip.arguments import check_norm, check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.core.decision import Clipping, from_norm
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import EUCLIDEAN
 from gradclip.core.rules import CLIP
 from gradclip.core.values import elements_of
+from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_units
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
@@ -75,7 +75,7 @@ def global_norm(t_list: Sequence[Gradient | None], name: str | None = None) -> D
     return clip.global_norm(given) if _some(given) else tf.constant(0.0)
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clip_by_norm(
     t: Gradient, clip_norm: float | Dense, axes: int | Sequence[int] | None = None, name: str | None = None
 ) -> Gradient:
@@ -141,7 +141,7 @@ def _some(t_list: Sequence[Gradient | None]) -> bool:
     return any(t is not None for t in t_list)
 
 
-@ordinary_arithmetic
+@with_subnormals
 def _scaled(t_list: list[Gradient | None], clip_norm: Any, use_norm: Any) -> Any:
     """Scale the tensors to the threshold, given their norm, with operations that tapes and graphs record."""
     flat, backend = flatten(t_list), Graph(visible=tf.executing_eagerly())

@@ -32,7 +32,7 @@ from gradclip.distributed.processes import telling
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
 from gradclip.typing import Parameters, Policy
-from gradclip.wording import with_advice
+from gradclip.words import with_advice
 
 with needed_for("torch", "torch"):
     import torch

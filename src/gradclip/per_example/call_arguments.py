@@ -29,7 +29,7 @@ from gradclip.leaves import is_integer
 from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
 from gradclip.typing import Mask
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:

@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 import optree
 
 from gradclip.arguments import check_mask, is_single_threshold, shape_of_mask
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.imported import exportable
 from gradclip.backends.registry import find, framework_of, ways_to_examples
 from gradclip.core.values import shape_of
+from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import first_sparse, summed
 from gradclip.ordinary import known_threshold, read
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.per_example.sums import Group, nothing, summed_at_once
 from gradclip.tree import FlatTree, flattened
 from gradclip.typing import Mask, Policy, RuleName, Scalar, Thresholds, Tree, WideDtype
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 @exportable
@@ -43,7 +43,7 @@ class PerExampleInfo(NamedTuple):
     norms: Scalar
 
 
-@ordinary_arithmetic
+@with_subnormals
 def per_example_clip(
     grads: Tree,
     max_norm: Thresholds,

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from gradclip.arguments import check_flag, check_mask
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.backends.entries import Entry
 from gradclip.backends.imported import exportable
 from gradclip.backends.registry import differentiating
 from gradclip.core.values import Array
+from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted
 from gradclip.per_example.batch_shapes import promise_for, whole_program
 from gradclip.per_example.batching.choose import batching_of
@@ -36,7 +36,7 @@ from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Mask, Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
-_clip_examples = ordinary_arithmetic(clip_examples)
+_clip_examples = with_subnormals(clip_examples)
 
 
 @exportable
@@ -113,7 +113,7 @@ class ClippedFunction:
         """The threshold of each example, as you passed it."""
         return self.settings.max_norm
 
-    @ordinary_arithmetic
+    @with_subnormals
     def sensitivity(
         self,
         relation: Relation = "add_or_remove_one",

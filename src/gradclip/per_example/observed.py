@@ -11,7 +11,7 @@ from gradclip.core.scopes import EXAMPLE, TREE, Scope
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS
 from gradclip.tree import flatten
-from gradclip.wording import listed
+from gradclip.words import listed
 
 
 class ObservedGradients:

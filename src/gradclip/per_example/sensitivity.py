@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from gradclip.arguments import check_flag, check_threshold
-from gradclip.arithmetic import ordinary_arithmetic
 from gradclip.core.formats import Format
+from gradclip.flush_mode import with_subnormals
 from gradclip.per_example.grid import check_threshold_of_grid, grid_for
 from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Summation, root_up, rounded_up
@@ -127,7 +127,7 @@ class Sensitivity:
         return f"sum over {self.unit}s{divided}, {change} one {self.unit}: at most {self.bound}{extra}{note}"
 
 
-@ordinary_arithmetic
+@with_subnormals
 def clipped_sum_sensitivity(
     max_norm: Thresholds,
     relation: Relation = "add_or_remove_one",

@@ -9,7 +9,7 @@ from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.typing import Method, Policy, RuleName, Threshold, Unit, WideDtype
-from gradclip.wording import with_advice
+from gradclip.words import with_advice
 
 
 @with_advice

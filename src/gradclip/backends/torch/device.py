@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from array_api_compat import torch as namespace
 
-from gradclip.arithmetic import caller_flushes
 from gradclip.backends import any_distributed
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
@@ -37,6 +36,7 @@ from gradclip.core.norms import Norm, Order, relative_error
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Coefficient, Into, OneFactor
 from gradclip.core.scopes import Scope
+from gradclip.flush_mode import caller_flushes
 
 # Apple GPUs have no float64, and an XLA device may be a TPU.
 _WITHOUT_FLOAT64 = ("mps", "xla")

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradclip.wording import listed
+from gradclip.words import listed
 
 ROOM = 16
 """How many values a first reduction holds besides its marks: four flags, and two norms of order 2 or one of order 3."""

@@ -37,11 +37,11 @@ def flushes() -> bool:
 
 
 def caller_flushes() -> bool:
-    """Return the same for the thread as it was before the call of a function with `ordinary_arithmetic`."""
+    """Return the same for the thread as it was before the call of a function with `with_subnormals`."""
     return getattr(_callers, "flush", False) or flushes()
 
 
-def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
+def with_subnormals(function: Callable[P, R]) -> Callable[P, R]:
     """Make a function compute with subnormal numbers, then restore the thread's mode.
 
     While a function is compiled, for example by `torch.compile`, nothing is computed yet and the mode is left alone. If
@@ -53,10 +53,10 @@ def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
         try:
             if _SMALLEST_NORMAL * 0.5 != 0.0 or _being_compiled():
                 return function(*args, **kwargs)
-            with _ordinary():
+            with _subnormals_on():
                 return function(*args, **kwargs)
         except TypeError:
-            from gradclip.guesses import raise_advice  # loaded only after an error
+            from gradclip.advice import raise_advice  # loaded only after an error
 
             raise_advice(function, kwargs)
             raise
@@ -65,7 +65,7 @@ def ordinary_arithmetic(function: Callable[P, R]) -> Callable[P, R]:
 
 
 @contextmanager
-def _ordinary() -> Iterator[None]:
+def _subnormals_on() -> Iterator[None]:
     library = _library()
     if library is None:
         yield

@@ -26,7 +26,7 @@ def with_advice(function: Callable[P, R]) -> Callable[P, R]:
         try:
             return function(*args, **kwargs)
         except TypeError:
-            from gradclip.guesses import raise_advice  # loaded only after an error
+            from gradclip.advice import raise_advice  # loaded only after an error
 
             raise_advice(function, kwargs)
             raise
@@ -64,7 +64,7 @@ def advise_on_imports() -> None:
 
 
 def _advice_on_name(name: str) -> str:
-    from gradclip.guesses import advice_on_name  # loaded only after an error
+    from gradclip.advice import advice_on_name  # loaded only after an error
 
     return advice_on_name(name)
 

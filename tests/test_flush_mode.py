@@ -2,18 +2,18 @@
 
 import pytest
 
-from gradclip.arithmetic import caller_flushes, flushes, ordinary_arithmetic
+from gradclip.flush_mode import caller_flushes, flushes, with_subnormals
 from subnormals import flushing
 
 
 @pytest.mark.after_error
 def test_the_thread_is_left_as_it_was():
-    @ordinary_arithmetic
+    @with_subnormals
     def looked(deeper=True):
         assert not flushes()
         return (caller_flushes(), looked(deeper=False) if deeper else None)
 
-    @ordinary_arithmetic
+    @with_subnormals
     def fails():
         raise KeyError
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.wording import listed
+from gradclip.words import listed
 
 COUNT = 3000
 TREE = {f"layer{i}": np.full(2, np.nan) for i in range(COUNT)}

@@ -14,9 +14,10 @@ import pytest
 import torch
 
 import gradclip
-from gradclip import guesses, wording
+from gradclip import words
+from gradclip.advice import _NAMES, advice_on_name, how_to_convert
 from gradclip.integrations.torch import clip_grad_norm_
-from gradclip.wording import with_advice
+from gradclip.words import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
 
@@ -88,8 +89,8 @@ def test_imports_of_other_names_fail_as_python_has_it(code, message):
 
 
 def test_one_finder_is_enough():
-    wording.advise_on_imports()
-    assert [type(finder) for finder in sys.meta_path].count(wording.AdviceFinder) == 1
+    words.advise_on_imports()
+    assert [type(finder) for finder in sys.meta_path].count(words.AdviceFinder) == 1
 
 
 def test_an_unknown_name_gets_no_advice():
@@ -112,9 +113,9 @@ def test_python_adds_no_name_of_its_own_to_advice():
     assert done.stderr.endswith("Use gradclip.integrations.torch.clip_grads_with_norm_.\n")
 
 
-@pytest.mark.parametrize("name", guesses._NAMES)
+@pytest.mark.parametrize("name", _NAMES)
 def test_names_that_advice_gives_are_there(name):
-    for found in re.findall(r"gradclip\.([\w.]*\w)", guesses.advice_on_name(name)):
+    for found in re.findall(r"gradclip\.([\w.]*\w)", advice_on_name(name)):
         first, *rest = found.split(".")
         if first == "integrations":
             source = find_spec(f"gradclip.integrations.{rest[0]}").loader.get_source(f"gradclip.integrations.{rest[0]}")
@@ -233,8 +234,8 @@ class Table:
     ],
 )
 def test_advice_fits_what_was_passed(leaf, advice):
-    assert advice in guesses.how_to_convert(leaf)
+    assert advice in how_to_convert(leaf)
 
 
 def test_there_is_none_for_what_holds_no_arrays():
-    assert guesses.how_to_convert(object()) == guesses.how_to_convert(True) == ""
+    assert how_to_convert(object()) == how_to_convert(True) == ""
