@@ -122,8 +122,7 @@ def members(root=ROOT):
     for path in modules(root).values():
         for node in ast.walk(ast.parse(path.read_text())):
             # Other classes have the same names, but a protocol is a protocol, a front is abstract, and Trees is alone.
-            bases = {*map(ast.unparse, node.bases)} if isinstance(node, ast.ClassDef) else set()
-            if {"Protocol", "ABC"} & bases or getattr(node, "name", "") == "Trees":
+            if isinstance(node, ast.ClassDef) and {"Protocol", "ABC", node.name} & {*map(ast.unparse, node.bases), "Trees"}:
                 names_of.setdefault(node.name, set()).update(_members_of(node))
     return {who: set().union(*(names_of.get(name, ()) for name in names)) for who, names in DESCRIBED.items()}
 
