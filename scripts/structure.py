@@ -122,7 +122,9 @@ def members(root=ROOT):
     for path in modules(root).values():
         for node in ast.walk(ast.parse(path.read_text())):
             # Other classes have the same names, but a protocol is a protocol, a front is abstract, and Trees is alone.
-            if isinstance(node, ast.ClassDef) and {"Protocol", "ABC", node.name} & {*map(ast.unparse, node.bases), "Trees"}:
+            if not isinstance(node, ast.ClassDef):
+                continue
+            if node.name == "Trees" or {"Protocol", "ABC"} & set(map(ast.unparse, node.bases)):
                 names_of.setdefault(node.name, set()).update(_members_of(node))
     return {who: set().union(*(names_of.get(name, ()) for name in names)) for who, names in DESCRIBED.items()}
 
