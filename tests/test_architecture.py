@@ -42,6 +42,15 @@ def test_calls_pass_no_more_than_it_says():
     assert max(said[name][0] for name in ordinary) <= 12
 
 
+def test_the_code_is_no_larger_than_it_says(capsys):
+    structure.main(structure.ROOT)
+    sizes = r"^([\d,]+) lines in (\d+) modules; (\d+) circles of modules, (\d+) of rooms\n(\d+) members .+\n"
+    sizes += r"core uses (\d+) names of backends\n(\d+) floors"
+    printed, said = (re.search(sizes, text, re.MULTILINE).groups() for text in (capsys.readouterr().out, PAGE))
+    numbers = [[int(one.replace(",", "")) for one in found] for found in (printed, said)]
+    assert all(mine <= most for mine, most in zip(*numbers, strict=True)), numbers
+
+
 def test_the_picture_shows_the_rooms_as_they_are():
     assert rooms.PICTURE.read_text() == rooms.drawn(structure.graph_of_rooms(structure.graph()))
 
