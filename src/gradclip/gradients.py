@@ -8,16 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.backends import Shards, any_distributed
-from gradclip.backends.registry import (
-    all_known,
-    entry_of,
-    find,
-    framework_of,
-    known,
-    lies_itself,
-    load,
-    may_be_weights,
-)
+from gradclip.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, load, may_be_weights
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
 from gradclip.core.formats import format_of
