@@ -168,7 +168,7 @@ def _ordinary(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tuple[Tr
         return None
     leaves, structure = optree.tree_flatten(grads)
     given = read(leaves)
-    if given is None or len({leaf.shape[:1] for leaf in leaves} | {leaves[0].shape[:1] or None}) > 1:
+    if given is None or not len(leaves[0].shape) or len({leaf.shape[:1] for leaf in leaves}) > 1:
         return None
     max_norm = known_threshold(settings.max_norm)
     if max_norm is None or not (mask is None or _is_ordinary(mask, leaves[0])):
