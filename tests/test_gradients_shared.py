@@ -1,7 +1,9 @@
 """Backward passes that leave gradients in one memory, wholly or in part: each counts, the memory is scaled once."""
 
 import math
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -224,3 +226,20 @@ def test_a_gradient_that_meets_itself_gets_memory_for_each_element():
     for clipped, unit in zip([*windows.grad, whole.grad], units, strict=True):
         torch.testing.assert_close(clipped, unit * (3.0 / float(unit.double().norm())), rtol=1e-6, atol=0)
         assert gradclip.norm_at_most(clipped, 3.0)
+
+
+@pytest.mark.parametrize("clip", [gradclip.clip_grad_layer_norm_, gradclip.clip_grad_unit_norm_])
+def test_a_holder_that_accepts_no_copy_is_named_before_anything_is_written(clip):
+    class Fixed:
+        def __init__(self, grad):
+            self._grad = grad
+
+        @property
+        def grad(self):
+            return self._grad
+
+    shared, other = np.array([3.0, 4.0]), np.array([30.0, 40.0])
+    with pytest.raises(TypeError, match=r"parameters\[2\].grad .* a Fixed, does not accept"):
+        clip([SimpleNamespace(grad=other), SimpleNamespace(grad=shared), Fixed(shared)], 1.0)
+    assert (shared.tolist(), other.tolist()) == ([3.0, 4.0], [30.0, 40.0])
+    gradclip.clip_grad_norm_([SimpleNamespace(grad=shared), Fixed(shared)], 1.0)  # written back, not replaced

@@ -105,16 +105,18 @@ class Gradients:
                     "gradclip.clip_by_global_norm, which returns new arrays."
                 )
 
-    def check_replaceable(self, backend: Backend) -> None:
+    def check_replaceable(self, backend: Backend, copied: Sequence[int] = ()) -> None:
         """Raise a TypeError that names a parameter whose gradient can be neither written nor replaced.
 
-        Parameters of a framework accept any gradient.
+        Those at the indices `copied` are replaced in any case. Parameters of a framework accept any gradient.
         """
         parameters = self.params.parameters
-        if all_known(parameters) or backend.writable(self.grads):
+        if all_known(parameters) or (not copied and backend.writable(self.grads)):
             return
+        replaced = {id(self.owners[index]) for index in copied}
         for index, (parameter, grad) in enumerate(zip(parameters, self.params.gradients, strict=True)):
-            if grad is None or known(parameter) or backend.writable([grad]):
+            kept = id(parameter) not in replaced and (grad is None or backend.writable([grad]))
+            if kept or known(parameter):
                 continue
             try:
                 parameter.grad = grad
@@ -142,8 +144,10 @@ class Gradients:
         if mixed and self.tree is not None:
             raise ValueError(f"{self.named(mixed[0])} share memory as numbers of different formats. Pass copies.")
         copied = {index for one in meeting for index in one[1:]}
+        apart = bool(self.tree is None and (apart or mixed))
+        self.check_replaceable(backend, sorted(copied) if apart else ())
         grads = [_copy(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
-        return replace(self, grads=grads, meeting=meeting, apart=bool(self.tree is None and (apart or mixed)))
+        return replace(self, grads=grads, meeting=meeting, apart=apart)
 
     def named(self, indices: Sequence[int]) -> str:
         """Return the names of the gradients at `indices`, for errors."""
