@@ -6,6 +6,7 @@ states the same releases.
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
@@ -64,10 +65,13 @@ def when_imported(name: str, then: Callable[[], None]) -> None:
 def exportable(record: type[T]) -> type[T]:
     """Let programs that `jax.export` writes to a file take and return a named tuple."""
     name = f"gradclip.{record.__name__}"
-    when_imported(
-        "jax.export",
-        lambda: sys.modules["jax.export"].register_namedtuple_serialization(record, serialized_name=name),
-    )
+
+    def register() -> None:
+        # JAX knows the name already if gradclip is imported again, as notebooks that reload modules do.
+        with suppress(ValueError):
+            sys.modules["jax.export"].register_namedtuple_serialization(record, serialized_name=name)
+
+    when_imported("jax.export", register)
     return record
 
 
@@ -77,16 +81,20 @@ class _Watch:
     def __init__(self, name: str, then: list[Callable[[], None]]) -> None:
         self.name = name
         self.then = then
+        self.asking = False
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self.name:
+        # While it asks the others, it finds nothing: one of an earlier import of gradclip asks all others too.
+        if fullname != self.name or self.asking:
             return None
-        # Skip this finder, or it would call itself forever.
-        others = [finder for finder in sys.meta_path if finder is not self]
-        specs = (finder.find_spec(fullname, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        self.asking = True
+        try:
+            specs = (finder.find_spec(fullname, path, target) for finder in sys.meta_path)
+            spec = next((spec for spec in specs if spec is not None), None)
+        finally:
+            self.asking = False
         if spec is not None and spec.loader is not None:
             # Do not call back yet: `importlib.util.find_spec` also gets here, and imports nothing.
             self._watch(spec.loader)
