@@ -162,7 +162,7 @@ def clipped_fun(
         spmd_axis_name=spmd_axis_name,
     )
 
-    def call(*args: Any, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: Any) -> Any:
+    def call(*args: object, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: object) -> Any:
         mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
         result = clipped(*args, mask=mask, **kwargs)
         if not (has_aux or return_norms):
@@ -180,7 +180,7 @@ def _widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_au
     if dtype is None:
         return fun
 
-    def widened(*args: Any, **kwargs: Any) -> Any:
+    def widened(*args: object, **kwargs: object) -> Any:
         result = fun(*args, **kwargs)
         value, *aux = result if has_aux else (result,)
         wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), value)
@@ -246,7 +246,7 @@ def clipped_grad(
     wants_outputs = has_aux or return_values or return_grad_norms
     argnums = argnums if isinstance(argnums, int) else tuple(argnums)
 
-    def gradient(*args: Any, **kwargs: Any) -> Any:
+    def gradient(*args: object, **kwargs: object) -> Any:
         made, grads = jax.value_and_grad(fun, argnums, has_aux=has_aux)(*args, **kwargs)
         value, aux = made if has_aux else (made, None)
         norm = global_norm(grads) if return_grad_norms else None

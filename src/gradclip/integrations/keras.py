@@ -102,7 +102,7 @@ class _Clipping(keras.optimizers.Optimizer):
     """A mixin for optimizer classes: it adds the arguments of `clipped`, and clips just before the update."""
 
     def __init__(
-        self, *args: Any, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: Any
+        self, *args: object, max_norm: float, scope: Scope = "global", nonfinite: Policy = "propagate", **kwargs: object
     ) -> None:
         threshold = float(check_threshold(max_norm))
         _check(scope, nonfinite)
