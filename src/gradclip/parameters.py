@@ -87,7 +87,10 @@ class ParameterList:
     def _gradients_of_all(self) -> list[Any]:
         listed = self.parameters
         if not listed or known(listed[0]) or len(set(map(id, listed))) == len(listed):
-            return [getattr(parameter, "grad", None) for parameter in listed]
+            try:
+                return [parameter.grad for parameter in listed]
+            except AttributeError:
+                return [getattr(parameter, "grad", None) for parameter in listed]
         # A property may return a new object each time, and a parameter listed twice would count twice.
         each = {id(parameter): parameter for parameter in listed}
         grads = {key: getattr(parameter, "grad", None) for key, parameter in each.items()}

@@ -1,14 +1,17 @@
 """Decide in exact arithmetic whether a norm is at most the threshold; compute exact distances.
 
 This is needed only if the computed norm is within its error bound of the threshold, as for the gradient (3, 4) and the
-threshold 5. The kernels add magnitudes and squares exactly; of numbers that they cannot read, these are added as
-integers of any size. Higher powers are first computed as integers of about 128 bits. If that does not decide, equal
-magnitudes are counted, and their powers added as fractions.
+threshold 5. Magnitudes and squares are added exactly: terms are cut at a common unit, so that a sum of the upper parts
+has at most 53 bits and is exact in any order, and the remainders are cut again (Rump, Ogita and Oishi, "Accurate
+floating-point summation", 2008). The square of a float64 is two terms: the rounded square and its rounding error
+(Dekker, "A floating-point technique for extending the available precision", 1971). Powers above 2 are first computed as
+pairs of numbers with some 100 bits. If that does not decide, equal magnitudes are counted, and their powers added as
+integers of any size.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any, Protocol
@@ -19,8 +22,13 @@ from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_a
 from gradclip.core.arrays import Arrays
 
 LARGEST_POWER = 1024
+_LARGEST_IN_PAIRS = 256
 _MOST_WORK = 1_000_000  # distinct magnitudes times the order: about 0.2 s
-_DIGITS = 128  # binary digits after the point
+_FAR_APART, _LARGEST_SCALE = 400, 1000
+_PAIRS_ERROR = 2.0**-70
+_PLAIN_VALUES = 4
+
+Pairs = tuple[np.ndarray, np.ndarray]
 
 
 class Threaded(Protocol):
@@ -45,11 +53,13 @@ def at_most(backend: Threaded, arrays: Arrays, p: float, max_norm: float | Fract
         return not arrays.any_complex and _alone_at_most(arrays, max_norm)
     if math.isinf(p):
         return _extreme_at_most(arrays, p, max_norm)
-    known = _nearly(arrays, int(p), max_norm) if p > 2 else None
-    if known is not None:
-        return known
+    power, limit = int(p), Fraction(max_norm) ** int(p)
+    if power > 2:
+        difference = _nearly(_wide_chunks(arrays), power, max_norm)
+        if difference is not None:
+            return difference < 0
     total = power_sum(backend, arrays, p, patient=patient)
-    return isinstance(total, Fraction) and total <= Fraction(max_norm) ** int(p)
+    return isinstance(total, Fraction) and total <= limit
 
 
 def part_of(arrays: Arrays, place: tuple[Any, ...]) -> HostArrays:
@@ -68,28 +78,29 @@ def power_sum(backend: Threaded, arrays: Arrays, p: float, *, patient: bool = Fa
         return _plain_sum(backend, arrays, power)
     most = math.inf if patient else _MOST_WORK // power
     counted: Counter[float] = Counter()
-    for values, counts in _distinct(arrays):
-        counted.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+    for chunk in _wide_chunks(arrays)():
+        counted.update(_counted(np.abs(chunk[chunk != 0])))
         if len(counted) > most:
             return math.nan
     return sum((count * Fraction(v) ** power for v, count in counted.items()), Fraction(0))
 
 
-def _wide_chunks(arrays: Iterable[HostArray]) -> Iterator[np.ndarray]:
-    """Yield the real numbers of arrays in host memory as float64 pieces."""
-    return chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
+def _wide_chunks(arrays: Iterable[HostArray]) -> Callable[[], Iterator[np.ndarray]]:
+    """Return a function that yields the real numbers of arrays in host memory as float64 pieces."""
+    return lambda: chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
+
+
+# Magnitudes and squares
 
 
 def _plain_sum(backend: Threaded, arrays: Arrays, p: int) -> Fraction:
-    """Return the exact sum of magnitudes or squares."""
     known, others = split(arrays)
     total = Fraction(0)
     if known:
         digits, exponent = known.exact_sum(p, backend.threads())
         total += _times_power(int.from_bytes(digits, "little"), exponent)
-    for chunk in _wide_chunks(others):
-        lowest = _lowest_exponent(chunk)
-        total += _times_power(int((_in_units(np.abs(chunk), lowest) ** p).sum()), p * (lowest - 53))
+    for chunk in _wide_chunks(others)():
+        total += sum(_parts_of_sum(chunk, p), Fraction(0))
     return total
 
 
@@ -99,47 +110,132 @@ def _times_power(number: int, exponent: int) -> Fraction:
     return Fraction(number >> zeros) * Fraction(2) ** (exponent + zeros)
 
 
+def _parts_of_sum(x: np.ndarray, p: int) -> Iterator[Fraction]:
+    """Yield numbers that add up to the sum of |v|**p, p being 1 or 2, of at most 2**20 numbers."""
+    for scaled, exponent in _in_turns(np.abs(x[x != 0])):
+        for terms in [scaled] if p == 1 else _exact_squares(scaled):
+            for part in _exact_parts(terms):
+                yield Fraction(part) * Fraction(2) ** (p * exponent)
+
+
+def _in_turns(magnitudes: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+    """Yield groups of numbers, at most 2**400 apart, divided by a power of two near the largest, and its exponent."""
+    while magnitudes.size:
+        exponent = int(np.clip(np.frexp(magnitudes.max())[1], -_LARGEST_SCALE, _LARGEST_SCALE))
+        near = magnitudes >= np.ldexp(1.0, exponent - _FAR_APART)
+        yield magnitudes[near] * 2.0**-exponent, exponent
+        magnitudes = magnitudes[~near]
+
+
+def _exact_parts(terms: np.ndarray) -> Iterator[float]:
+    """Yield numbers that add up to the sum of the terms, exactly."""
+    headroom = terms.size.bit_length()
+    largest = np.abs(terms).max(initial=0.0)
+    while largest > 0:
+        shift = 1.5 * 2.0 ** (int(np.frexp(largest)[1]) + headroom)
+        high = (terms + shift) - shift
+        yield float(high.sum())
+        terms = terms - high
+        largest = np.abs(terms).max()
+
+
+def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
+    """Return terms whose exact sum is that of the squares of `x`, numbers far from the ends of the range."""
+    square, lacking = _square((x, None))
+    return [square, lacking] if lacking.any() else [square]
+
+
 # Higher powers
 
 
-def _nearly(arrays: Arrays, power: int, max_norm: float | Fraction) -> bool | None:
-    """Return whether the sum of the powers is at most that of `max_norm`; None if they are too close to tell.
+def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction) -> Fraction | None:
+    """Return the sum of the powers minus that of `max_norm`, in some unit; None if the error may be larger."""
+    if power > _LARGEST_IN_PAIRS:
+        return None
+    exponent = math.frexp(max_norm)[1]
+    limit = (Fraction(max_norm) / Fraction(2) ** exponent) ** power
+    total = Fraction(0)
+    for chunk in chunks():
+        high, low = _power(np.ldexp(np.abs(chunk), -exponent), power)
+        for terms in (high, low):
+            numbers = _condensed(terms)
+            if not np.isfinite(numbers).all():
+                return None
+            total += sum(map(Fraction, numbers))
+    difference = total - limit
+    return difference if abs(difference) > limit * Fraction(_PAIRS_ERROR) else None
 
-    Magnitudes are at most `max_norm`, or the answer is no. They are divided by it, and the quotient v and all products
-    are rounded down to multiples of the unit 2**-128. If a power is less than a units too small, and another less than
-    b units, their product is less than a + b + 1 units too small. So v**p is less than 2 * p units too small.
+
+def _condensed(terms: np.ndarray) -> tuple[float, float]:
+    """Return two numbers that add up to the sum of at most 2**20 terms, with a relative error below 2**-80.
+
+    Terms are added in pairs. The rounding error of each addition, found exactly (Knuth's TwoSum), goes into a separate
+    sum. Over 20 levels these errors are at most 20 * 2**-53 of the sum, and adding 2**20 of them errs by at most 2**20
+    * 2**-53 of that.
     """
-    one, total, number = 1 << _DIGITS, 0, 0
-    for values, counts in _distinct(arrays):
-        if values.size and float(values[-1]) > max_norm:
-            return False
-        if values.size:
-            lowest = _lowest_exponent(values)
-            scale = Fraction(2) ** (lowest - 53 + _DIGITS) / Fraction(max_norm)
-            quotients = _in_units(values, lowest) * scale.numerator // scale.denominator
-            total += int((_power(quotients, power) * counts.astype(object)).sum())
-            number += int(counts.sum())
-    if total > one:
-        return False
-    return True if total + 2 * power * number <= one else None
+    errors = 0.0
+    while terms.size > 1:
+        half = terms.size // 2
+        left, right = terms[:half], terms[half : 2 * half]
+        total = left + right
+        shift = total - left
+        errors += float(np.sum((left - (total - shift)) + (right - shift)))
+        terms = np.concatenate([total, terms[2 * half :]])
+    return (float(terms[0]), errors) if terms.size else (0.0, 0.0)
 
 
-def _power(x: np.ndarray, power: int) -> np.ndarray:
-    """Return x**power, in units of 2**-128 like `x`. Each product is rounded down."""
+def _power(x: np.ndarray, power: int) -> Pairs:
+    """Return x**power as pairs of numbers, with a relative error below power * 2**-100 if nothing underflows."""
+    base: tuple[np.ndarray, Any] = (x, None)
     result: Any = None
     while True:
         if power % 2:
-            result = x if result is None else result * x >> _DIGITS
+            result = base if result is None else _times(result, base)
         power //= 2
         if not power:
-            return result
-        x = x * x >> _DIGITS
+            return result[0], np.zeros_like(x) if result[1] is None else result[1]
+        base = _square(base)
 
 
-def _distinct(arrays: Iterable[HostArray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the distinct magnitudes of each piece except zero, in ascending order, and how often they occur."""
-    for chunk in _wide_chunks(arrays):
-        yield np.unique(np.abs(chunk[chunk != 0]), return_counts=True)
+def _square(x: tuple[np.ndarray, Any]) -> Pairs:
+    return _times(x, x)
+
+
+def _times(x: tuple[np.ndarray, Any], y: tuple[np.ndarray, Any]) -> Pairs:
+    """Multiply pairs of numbers. A low part of None is zero; if both are None, the product is exact (Dekker)."""
+    (a, a_low), (b, b_low) = x, y
+    product = a * b
+    head, tail = _halves(a)
+    other_head, other_tail = (head, tail) if b is a else _halves(b)
+    lacking = ((head * other_head - product) + head * other_tail + tail * other_head) + tail * other_tail
+    if a_low is not None:
+        lacking += a_low * b
+    if b_low is not None:
+        lacking += a * b_low
+    if a_low is None and b_low is None:
+        return product, lacking
+    total = product + lacking
+    return total, lacking - (total - product)
+
+
+def _halves(x: np.ndarray) -> Pairs:
+    """Split each number into two parts of at most 26 bits."""
+    shifted = x * 134217729.0
+    head = shifted - (shifted - x)
+    return head, x - head
+
+
+def _counted(magnitudes: np.ndarray) -> dict[float, int]:
+    """Return how often each number occurs; fast if there are few distinct ones, as in sign gradients."""
+    found: dict[float, int] = {}
+    for _ in range(_PLAIN_VALUES):
+        if not magnitudes.size:
+            return found
+        others = magnitudes[magnitudes != magnitudes[0]]
+        found[float(magnitudes[0])] = magnitudes.size - others.size
+        magnitudes = others
+    values, counts = np.unique(magnitudes, return_counts=True)
+    return found | dict(zip(values.tolist(), counts.tolist(), strict=True))
 
 
 # The largest and the smallest magnitude, and orders without an exact power sum
@@ -167,7 +263,7 @@ def _extreme_square(x: HostArray, p: float) -> Fraction:
 def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
     """Return whether at most one element is nonzero and its magnitude, which is then the norm, is <= `max_norm`."""
     found: list[float] = []
-    for chunk in _wide_chunks(arrays):
+    for chunk in _wide_chunks(arrays)():
         found += np.abs(chunk[chunk != 0])[:2].tolist()
         if len(found) > 1:
             return False
@@ -186,14 +282,10 @@ def _squared_difference(x: np.ndarray, y: np.ndarray) -> Fraction:
     x, y = x[x != y], y[x != y]
     if x.dtype.kind in "biu":
         return Fraction(int(((x.astype(object) - y.astype(object)) ** 2).sum()))
-    lowest = min(map(_lowest_exponent, (x, y)))
+    exponents = [np.frexp(z[z != 0])[1] for z in (x, y)]
+    lowest = min(int(e.min(initial=1024)) for e in exponents)
     difference = _in_units(x, lowest) - _in_units(y, lowest)
-    return _times_power(int((difference * difference).sum()), 2 * (lowest - 53))
-
-
-def _lowest_exponent(x: np.ndarray) -> int:
-    """Return the exponent of the smallest float64 number except zero."""
-    return int(np.frexp(x[x != 0])[1].min(initial=1024))
+    return Fraction(int((difference * difference).sum())) * Fraction(2) ** (2 * (lowest - 53))
 
 
 def _in_units(x: np.ndarray, exponent: int) -> np.ndarray:
