@@ -8,6 +8,7 @@ and all get the same norm.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -62,7 +63,8 @@ def grad_norm(
     5.0
 
     """
-    if process_group is None and mesh is None:  # else an error must reach the other processes
+    # With other processes, an error of the iterator must reach them.
+    if isinstance(parameters, Iterator) and process_group is None and mesh is None:
         parameters = reusable(parameters)
     given = ordinary.gradients(parameters) if process_group is None and mesh is None else None
     found = None if given is None else given.norm(Order.parse(ord))
@@ -137,7 +139,8 @@ def clip_grad_norm_(
     (13.0, [6.0])
 
     """
-    if process_group is None and mesh is None:  # else an error must reach the other processes
+    # With other processes, an error of the iterator must reach them.
+    if isinstance(parameters, Iterator) and process_group is None and mesh is None:
         parameters = reusable(parameters)
     call = _Call(parameters, ord, nonfinite, process_group, mesh)
     return call.clip(max_norm) if monitor is None else call.watched(max_norm, monitor)
