@@ -24,7 +24,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:  ## Show this menu
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: .venv-demo/ready  ## Train a recurrent network with and without clipping; DEMO="--steps 50" for a short run
+demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
 
 test: $(VENV)/ready  ## Set up and run the tests, with each value of each parameter once; under 10 minutes on two cores
@@ -71,6 +71,7 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py
 	$(BIN)/python benchmarks/scenarios.py --write
+	$(BIN)/python benchmarks/training.py --short
 	$(BIN)/python benchmarks/tables.py --write
 
 accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with PyTorch, Opacus and optax; needs no GPU

@@ -29,7 +29,7 @@ class Fixed:
 class Ours:
     """gradclip.QuantileThreshold with its defaults and nonfinite="skip"."""
 
-    name = "gradclip"
+    name = "QuantileThreshold"
 
     def __init__(self, rule=None):
         self.rule = gradclip.QuantileThreshold() if rule is None else rule
@@ -39,6 +39,15 @@ class Ours:
         self.limit = float(self.rule.max_norm(self.history))
         self.history = self.rule.observe(self.history, norm)
         return clipped(norm, self.limit) if math.isfinite(norm) else 0.0
+
+
+class OursBySpread(Ours):
+    """gradclip.SpreadThreshold, the default of gradclip.AdaptiveNorm, and nonfinite="skip"."""
+
+    name = "SpreadThreshold"
+
+    def __init__(self):
+        super().__init__(gradclip.SpreadThreshold())
 
 
 class AutoClip:
@@ -260,7 +269,21 @@ class Trellis:
 
 
 RULES = [
-    *(Ours, Fixed, AutoClip, ZClip, AdaGC, OpenSora, Fira, SmartClip, SkipStep, Icefall, BitsAndBytes, Trellis),
+    *(
+        Ours,
+        OursBySpread,
+        Fixed,
+        AutoClip,
+        ZClip,
+        AdaGC,
+        OpenSora,
+        Fira,
+        SmartClip,
+        SkipStep,
+        Icefall,
+        BitsAndBytes,
+        Trellis,
+    ),
 ]
 
 

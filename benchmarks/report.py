@@ -20,6 +20,9 @@ COUNTS_JAX = RESULTS / "counts_jax.json"
 FOLDED = RESULTS / "folded.json"
 SCENARIOS = RESULTS / "scenarios.json"
 SCENARIOS_PICTURE = RESULTS / "scenarios.png"
+TRAINING = RESULTS / "training.json"
+TRAINING_ADVICE = RESULTS / "training_advice.json"
+TRAINING_PICTURE = RESULTS / "training.png"
 GRAPHS = RESULTS / "graphs.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
@@ -80,3 +83,8 @@ def readable_bytes(size):
 def rounded(number, figures):
     """Return a positive number with `figures` significant figures, keeping all digits before the point."""
     return f"{number:.{max(0, figures - 1 - math.floor(math.log10(number)))}f}"
+
+
+def head(*columns):
+    """Return the first two lines of a table."""
+    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")

@@ -5,8 +5,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 SHOWN = ("spikes, 1%", "bursts of 20", "level x30", "2,000 zeros", "one NaN")
-COLOURS = {"gradclip": "#0072B2", "AutoClip": "#D55E00", "ZClip": "#CC79A7", "TRELLIS": "#009E73"}
-LINES = {"gradclip": "-", "AutoClip": "--", "ZClip": "-.", "TRELLIS": ":"}
+COLOURS = {"QuantileThreshold": "#56B4E9", "SpreadThreshold": "#0072B2", "AutoClip": "#D55E00", "ZClip": "#CC79A7"}
+COLOURS |= {"TRELLIS": "#009E73"}
+LINES = {"QuantileThreshold": "-", "SpreadThreshold": "-", "AutoClip": "--", "ZClip": "-.", "TRELLIS": ":"}
 
 
 def draw(rules, histories, path):
@@ -24,7 +25,7 @@ def draw(rules, histories, path):
         axis.set_ylabel("norm")
         axis.set_ylim(1e-2, 200)
     axes[-1].set_xlabel("step")
-    axes[0].legend(ncols=5, fontsize=10, loc="upper center", bbox_to_anchor=(0.55, 1.35))
+    axes[0].legend(ncols=6, fontsize=10, loc="upper center", bbox_to_anchor=(0.55, 1.35))
     figure.savefig(path)
 
 

@@ -19,9 +19,13 @@ from report import (
     SCENARIOS,
     SHARDED,
     SHARDED_JAX,
+    TRAINING,
+    TRAINING_ADVICE,
+    head,
     library,
     rounded,
 )
+from rule_tables import of_advice, of_best, of_recoveries, of_scenarios, of_trainings, of_widths
 
 PEER = "torch.nn.utils.clip_grad_norm_"
 ROOT = Path(__file__).parent.parent
@@ -41,14 +45,14 @@ def of_clipping(rows):
     for row in rows:
         names = measured.setdefault((row["workload"], row["kind"]), {})
         names.setdefault(row["name"], {})[row["case"]] = row
-    return _head("ms, not clipped / clipped", "gradclip", "floor", "library replaced", "times as fast") + "".join(
+    return head("ms, not clipped / clipped", "gradclip", "floor", "library replaced", "times as fast") + "".join(
         line for (workload, kind), names in measured.items() for line in _lines(f"{workload}, {KINDS[kind]}", names)
     )
 
 
 def of_few_times(rows):
     """Return a line for each of three sets of gradients, with gradclip's and PyTorch's times."""
-    lines = _head("ms, not clipped / clipped, float32", "gradclip", "PyTorch", "times as fast")
+    lines = head("ms, not clipped / clipped, float32", "gradclip", "PyTorch", "times as fast")
     for workload in ("GPT-2 small", "ResNet-50", "1,000 LoRA tensors"):
         names = {}
         for row in rows:
@@ -62,7 +66,7 @@ def of_few_times(rows):
 
 def of_calls(rows):
     """Return a line for each call, with the call or the code beside it. Ways to pass the same have no line."""
-    lines, found = _head("ms, not clipped / clipped", "gradclip", "compared with", "times as fast"), {}
+    lines, found = head("ms, not clipped / clipped", "gradclip", "compared with", "times as fast"), {}
     for row in rows:
         if not row["workload"].startswith("ways"):
             found.setdefault(row["workload"], {}).setdefault(row["name"], {})[row["case"]] = row
@@ -78,7 +82,7 @@ def of_calls(rows):
 def of_graphs(rows):
     """Return a line for each workload and mode, with the times of norms and of clipping."""
     cases = ("norm", "not clipped", "clipped")
-    lines, found = _head("ms: norm / not clipped / clipped", "gradclip", "TensorFlow", "times as fast"), {}
+    lines, found = head("ms: norm / not clipped / clipped", "gradclip", "TensorFlow", "times as fast"), {}
     for row in rows:
         names = found.setdefault((row["workload"], row["mode"]), {})
         names.setdefault(library(row["name"]), {})[row["case"]] = row
@@ -105,7 +109,7 @@ def _both(cases, what, figures):
 
 def of_sums(rows):
     """Return a line for each alternative way to add the clipped examples of a batch."""
-    lines = _head("256 examples", "gradclip, ms", "reads", "the other, ms", "reads", "times as fast")
+    lines = head("256 examples", "gradclip, ms", "reads", "the other, ms", "reads", "times as fast")
     for ours, other in _beside(rows):
         if other["name"] != "floor":
             lines += f"| {other['workload']}, {ours['case']} | {_time(ours)} | {rounded(ours['reads'], 2)} "
@@ -115,7 +119,7 @@ def of_sums(rows):
 
 def of_steps(rows):
     """Return a line for each alternative way to compute a gradient, private or not."""
-    lines = _head("", "gradclip, ms", "MiB", "the other, ms", "MiB", "times as fast")
+    lines = head("", "gradclip, ms", "MiB", "the other, ms", "MiB", "times as fast")
     for ours, other in _beside(rows):
         lines += f"| {other['workload']}, {ours['batch']} examples, {ours['case']} | {_time(ours)} | {_memory(ours)} "
         lines += f"| {other['name']} {_time(other)} | {_memory(other)} | {_ratio(other)} |\n"
@@ -124,7 +128,7 @@ def of_steps(rows):
 
 def of_processes(rows):
     """Return a line for each number of processes and tensors."""
-    lines = _head(
+    lines = head(
         "processes, tensors", "gradclip, ms", "torch, ms", "times as fast", "bytes sent, gradclip", "bytes sent, torch"
     )
     for ours, torchs in zip(rows[::2], rows[1::2], strict=True):
@@ -134,12 +138,12 @@ def of_processes(rows):
 
 
 def of_layouts(layouts):
-    lines = _head("layout", "gradclip", "torch")
+    lines = head("layout", "gradclip", "torch")
     return lines + "".join(f"| {row['layout']} | {row['gradclip']} | {row['torch']} |\n" for row in layouts)
 
 
 def of_meshes(rows):
-    lines = _head("layout", "mesh", "function", "all-reduces (outside branches)", "all-gathers", "ms")
+    lines = head("layout", "mesh", "function", "all-reduces (outside branches)", "all-gathers", "ms")
     for row in rows:
         lines += (
             f"| {row['layout']} | {row['mesh']} | {row['name']} | {row['all-reduces']} ({row['outside of branches']}) "
@@ -152,7 +156,7 @@ def of_counts(lines):
     """Return a line for each call, with operations, bytes and memory for each dtype."""
     calls, dtypes = ({line[at]: None for line in lines} for at in (1, 0))
     found = {(dtype, name): f"{ops:,}, {moved:.1f}, {peak:.1f}" for dtype, name, ops, moved, peak, *_ in lines}
-    return _head("operations, bytes, peak", *dtypes) + "".join(
+    return head("operations, bytes, peak", *dtypes) + "".join(
         f"| {call.replace(PEER, f'`{PEER}`')} | {' | '.join(found[dtype, call] for dtype in dtypes)} |\n"
         for call in calls
     )
@@ -162,14 +166,14 @@ def of_folded(lines):
     """Return a line for each way to clip, with its time as a multiple of the step alone."""
     calls, cases = ({at(line): None for line in lines} for at in (lambda line: line[2], lambda line: tuple(line[:2])))
     found = {(name, case, call): times for name, case, call, times in lines}
-    return _head("", *map(", ".join, cases)) + "".join(
+    return head("", *map(", ".join, cases)) + "".join(
         f"| {call} | {' | '.join(f'{found[*case, call]:.2f}' for case in cases)} |\n" for call in calls
     )
 
 
 def of_programs(lines):
     """Return a line for each dtype and library, with what XLA compiles."""
-    return _head("", "bytes", "temporaries", "fusions", "lines for CUDA and TPU") + "".join(
+    return head("", "bytes", "temporaries", "fusions", "lines for CUDA and TPU") + "".join(
         f"| {dtype}, {name} | {found['bytes']:.1f} | {found['temporaries']:.2f} | {found['fusions']:,} "
         f"| {found['lines, cuda and tpu']:,} |\n"
         for dtype, name, found in lines
@@ -178,7 +182,7 @@ def of_programs(lines):
 
 def of_examples(lines):
     """Return a line for each case and library, with what a sum over examples dispatches."""
-    return _head("", "operations", "bytes", "with copies", "peak") + "".join(
+    return head("", "operations", "bytes", "with copies", "peak") + "".join(
         f"| {name}, {who} | {operations:,} | {moved:.1f} | {copied:.1f} | {most:.2f} |\n"
         for name, who, operations, moved, copied, most in lines
     )
@@ -186,45 +190,9 @@ def of_examples(lines):
 
 def of_compiled(lines):
     """Return a line for each number of tensors and library."""
-    return _head("tensors", "library", "nodes", "kernels") + "".join(
+    return head("tensors", "library", "nodes", "kernels") + "".join(
         f"| {tensors} | {name} | {sum(found['nodes'])} | {found['kernels']} |\n" for tensors, name, found in lines
     )
-
-
-def of_scenarios(found):
-    """Return a line for each rule: the shares of ordinary steps clipped, and spikes let through."""
-    calm, spiky = ("stationary", "decay", "heavy tail", "bfloat16", "constant"), ("spikes, 0.1%", "spikes, 1%")
-    spiky += ("bursts of 20", "spike at step 10", "spike at once")
-    lines = _head("", *calm, *spiky)
-    for rule, histories in found.items():
-        cells = [f"{100 * histories[name]['clipped']:.1f}%" for name in calm]
-        cells += [f"{histories[name]['through']} of {histories[name]['spikes']}" for name in spiky]
-        lines += f"| {rule} | {' | '.join(cells)} |\n"
-    return lines
-
-
-def of_recoveries(found):
-    """Return a line for each rule: the steps to recover, and whether it passes NaN on."""
-    changes = ("level x3", "level x30", "level /30", "one NaN", "50 NaN", "one infinity", "2,000 zeros")
-    lines = _head("", *changes, "passes NaN on")
-    for rule, histories in found.items():
-        cells = ["never" if histories[name]["dead"] else f"{histories[name]['recovery']:,}" for name in changes]
-        lines += f"| {rule} | {' | '.join(cells)} | {'yes' if histories['one NaN']['passes NaN'] else 'no'} |\n"
-    return lines
-
-
-def of_trainings(found):
-    """Return a line for each rule: the mean and the lowest accuracy over the seeds."""
-    kinds = [kind for kind in found[0] if kind != "rule"]
-    lines = _head("mean, least", *kinds)
-    for row in found:
-        cells = [f"{100 * sum(row[kind]) / len(row[kind]):.1f}%, {100 * min(row[kind]):.1f}%" for kind in kinds]
-        lines += f"| {row['rule']} | {' | '.join(cells)} |\n"
-    return lines
-
-
-def _head(*columns):
-    return f"| {' | '.join(columns)} |\n{'|---' * len(columns)}|\n".replace("|  |", "| |")
 
 
 def _beside(rows):
@@ -276,6 +244,9 @@ class Table:
 
 
 TABLES = [
+    Table("docs/adaptive.md", "best figures", TRAINING, of_best, "tasks"),
+    Table("docs/adaptive.md", "widths", TRAINING, of_widths, "tasks"),
+    Table("docs/how-to/choose-a-threshold.md", "advice", TRAINING_ADVICE, of_advice, "tasks"),
     Table("docs/adaptive.md", "scenarios", SCENARIOS, of_scenarios, "scenarios"),
     Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
     Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),

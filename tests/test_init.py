@@ -57,7 +57,15 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
     before, _, after = text.partition("\nCLASSES\n")
     named = set(re.findall(r"\b\w+\b", before.partition("PACKAGE CONTENTS")[0]))
     results = "ClippedFunction ExampleOutputs NativeStatus NormHistory PartialNorm PerExampleInfo PrivateQuantileState"
-    assert {*gradclip.__all__} - named == {*results.split(), "Sensitivity", "SensitivityReport"}
+    assert {*gradclip.__all__} - named == {
+        *results.split(),
+        "MaxNormSearch",
+        "QuantileThreshold",
+        "Sensitivity",
+        "SensitivityReport",
+        "Spike",
+        "SpikeExplanation",
+    }
     functions = re.findall(r"^    (\w+)\(", after.partition("\nFUNCTIONS\n")[2], re.MULTILINE)
     assert functions
     assert {*functions} <= {*gradclip.__all__}

@@ -36,6 +36,7 @@ OF_THE_REPOSITORY = {
     "quick",
     "readme",
     "scenarios",
+    "training",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support"}

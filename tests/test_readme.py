@@ -2,18 +2,21 @@
 
 import json
 import runpy
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 import code_blocks
 import support_table
+from gradclip.demo.results import Sweep, Trained
+from gradclip.demo.settings import DemoSettings
 
 ROOT = Path(__file__).parent.parent
 CODE_BLOCKS = {
     "README.md": 6,
     "docs/adaptive.md": 6,
-    "docs/monitor.md": 4,
+    "docs/monitor.md": 6,
     "docs/optimizers.md": 3,
     "docs/per-example.md": 13,
     "docs/tensorflow.md": 3,
@@ -55,6 +58,16 @@ def test_what_it_claims_was_found():
     assert f"For GPT-2 small, with nothing to clip, gradclip takes {ours} ms and PyTorch {theirs} ms" in text
 
 
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_its_picture_shows_what_the_demo_found(page):
+    found = json.loads((ROOT / "docs" / "demo.json").read_text())
+    assert found["summary"] in " ".join((ROOT / page).read_text().split())
+    runs = [Trained(**{name: value for name, value in one.items() if name != "median"}) for one in found["runs"]]
+    assert Sweep(runs, found["settings"]["max_norm"]).summary() == found["summary"]
+    defaults = {name: value for name, value in asdict(DemoSettings()).items() if name != "out"}
+    assert found["settings"].items() >= {**defaults, "rates": list(DemoSettings.rates)}.items()
+
+
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_the_table_is_what_trying_finds():
     assert support_table.current() == support_table.table()
@@ -74,6 +87,8 @@ def test_every_function_of_arrays_is_in_the_table():
         "clipped_fun",
         "clipped_grad",
         "clipped_sum_sensitivity",
+        "explain_spike",
+        "find_max_norm",
         "norm_at_most",
         "partial_norm",
     }

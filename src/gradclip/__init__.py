@@ -30,9 +30,11 @@ Train with differential privacy
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
 
 Choose a threshold
-  let it follow the norms of past steps                  AdaptiveNorm(), QuantileThreshold()
+  let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()
   the same, with differential privacy                    PrivateQuantile()
   see how often clipping happens, and get advice         Monitor()
+  try thresholds with a short training                   find_max_norm(train)
+  find the examples behind a loss spike                  explain_spike(loss, params, batch)
 
 Keep the function names of another library               gradclip.integrations: torch, optax, tensorflow, keras, ...
 See which compiled kernels are in use                    native_status()
@@ -45,9 +47,11 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from gradclip.adaptive.history import NormHistory
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.private import PrivateQuantile, PrivateQuantileState
-from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.quantile import QuantileThreshold
+from gradclip.adaptive.spread import SpreadThreshold
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -70,7 +74,11 @@ from gradclip.words import advise_on_imports, no_attribute
 if TYPE_CHECKING:
     from gradclip.audit.report import SensitivityReport
     from gradclip.audit.self_test import check_sensitivity
+    from gradclip.explained import SpikeExplanation, explain_spike
     from gradclip.monitor.monitor import Monitor
+    from gradclip.monitor.spike import Spike
+    from gradclip.search.find import find_max_norm
+    from gradclip.search.result import MaxNormSearch
 
 __version__ = "0.1.0"
 
@@ -78,6 +86,7 @@ __all__ = [
     "AdaptiveNorm",
     "ClippedFunction",
     "ExampleOutputs",
+    "MaxNormSearch",
     "Monitor",
     "NativeStatus",
     "NormHistory",
@@ -88,6 +97,9 @@ __all__ = [
     "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
+    "Spike",
+    "SpikeExplanation",
+    "SpreadThreshold",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",
     "check_sensitivity",
@@ -102,6 +114,8 @@ __all__ = [
     "clipped_fun",
     "clipped_grad",
     "clipped_sum_sensitivity",
+    "explain_spike",
+    "find_max_norm",
     "global_norm",
     "grad_norm",
     "layer_norms",
@@ -112,9 +126,14 @@ __all__ = [
 ]
 
 _WHEN_USED = {
+    "MaxNormSearch": "gradclip.search.result",
     "Monitor": "gradclip.monitor.monitor",
     "SensitivityReport": "gradclip.audit.report",
+    "Spike": "gradclip.monitor.spike",
+    "SpikeExplanation": "gradclip.explained",
     "check_sensitivity": "gradclip.audit.self_test",
+    "explain_spike": "gradclip.explained",
+    "find_max_norm": "gradclip.search.find",
 }
 
 

@@ -11,19 +11,19 @@ from gradclip.backends import Shards, any_distributed
 from gradclip.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, load, may_be_weights
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.formats import format_of
-from gradclip.core.holders import ALONE
-from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import PROPAGATE
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import measure_all
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Into
 from gradclip.core.values import Array
-from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of
+from gradclip.distributed.processes import Processes
 from gradclip.leaves import counted
+from gradclip.ordinary import Ordinary
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree
+from gradclip.typing import Scalar
 from gradclip.words import listed
 
 
@@ -284,13 +284,17 @@ def entered(
     return Taken(gradients, backend, gradients.enter(backend) if gradients.meeting else arrays)
 
 
-def names_and_norms(params: ParameterList, ord: object) -> tuple[list[str] | None, Array | None]:
-    """Return the names and a vector of the norms of the gradients; None if there are none or only parts of them."""
-    if processes_of(params, None, None) is not ONE_PROCESS:
-        return None, None
-    gradients, backend, arrays = entered(params, ONE_PROCESS)
-    if not arrays:
-        return None, None
-    with backend.precision():
-        norms = measure_all(backend, arrays, Groups.each_alone(len(arrays)), Order.parse(ord), ALONE).product()
-    return gradients.names_of_layers(), norms
+def clip_each(
+    given: Ordinary, max_norm: float, order: Order, params: ParameterList | None, each: EachNorm | None
+) -> Scalar | None:
+    """Clip ordinary gradients, and give the norm of each to `each`. None if one look does not settle it."""
+    if params is None or each is None:
+        return given.clip_(max_norm, order)
+    sums: list[float] = []
+    distinct = len(set(map(id, given.leaves))) == len(given.leaves)  # else an empty one may be listed twice
+    norm = given.clip_(max_norm, order, sums) if distinct else None
+    if norm is not None:
+        lacking = len(params.parameters) > len(given.leaves)
+        owners = [one for one in params.parameters if one.grad is not None] if lacking else params.parameters
+        each.take(sums, order, (owners, (params.sizes, params.names)), lambda: Gradients.of(params).names_of_layers())
+    return norm

@@ -10,15 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, NamedTuple
 
 from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold
 from gradclip.backends import whole_scalar
 from gradclip.core.decision import Clipping, from_norm
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
@@ -26,7 +25,7 @@ from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
-from gradclip.gradients import Gradients, Taken, entered, names_and_norms
+from gradclip.gradients import Gradients, Taken, clip_each, entered
 from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
@@ -108,7 +107,8 @@ def clip_grad_norm_(
             distributed tensors, which know their sharding, nor for DistributedDataParallel, which replicates gradients.
             A parameter group (`{"params": [...], "process_group": ...}`) may name its own.
         mesh: the same, given as a mesh of PyTorch: the processes along all of its dimensions.
-        monitor: a `gradclip.Monitor` that records the norm and the threshold after each successful call.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold after each successful call. With
+            nonfinite="raise", it also keeps the names of the gradients that made a call raise, in its `spikes`.
 
     Returns:
         The norm before clipping, as `grad_norm` returns it.
@@ -154,6 +154,7 @@ class _Call(NamedTuple):
     nonfinite: Policy
     process_group: ProcessGroups
     mesh: Meshes
+    each: EachNorm | None = None  # takes the norm of each gradient, unless others may hold parts of it
 
     @property
     def alone(self) -> bool:
@@ -161,29 +162,32 @@ class _Call(NamedTuple):
         return self.process_group is None and self.mesh is None
 
     def clip(self, max_norm: Threshold | AdaptiveNorm) -> Scalar:
-        """Clip; return the norm."""
         return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveNorm) else self.clip_to(max_norm)[0]
 
     def clip_to(self, max_norm: Threshold, skip_above: float | None = None) -> tuple[Scalar, Seen | None]:
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
-        known = ordinary.to_clip(self.parameters, max_norm) if self.alone else None
+        params = None if self.each is None else _told(self.parameters, self.process_group, self.mesh)
+        plain = self.parameters if params is None or params.flat is None else params.flat
+        known = ordinary.to_clip(plain, max_norm) if self.alone else None
         if known is not None:
             # Checked only now: with several processes, which never get here, an error must reach all of them.
             (given, threshold), order, policy = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
-            norm = given.clip_(threshold, order)
+            more = (params, self.each)
+            norm = given.clip_(threshold, order) if params is None else clip_each(given, threshold, order, *more)
             if norm is not None:
                 return norm, None
-            gradients = Gradients.of(ParameterList.of(self.parameters))
+            gradients = Gradients.of(params or ParameterList.of(self.parameters))
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
-                return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above)
+                return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
         params, processes = _listed(self.parameters, self.process_group, self.mesh)
         with processes.preparing():
             order, policy, bound = Order.parse(self.ord), Nonfinite.named(self.nonfinite), whole_scalar(max_norm)
             processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
             taken = entered(params, processes, bound, to_write=True)
             asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
-        return _clip_taken(taken, processes.holders(taken.backend), asked, skip_above)
+        each = self.each if processes is ONE_PROCESS else None
+        return _clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
 
     def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
         """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
@@ -200,33 +204,26 @@ class _Call(NamedTuple):
         """
         with telling(self.parameters, self.process_group, self.mesh):
             check_monitor(monitor)
-        layers = self.alone and monitor.wants_layers
-        norm, names, norms = self._clip_and_measure_each(max_norm) if layers else (self.clip(max_norm), None, None)
-        monitor.record(norm, max_norm, norms, nonfinite=self.nonfinite, names=names)
+            each = monitor.watching() if self.alone else None
+            call = self if each is None else self._replace(parameters=repeatable(self.parameters), each=each)
+        try:
+            norm = call.clip(max_norm)
+        except FloatingPointError:
+            monitor.missed(each)
+            raise
+        monitor.watched(each)
+        monitor.record(norm, max_norm, nonfinite=self.nonfinite)
         return norm
-
-    def _clip_and_measure_each(self, max_norm: Threshold | AdaptiveNorm) -> tuple[Scalar, list[str] | None, Any]:
-        """Clip; return the norm, and the names and norms of the gradients, None if this process may hold only parts."""
-        with telling(self.parameters, None, None):
-            call = self._replace(parameters=repeatable(self.parameters))
-            params = ParameterList.of(call.parameters)
-        known = ordinary.to_clip(call.parameters if params.tree is not None else params.parameters, max_norm)
-        if known is not None and len((gradients := Gradients.of(params)).grads) == len(known[0].leaves):
-            (given, threshold), order, _ = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
-            sums: list[float] = []
-            norm = given.clip_(threshold, order, sums)
-            if norm is not None:
-                return norm, gradients.names_of_layers(), np.array(sums) ** (1 / order.p)
-        names, norms = names_and_norms(params, self.ord)
-        return call.clip(max_norm), names, norms
 
 
 def _clip_taken(
-    taken: Taken, holders: Holders, asked: Clipping, skip_above: float | None
+    taken: Taken, holders: Holders, asked: Clipping, skip_above: float | None, each: EachNorm | None
 ) -> tuple[Scalar, Seen | None]:
     """Clip gradients after all checks."""
     gradients, backend, arrays = taken
     with backend.precision():
+        if each is not None:
+            each.measure(backend, arrays, asked.order, gradients.names_of_layers)
         if asked.nonfinite.zeroes and holders.sees_all:
             asked = taken.cleared(asked)
         made = decide(backend, arrays, asked, gradients.names, holders=holders)
@@ -295,6 +292,9 @@ def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
 
 def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> tuple[ParameterList, Processes]:
     """Return the parameters as a list, and the processes. Errors also reach the other processes, if any are named."""
+    return (params := _told(parameters, process_group, mesh)), processes_of(params, process_group, mesh)
+
+
+def _told(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
     with telling(parameters, process_group, mesh):
-        params = ParameterList.of(parameters)
-    return params, processes_of(params, process_group, mesh)
+        return ParameterList.of(parameters)

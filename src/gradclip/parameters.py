@@ -59,8 +59,7 @@ class ParameterList:
         groups = [_with_names(group["params"]) for group in listed]
         sizes = [len(params) for params, _ in groups]
         named = [
-            names or group.get("param_names") or [None] * size
-            for (_, names), group, size in zip(groups, listed, sizes, strict=True)
+            names or _names_beside(group, size) for (_, names), group, size in zip(groups, listed, sizes, strict=True)
         ]
         params = list(chain.from_iterable(params for params, _ in groups))
         return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
@@ -75,6 +74,12 @@ class ParameterList:
             groups = [group for group in entries if _is_group(group)]
             listed = list(map(_listed_of, groups))
             return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(_beside, groups)))
+
+    @property
+    def flat(self) -> Sequence[Any] | None:
+        """The parameters, if they alone are what was passed; None for a tree, or if a group names processes."""
+        named = self.tree is not None or any(one is not UNNAMED for one in self.beside)
+        return None if named else self.parameters
 
     @property
     def gradients(self) -> list[Any]:
@@ -168,6 +173,12 @@ def _check_keys(group: dict[str, Any], number: int) -> None:
             "threshold and one norm apply to all parameter groups. Leave the keys out. For different thresholds, make "
             "one call for each group. A group names its processes under 'process_group' or 'mesh'."
         )
+
+
+def _names_beside(group: dict[str, Any], size: int) -> Sequence[str | None]:
+    """Return the names of the parameters of a group, if it has one for each."""
+    names = group.get("param_names") or ()
+    return names if len(names) == size else [None] * size
 
 
 def _beside(group: dict[str, Any]) -> Any:

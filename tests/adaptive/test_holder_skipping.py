@@ -26,7 +26,7 @@ def parameter(norm):
 def test_finite_spikes_beyond_the_range_are_skipped(framework, dtype, policy):
     value, count = LARGE[dtype]
     for skip_above, left, counts in ((3.0, 0.0, (0, 1)), (math.inf, 2e6, (1, 0))):
-        max_norm = AdaptiveNorm(skip_above=skip_above)
+        max_norm = AdaptiveNorm(QuantileThreshold(), skip_above=skip_above)
         for scale in (1e6 * count ** (-1.0 if dtype == "float64" else -0.5), value):
             one = SimpleNamespace(grad=framework.array(np.full(count, scale), dtype))
             with framework.mode():

@@ -7,50 +7,13 @@ import numpy as np
 import pytest
 
 from gradclip import QuantileThreshold
-from norms_in_turn import RULES
-
-JUNK = np.array([math.nan, math.inf, -math.inf, 0.0, -0.0, -1.0, 1e-45, 1e-320, 1e300])
-"""What is not finite or not positive to a history of float32."""
-
-HISTORIES = 2_000  # of each rule
-
-
-def fed(rule, history, norms):
-    for norm in norms:
-        history = rule.observe(history, norm)
-    return history
-
-
-def clamped(rule, norm):
-    """Return the threshold of a level, as float32 rounds it."""
-    return np.clip(np.float32(norm) * np.float32(rule.factor), np.float32(rule.lower), np.float32(rule.upper))
-
-
-def hostile(rng, rule):
-    """Return a history for each column after up to three windows of norms of any size, and junk."""
-    history = rule.init(shape=(HISTORIES,))
-    lengths = rng.integers(0, 3 * rule.window + 1, HISTORIES)
-    levels = np.exp(rng.uniform(-60, 60, HISTORIES))
-    for step in range(3 * rule.window):
-        norms = levels * np.exp(rng.choice([0.0, 1.0, 20.0], HISTORIES) * rng.standard_normal(HISTORIES))
-        norms = np.where(rng.random(HISTORIES) < 0.3, rng.choice(JUNK, HISTORIES), norms)
-        history = rule.observe(history, np.where(step < lengths, norms, math.nan))
-    return history
+from norms_in_turn import RULES, clamped, fed, on_a_level
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.quantile}-{rule.window}")
 def test_after_k_norms_on_a_level_the_threshold_is_that_levels(rule):
     """20,000 hostile histories, each followed by K norms of a level with junk between them."""
-    rng = np.random.default_rng(rule.window)
-    history = hostile(rng, rule)
-    low = np.exp(rng.uniform(-30, 30, HISTORIES)).astype(np.float32)
-    high = low * (1 + rng.exponential(size=HISTORIES)).astype(np.float32)
-    left = np.full(HISTORIES, rule.recovery_steps)
-    while left.any():
-        norms = rng.uniform(low, high).clip(low, high)
-        good = (left > 0) & (rng.random(HISTORIES) < 0.6)
-        history = rule.observe(history, np.where(good, norms, rng.choice(JUNK, HISTORIES)))
-        left -= good
+    low, high, history = on_a_level(rule)
     threshold = rule.max_norm(history)
     assert (clamped(rule, low) <= threshold).all()
     assert (threshold <= clamped(rule, high)).all()

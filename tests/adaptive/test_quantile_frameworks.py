@@ -13,12 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import gradclip
 from gradclip import QuantileThreshold
 from gradclip.core.formats import dtype_name
-from norms_in_turn import RULES, awkward_norms
+from norms_in_turn import RULES, SPREAD_RULES, awkward_norms
 
 
 def test_few_operations_give_what_many_do():
     """One norm at each step in NumPy takes a path of its own; layers do not."""
-    for rule in RULES:
+    for rule in RULES + SPREAD_RULES:
         alone, layers = rule.init(), rule.init(shape=(1,))
         for norm in awkward_norms():
             alone, layers = rule.observe(alone, norm), rule.observe(layers, norm)

@@ -1,46 +1,55 @@
-"""What curves say about a run, worked out by hand."""
+"""What trainings say about each kind of clipping, worked out by hand."""
 
-import math
+import pytest
+from rich.console import Console
 
-import numpy as np
-
-from gradclip.demo.results import describe_run, summarise
-from gradclip.demo.settings import DemoSettings
-from gradclip.demo.training import Curves
+from gradclip.demo.results import Sweep, Trained
 
 
-def curves(losses, norms, max_norm):
-    return Curves(np.array(losses), np.array(norms), np.full(np.shape(norms), max_norm), np.full(len(losses), 0.25))
+def trained(clipping, rate, *accuracy, clipped=0.0):
+    return Trained(clipping, rate, accuracy, (clipped,) * len(accuracy), (False,) * len(accuracy))
 
 
-def test_a_run_is_described_by_literal_numbers():
-    measured = curves(
-        losses=[[2.0, 1.0, 0.5, 0.1], [2.0, 3.0, math.nan, math.nan], [2.0, 2.0, math.inf, 2.0]],
-        norms=[[0.5, 1.0, 1.5, 4.0], [1.5, math.inf, math.nan, math.nan], [math.nan] * 4],
-        max_norm=1.0,
+@pytest.fixture
+def sweep():
+    return Sweep(
+        [
+            trained("none", 0.1, 0.1, 0.2, 0.3),
+            trained("none", 0.01, 0.8, 0.7, 0.9),
+            trained("fixed", 0.1, 0.79, 0.79, 0.9),
+            trained("fixed", 0.01, 0.5, 0.6, 0.7),
+            trained("adaptive", 0.1, 0.9, 0.95, 0.7, clipped=0.97),
+            trained("adaptive", 0.01, 0.85, 0.85, 0.85),
+        ],
+        max_norm=0.5,
     )
-    learned, diverged, stalled = describe_run("run", measured).seeds
-    assert (learned.outcome, diverged.outcome, stalled.outcome) == (
-        "learned",
-        "diverged",
-        "not learned",
-    )
-    assert (learned.final_loss, diverged.final_loss, stalled.final_loss) == (0.1, None, 2.0)
-    # A norm equal to the threshold is not clipped, and one that is not finite does not count.
-    assert (learned.clipped_share, diverged.clipped_share) == (0.5, 0.25)
-    assert (learned.largest_finite_norm, stalled.largest_finite_norm) == (4.0, None)
-    assert (learned.first_nonfinite_norm_step, diverged.first_nonfinite_norm_step) == (None, 2)
-    assert (diverged.nonfinite_loss_steps, stalled.nonfinite_loss_steps) == (2, 1)
 
 
-def test_the_summary_follows_the_numbers():
-    good = describe_run("good", curves([[0.1], [0.2]], [[1.0], [1.0]], 1.0))
-    bad = describe_run("bad", curves([[2.3], [math.nan]], [[1.0], [math.nan]], math.inf))
-    settings = DemoSettings(steps=1, seeds=2, learning_rate=0.5, max_norm=1.0)
-    assert summarise(bad, good, good, settings) == (
-        "Without clipping, 0 of 2 seeds learned and 1 diverged (test accuracy 25.0% to 25.0%, "
-        "median 25.0%); with gradclip at max_norm 1, 2 of 2 seeds learned (test accuracy 25.0% to "
-        "25.0%, median 25.0%); with a threshold that follows the norms, 2 of 2 seeds learned (test accuracy 25.0% to "
-        "25.0%, median 25.0%); all after 1 steps at learning rate 0.5."
+def test_the_summary_follows_the_numbers(sweep):
+    assert sweep.summary() == (
+        "Median test accuracy of 3 seeds is at least 80% at learning rate 0.01 without clipping, at no learning rate "
+        "with a fixed threshold of 0.5, and at learning rates 0.01 and 0.1 with an adaptive threshold at its defaults. "
+        "Below are the norms of an adaptive run at rate 0.1: 97% of its steps are clipped, and at this rate the median "
+        "accuracy is 90.0%, without clipping 20.0%."
     )
-    assert summarise(good, bad, bad, settings).startswith("Without clipping, 2 of 2 seeds learned (")
+
+
+def test_one_seed_and_one_rate_can_be_summed_up():
+    one = Sweep([trained(kind, 1.0, 1.0) for kind in ("none", "fixed", "adaptive")], float("inf"))
+    assert one.summary().startswith("Median test accuracy of 1 seed is at least 80% at learning rate 1 without ")
+    assert "at learning rate 1 with a fixed threshold of inf" in one.summary()
+    assert one.shown == 1.0
+
+
+def test_rates_are_in_order_and_spread_over_the_seeds(sweep):
+    assert sweep.rates == [0.01, 0.1]
+    assert [one.median for one in sweep.of("none")] == [0.8, 0.2]
+    assert sweep.at("adaptive", 0.1).spread == (0.7, 0.95)
+
+
+def test_the_table_has_a_row_for_each_rate(sweep, capsys):
+    Console(width=100).print(sweep.table())
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "rate no clipping fixed, 0.5 adaptive" in lines
+    assert "0.01 80.0% (70.0 to 90.0) 60.0% (50.0 to 70.0) 85.0% (85.0 to 85.0)" in lines
+    assert "0.1 20.0% (10.0 to 30.0) 79.0% (79.0 to 90.0) 90.0% (70.0 to 95.0)" in lines

@@ -1,38 +1,56 @@
 """Training with and without clipping: the same where nothing is clipped, and told where it diverges."""
 
 import json
+import math
+from functools import cache
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
 from gradclip.cli.commands import app
+from gradclip.demo.settings import DemoSettings
+from gradclip.demo.training import trainer
 
-pytestmark = pytest.mark.slow
 PNG_SIGNATURE = b"\x89PNG\r\n\x1a\n"
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+@cache
+def trained(clipping, max_norm=0.9, rate=0.1):
+    return trainer(DemoSettings(steps=5, seeds=2, max_norm=max_norm), clipping)(rate)
 
 
-def test_an_infinite_threshold_makes_the_runs_alike(tmp_path):
-    result = run("demo", "--steps", 5, "--seeds", 1, "--max-norm", "inf", "--out", tmp_path)
-    assert result.exit_code == 0, result.output
-    curves = json.loads((tmp_path / "curves.json").read_text())
-    plain, clipped = curves["without clipping"], curves["with gradclip"]
-    assert plain["loss"][0] == pytest.approx(clipped["loss"][0], rel=1e-3)
-    assert json.loads((tmp_path / "results.json").read_text())["settings"]["max_norm"] == "inf"
+def test_all_start_alike_and_clipping_parts_them():
+    plain, clipped = trained("none"), trained("fixed")
+    assert plain.losses.shape == clipped.norms.shape == clipped.layers.bias.shape == (2, 5)
+    np.testing.assert_allclose(plain.losses[:, 0], clipped.losses[:, 0], rtol=1e-5)
+    assert plain.losses[0, 0] != plain.losses[1, 0]
+    assert plain.losses[0, -1] != pytest.approx(clipped.losses[0, -1], rel=1e-3)
+    assert (plain.max_norms == math.inf).all()
+    assert (clipped.max_norms == np.float32(0.9)).all()
+
+
+def test_an_infinite_threshold_trains_as_none():
+    np.testing.assert_allclose(trained("fixed", math.inf).losses, trained("none").losses, rtol=1e-5)
+
+
+def test_the_adaptive_threshold_follows_the_norms():
+    adaptive = trained("adaptive")
+    assert (adaptive.max_norms[:, 0] == math.inf).all()
+    np.testing.assert_allclose(adaptive.max_norms[:, 1], adaptive.norms[:, 0], rtol=1e-6)
+
+
+def test_the_norms_of_the_layers_make_up_the_norm():
+    curves = trained("none")
+    squares = sum(np.square(norms.astype(np.float64)) for norms in curves.layers)
+    np.testing.assert_allclose(np.sqrt(squares), curves.norms, rtol=1e-6)
 
 
 def test_divergence_is_reported_and_drawn(tmp_path):
-    result = run("demo", "--steps", 6, "--seeds", 1, "--learning-rate", 3e38, "--out", tmp_path)
+    arguments = ["demo", "--steps", "6", "--seeds", "1", "--rates", "3e38", "--out", str(tmp_path)]
+    result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output
-    seed = json.loads((tmp_path / "results.json").read_text())["runs"][0]["seeds"][0]
-    assert seed["outcome"] == "diverged"
-    assert seed["final_loss"] is None
-    assert seed["test_accuracy"] == 0
-    assert seed["nonfinite_loss_steps"] == 5
-    assert seed["first_nonfinite_norm_step"] in (2, 3)
-    assert "diverged" in result.output
-    assert "nan" in json.loads((tmp_path / "curves.json").read_text())["without clipping"]["loss"][0]
+    none = json.loads((tmp_path / "results.json").read_text())["runs"][0]
+    assert none["diverged"] == [True]
+    assert none["test_accuracy"] == [0]
     assert (tmp_path / "demo.png").read_bytes().startswith(PNG_SIGNATURE)

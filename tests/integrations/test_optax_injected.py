@@ -78,6 +78,12 @@ def test_orders_are_static_or_understood():
         traced(ord=0.5).init(PARAMS)
 
 
+@pytest.mark.parametrize("settings", [{}, {"skip_above": math.inf}, {"rule": gradclip.SpreadThreshold()}])
+def test_the_rule_does_not_depend_on_jit(settings):
+    transform = optax.inject_hyperparams(ours.adaptive_clip_by_global_norm)(**settings)
+    assert_same(updates(transform, True), updates(transform, False))
+
+
 def test_scheduled_thresholds_are_used_and_shown():
     transform = optax.inject_hyperparams(ours.clip_by_global_norm_with_state)(max_norm=lambda count: 1.0 + count)
     state = transform.init(PARAMS)

@@ -14,7 +14,7 @@ def some():
     monitor = gradclip.Monitor(capacity=3)
     monitor.record(2.0, 1.0)
     monitor.record(np.array([0.5, math.nan, 3.0]), np.array([1.0, 1.0, math.inf]), nonfinite="skip")
-    monitor.record(torch.tensor(7.0), 5.0, {"a": torch.tensor(1.5)})
+    monitor.record(torch.tensor(7.0), 5.0, {"a": torch.tensor(1.5)}, loss=torch.tensor(0.75))
     return monitor
 
 
@@ -32,6 +32,24 @@ def test_lines_are_saved_and_loaded(tmp_path):
     assert [step.step for step in gradclip.Monitor.load(path, capacity=1).records] == [5]
     loaded.record(1.0, 1.0)
     assert loaded.last.step == 6
+
+
+def test_files_and_states_without_losses_are_loaded(tmp_path):
+    monitor, path = gradclip.Monitor(), tmp_path / "steps.jsonl"
+    path.write_text('{"step": 1, "norm": 2.0, "max_norm": 1.0, "skipped": false}\n')
+    monitor.load_state_dict({name: value for name, value in some().state_dict().items() if name != "loss"})
+    assert np.isnan(monitor.columns.losses).all()
+    assert gradclip.Monitor.load(path).last.loss is math.nan
+
+
+def test_losses_that_are_not_finite_are_saved_and_loaded(tmp_path):
+    monitor = gradclip.Monitor()
+    monitor.record(np.ones(3), 1.0, loss=np.array([math.inf, math.nan, 0.5]))
+    monitor.save(tmp_path / "steps.jsonl")
+    loaded, resumed = gradclip.Monitor.load(tmp_path / "steps.jsonl"), gradclip.Monitor()
+    resumed.load_state_dict(monitor.state_dict())
+    assert loaded.records == resumed.records == monitor.records
+    np.testing.assert_array_equal(loaded.columns.losses, [math.inf, math.nan, 0.5])
 
 
 def test_nothing_is_saved_and_loaded(tmp_path):
@@ -82,6 +100,8 @@ def test_a_state_goes_through_a_checkpoint(tmp_path):
         {"norm": [1.0, 2.0, 1j]},
         {"skipped": [False, "no", True]},
         {"skipped": None},
+        {"loss": [1.0, 2.0]},
+        {"loss": [1.0, 2.0, "3"]},
     ],
 )
 def test_a_state_that_is_none_changes_nothing(broken):

@@ -1,25 +1,20 @@
 """The report: one page that stands alone and says what people misread."""
 
 import re
+from datetime import UTC, datetime
 from html.parser import HTMLParser
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.page import notes, page
+from gradclip.monitor.page import page
 from gradclip.monitor.records import Overview
+from gradclip.versions import version_text
 
 
 def shown(monitor):
     return Overview.of(monitor.records, monitor.counts, monitor.top)
-
-
-def fed(norms, max_norm=1.0, **settings):
-    monitor = gradclip.Monitor(**settings)
-    monitor.record(np.array(norms, float), max_norm, nonfinite="propagate")
-    return monitor
 
 
 class Tags(HTMLParser):
@@ -58,7 +53,7 @@ def test_the_page_is_whole(written):
     tags = Tags(written)
     assert tags.open == []
     names = [tag for tag, _ in tags.seen]
-    assert (names.count("svg"), names.count("figure"), names.count("table")) == (8, 4, 3)
+    assert (names.count("svg"), names.count("figure"), names.count("table")) == (8, 4, 4)
     assert "Norms &amp; &lt;more&gt;" in written
     assert "&lt;layer&gt;" in written
     assert "<layer>" not in written
@@ -88,38 +83,6 @@ def test_it_says_that_norms_are_those_before_clipping(written):
     assert "max-width:640px" in written
 
 
-def test_notes():
-    (every,) = notes(shown(fed([2.0, 3.0])))
-    assert every.startswith("100% of the steps that were neither skipped nor NaN were clipped")
-    every, broken = notes(shown(fed([2.0, np.nan])))
-    assert every.startswith("100% of the steps")
-    assert broken.startswith("At 1 of 2 steps the norm was NaN or infinite.")
-    (nothing,) = notes(shown(fed([0.5])))
-    assert nothing.startswith("Nothing was clipped")
-    (some,) = notes(shown(fed([2.0, 0.5, 3.0], capacity=2)))
-    assert some.startswith("Pictures and percentiles show the last 2 of 3 steps")
-    assert notes(shown(fed([2.0, 0.5]))) == []
-
-
-@pytest.mark.parametrize(
-    ("policies", "capacity", "said"),
-    [
-        (("skip", "skip"), 9, "They were skipped: their gradients became zeros."),
-        (("propagate", "propagate"), 9, '"skip" and "zero" prevent that.'),
-        (("skip", "propagate"), 9, '1 of those kept were not skipped. With nonfinite="propagate"'),
-        (("propagate", "skip"), 1, "Those that are kept were skipped"),
-        (("propagate", "propagate"), 1, '"skip" and "zero" prevent that.'),
-    ],
-)
-def test_what_is_said_of_norms_that_are_not_finite_depends_on_what_was_done(policies, capacity, said):
-    monitor = gradclip.Monitor(capacity=capacity)
-    for policy in policies:
-        monitor.record(np.nan, 1.0, nonfinite=policy)
-    note = next(note for note in notes(shown(monitor)) if "NaN or infinite" in note)
-    assert said in note
-    assert ("prevent" in note) == ("propagate" in policies and said[:5] != "Those")
-
-
 @pytest.mark.parametrize("name", ["a\udc80b", "a\nb", "a\x00b"])
 def test_a_name_that_cannot_be_shown_is_escaped(name, tmp_path):
     monitor = gradclip.Monitor()
@@ -130,30 +93,12 @@ def test_a_name_that_cannot_be_shown_is_escaped(name, tmp_path):
     assert name in monitor.top_layers
 
 
-def test_skipped_steps_are_not_counted_against_all_clipped():
-    monitor = gradclip.Monitor()
-    monitor.record(np.array([2.0, np.nan]), 1.0, nonfinite="skip")
-    monitor.record(900.0, SimpleNamespace(threshold=1.0, skip_above=10.0))
-    assert (monitor.clipped, monitor.skipped) == (1, 2)
-    assert notes(shown(monitor))[0].startswith("100% of the steps")
-    monitor.record(0.5, 1.0)
-    assert not notes(shown(monitor))[0].startswith("100% of the steps")
-
-
-def test_nothing_clipped_is_not_said_of_what_was_skipped_or_nan():
-    monitor = gradclip.Monitor()
-    monitor.record(np.nan, 1.0)
-    assert len(notes(shown(monitor))) == 1
-    monitor.record(np.array([0.5, 90.0]), 1.0, skip_above=4.0)
-    assert notes(shown(monitor))[0].endswith("above the threshold, except at skipped steps.")
-
-
 @pytest.mark.filterwarnings("error")
 def test_a_page_of_one_step_and_names_of_any_letters():
     monitor = gradclip.Monitor()
     monitor.record(1.0, 2.0, {"层": 1.0, "$b$": 1.0})
     text = page(shown(monitor), "One")
-    assert "0.0% of 1 step clipped" in text
+    assert "0 of 1 step clipped (0.0%)" in text
     assert text.count("层") == text.count("$b$") == 3
 
 
@@ -161,3 +106,55 @@ def test_a_page_of_nothing():
     text = page(shown(gradclip.Monitor()), "Empty")
     assert "No step was recorded" in text
     assert Tags(text).open == []
+
+
+def facts(text):
+    return dict(re.findall(r"<div><dt>(.*?)</dt><dd>(.*?)</dd></div>", text[: text.index("class='tiles'")]))
+
+
+def test_the_page_says_when_by_which_version_and_policy_and_of_which_run(tmp_path):
+    monitor = gradclip.Monitor()
+    monitor.record(1.0, 2.0, nonfinite="skip", skip_above=4.0)
+    date = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
+    context = {"seed": 0, "<b>": "x" * 300, "\x00": None}
+    path = monitor.report(tmp_path / "a.html", context=context, date=date)
+    text = path.read_text(encoding="utf-8")
+    assert facts(text) == {
+        "written": "2026-01-02 03:04 UTC",
+        "by": version_text(),
+        "policy": "nonfinite=&quot;skip&quot;, skip_above=4",
+        "seed": "0",
+        "&lt;b&gt;": "x" * 199 + "…",
+        "\\x00": "None",
+    }
+    assert text == page(
+        monitor._overview(), "What gradient clipping did", {"seed": 0, "<b>": "x" * 300, "\x00": None}, date
+    )
+
+
+def test_the_date_is_now_and_the_policy_is_that_of_the_last_call():
+    monitor = gradclip.Monitor()
+    assert facts(page(monitor._overview(), "a")).keys() == {"written", "by"}
+    for policy in ("skip", "zero"):
+        monitor.record(1.0, 2.0, nonfinite=policy)
+    told = facts(page(monitor._overview(), "a"))
+    assert told["policy"] == "nonfinite=&quot;zero&quot;"
+    assert told["written"].startswith(str(datetime.now().year))
+
+
+def test_what_is_no_context_is_an_error(tmp_path):
+    with pytest.raises(TypeError, match=r"context must be a dict of names and values, got 'seed 0'\."):
+        gradclip.Monitor().report(tmp_path / "a.html", context="seed 0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_proposed_threshold_is_the_first_tile():
+    monitor = gradclip.Monitor()
+    monitor.record(np.full(100, 0.5), 2.0)
+    text = page(monitor._overview(), "a")
+    first = text[text.index("class='tiles'") :]
+    assert re.search(r"<dt>(.*?)</dt><dd>(.*?) *<", first).groups() == (
+        "proposed threshold",
+        f"{monitor.advise().max_norm:g}",
+    )
+    assert "none yet" in page(gradclip.Monitor()._overview(), "a")

@@ -10,7 +10,12 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.monitor.pending import Pending, resolved
+from gradclip.monitor.pending import Pending
+from gradclip.monitor.pending import resolved as seen
+
+
+def resolved(pending, first):
+    return (one.step for one in seen(pending, first))
 
 
 def steps(*records):

@@ -1,5 +1,6 @@
 """The picture, as a figure and as SVGs for a page."""
 
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 
 import gradclip
-from gradclip.monitor.panels import Palette
-from gradclip.monitor.picture import NARROW, headline, svgs
+from gradclip.monitor.looks import Palette
+from gradclip.monitor.picture import NARROW, WIDE, headline, svgs
 from gradclip.monitor.records import Overview
+
+ON_STEPS = ("norms", "losses", "share", "layers")
 
 
 def shown(monitor):
@@ -29,7 +32,7 @@ def test_a_figure_has_all_panels_and_is_saved(monitor, tmp_path):
     figure = monitor.plot(tmp_path / "picture.png")
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert len(figure.axes) == 5  # four, and the bar of the heat map
-    assert figure.get_suptitle() == "50.0% of 30 steps clipped; 0 skipped, 0 not finite"
+    assert figure.get_suptitle() == "15 of 30 steps clipped (50.0%); 0 skipped, 0 not finite"
 
 
 def test_a_figure_of_nothing():
@@ -37,9 +40,22 @@ def test_a_figure_of_nothing():
     assert headline(shown(gradclip.Monitor())) == "No step was recorded"
 
 
+@pytest.mark.parametrize(("look", "width"), [(NARROW, 4.2), (WIDE, 10.4)])
+def test_all_panels_have_the_same_margins(look, width):
+    fed = gradclip.Monitor()
+    norms = np.geomspace(0.1, 1e4, 30)
+    fed.record(norms, 1.0, {"a_long_name.of_a_layer": norms, "b": norms / 2}, loss=norms)
+    drawn = svgs(shown(fed), look, width)
+    assert list(drawn) == [*ON_STEPS, "histogram"]
+    place = re.compile(r'<g id="xtick_[123]">.*?<use [^>]*x="([^"]+)"', re.DOTALL)
+    ticks = {tuple(place.findall(drawn[name])[:3]) for name in ON_STEPS}
+    assert len(ticks) == 1
+    assert len(ticks.pop()) > 2
+
+
 def test_svgs_take_the_colours_of_the_page_and_stand_alone(monitor):
     drawn = svgs(shown(monitor), NARROW, 4.2)
-    assert list(drawn) == ["norms", "share", "histogram", "layers"]
+    assert list(drawn) == ["norms", "share", "layers", "histogram"]
     for svg in drawn.values():
         ET.fromstring(svg)
         assert not any(colour in svg for colour in vars(Palette()).values())

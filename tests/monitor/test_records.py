@@ -69,6 +69,16 @@ def test_layers_of_steps_that_recorded_others():
     assert LayerTable.of(STEPS) is None
 
 
+def test_layers_with_spikes_are_shown_below_the_largest():
+    rows = [[5.0, 4.0, 3.0, 2.0, 1.0]] * 5 + [[5.0, 4.0, math.nan, 900.0, 11.0]]
+    names = tuple("abcde")
+    table = LayerTable.of([Step(i, 1.0, 1.0, layers=Layers(names, np.array(row))) for i, row in enumerate(rows, 1)])
+    assert table.shown(9).names == names
+    assert table.shown(3).names == ("a", "d", "e")
+    assert table.shown(3, spikes=1).names == ("a", "b", "d")
+    assert table.shown(4).names == ("a", "b", "c", "e")
+
+
 def test_an_overview_is_of_kept_steps_and_counts_of_all():
     layers = Layers(("a", "b"), np.array([1.0, 2.0], np.float32))
     overview = Overview.of([*STEPS, Step(10, 1.0, 1.0, layers=layers)], Counts(20), top=1)

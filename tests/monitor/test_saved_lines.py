@@ -28,6 +28,11 @@ def test_a_line_tells_all_of_a_step():
     }
 
 
+def test_a_line_tells_a_loss_that_was_recorded():
+    assert json.loads(to_line(Step(1, 5.0, 2.0, loss=0.5)))["loss"] == 0.5
+    assert json.loads(to_line(Step(1, 5.0, 2.0, loss=-math.inf)))["loss"] == "-inf"
+
+
 def test_no_line_has_what_json_has_not():
     told = json.loads(to_line(STEPS[1]), parse_constant=lambda name: pytest.fail(name))
     assert (told["norm"], told["max_norm"], told["coefficient"]) == ("nan", "inf", 0.0)

@@ -10,7 +10,7 @@ from gradclip.monitor.records import Counts, Layers, Step
 from gradclip.monitor.saved import State, real, whole
 
 STEPS = [Step(3, 2.0, 1.0, layers=Layers(("a", "b"), np.float32([1.5, 0.25]))), Step(7, math.inf, 0.5, True)]
-STATE = State(STEPS, Counts(9, 4, 2, 3), 5)
+STATE = State(STEPS, Counts(9, 4, 2, 3), 5, [])
 
 
 @pytest.mark.parametrize("again", [lambda plain: json.loads(json.dumps(plain)), lambda plain: arrays(plain)])
@@ -34,7 +34,7 @@ def test_numbers_of_steps(value):
 @pytest.mark.parametrize("value", [True, "1", None, 1j, [1.0], -(10**400)])
 def test_numbers_that_are_norms(value):
     assert real(np.float32(0.5)) == 0.5
-    with pytest.raises(ValueError, match="a norm or threshold must"):
+    with pytest.raises(ValueError, match="a norm, threshold or loss must"):
         real(value)
 
 

@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.history import NormHistory
+from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.settings import check_between
+from gradclip.adaptive.spread import rule_given
 from gradclip.backends.registry import entry_of, find, framework_of
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
@@ -27,14 +29,16 @@ class AdaptiveNorm:
 
     Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
     that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
-    `gradclip.QuantileThreshold` has the formula, and the proof that the threshold recovers after any history.
+    `gradclip.SpreadThreshold` and `gradclip.QuantileThreshold` have the formulas, and the proofs that the threshold
+    recovers after any history.
 
     Args:
-        rule: a `gradclip.QuantileThreshold`; None for the defaults.
+        rule: a `gradclip.SpreadThreshold`, the default, which also tames steps that are usually too long, or a
+            `gradclip.QuantileThreshold`, which limits spikes only and is the default with `skip_above`.
         skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
-            At least 1; `inf` skips none. The norm of a skipped step is still observed, so a level that lasts is
-            accepted. With `gradclip.integrations.torch.fold_into`, optimizers with `fused=True` really skip the step:
-            their moments and step count do not change.
+            At least 1; `inf` skips none. It needs a `gradclip.QuantileThreshold`. The norm of a skipped step is still
+            observed, so a level that lasts is accepted. With `gradclip.integrations.torch.fold_into`, optimizers with
+            `fused=True` really skip the step: their moments and step count do not change.
 
     Attributes:
         rule: the rule.
@@ -46,7 +50,7 @@ class AdaptiveNorm:
 
     Raises:
         TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
-        ValueError: `skip_above` is below 1 or NaN.
+        ValueError: `skip_above` is below 1 or NaN, or it comes with a `gradclip.SpreadThreshold`.
 
     >>> import gradclip
     >>> import numpy as np
@@ -54,8 +58,8 @@ class AdaptiveNorm:
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
     ...     update = {"w": np.array(gradient)}
     ...     norm = gradclip.clip_grad_norm_(update, max_norm)
-    >>> float(norm), update["w"].round(6).tolist()  # twice the norm of the first step
-    (50.0, [6.0, 8.0])
+    >>> float(norm), update["w"].round(6).tolist()  # clipped to the norm of the first step
+    (50.0, [3.0, 4.0])
     >>> max_norm.clipped, max_norm.skipped
     (1, 0)
 
@@ -63,7 +67,7 @@ class AdaptiveNorm:
 
     elsewhere = (
         "In an optax chain, use gradclip.integrations.optax.adaptive_clip_by_global_norm(). Elsewhere, use a rule. "
-        "Before the first step: rule = gradclip.QuantileThreshold(), history = rule.init(like), where `like` is any "
+        "Before the first step: rule = gradclip.SpreadThreshold(), history = rule.init(like), where `like` is any "
         "array with the framework and device of the gradients. At every step:\n"
         "    clipped, norm = gradclip.clip_by_global_norm(tree, rule.max_norm(history))\n"
         "    history = rule.observe(history, norm)"
@@ -72,8 +76,8 @@ class AdaptiveNorm:
 
     @with_advice
     def __init__(self, rule: QuantileThreshold | None = None, *, skip_above: float = math.inf) -> None:
-        self.rule = QuantileThreshold.given(rule)
         self.skip_above = check_between("skip_above", skip_above, 1.0, math.inf)
+        self.rule = rule_given(rule, skips=self.skip_above < math.inf)
         self.norm: Scalar | None = None
         self.threshold: Scalar | None = None
         self._history = self.rule.init()

@@ -7,40 +7,21 @@ loops that clip in place.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
-from types import ModuleType
-from typing import Any, ClassVar, NamedTuple
+from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 import numpy as np
 
+from gradclip.adaptive.history import NormHistory, namespace_of, norms_kept, of_framework, of_one_norm
 from gradclip.adaptive.settings import check_between, check_window, framework_like
-from gradclip.backends.imported import exportable
-from gradclip.backends.registry import entry_of, framework_of
-from gradclip.core.formats import FLOAT32, FLOAT64, Format, dtype_name, format_of
+from gradclip.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip.core.values import Array
 from gradclip.typing import HasDtype, Scalar
 
-_WIDE = (FLOAT32.name, FLOAT64.name)
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
-
-
-@exportable
-class NormHistory(NamedTuple):
-    """The last norms observed, newest first, and their number. Empty places hold `inf`.
-
-    Attributes:
-        norms: an array of shape (*shape, window).
-        count: how many norms it holds, an integer array of shape `shape`.
-
-    `shape` is that passed to `init`: () for one norm at each step. A history is a tree of two arrays: pass it through
-    `jax.jit`, carry it in `jax.lax.scan`, save and load it.
-    """
-
-    norms: Any
-    count: Any
 
 
 @dataclass(frozen=True)
@@ -97,6 +78,9 @@ class QuantileThreshold:
         "It is a rule: pass rule.max_norm(history), or a gradclip.AdaptiveNorm(rule) to gradclip.clip_grad_norm_."
     )
 
+    least_share: ClassVar[float] = 1.0
+    """The smallest threshold, divided by `factor` and the quantile."""
+
     factor: float = 2.0
     quantile: float = 0.5
     window: int = 128
@@ -116,10 +100,10 @@ class QuantileThreshold:
         }
         for name, value in checked.items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "_fraction", _fraction(self.quantile, self.window))
+        object.__setattr__(self, "_fraction", fraction_of(self.quantile, self.window))
         bounds = (self.initial, self.lower, self.upper)
         for form in (FLOAT32, FLOAT64):
-            self._kept[form.name] = _kept(self.factor, form)
+            self._kept[form.name] = norms_kept(self.factor * self.least_share, self.factor, form)
             self._bounds[form.name] = tuple(map(form.toward_zero, bounds))
         if self.lower > self.upper:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
@@ -141,8 +125,7 @@ class QuantileThreshold:
         >>> QuantileThreshold().recovery_steps
         65
         """
-        k = self._smallest(self.window)
-        return max(k, self.window - k + 1)
+        return recovery_steps(self._fraction, self.window)
 
     def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> NormHistory:
         """Return an empty history.
@@ -154,7 +137,7 @@ class QuantileThreshold:
 
         """
         like = np.zeros((), np.float32) if like is None else like
-        framework, xp = framework_like(like), _namespace(like)
+        framework, xp = framework_like(like), namespace_of(like)
         zeros = framework.zeros(shape, like)
         dtype = zeros.dtype if dtype_name(zeros) == "float64" else xp.float32
         norms = xp.astype(framework.zeros((*shape, self.window), like), dtype)
@@ -167,13 +150,13 @@ class QuantileThreshold:
         a different window, as `observe` does.
         """
         norms, count = self._own(history)
-        if _of_one_norm(norms):
+        if of_one_norm(norms):
             return self._number(norms, int(count))
-        xp, (numerator, denominator) = _namespace(norms), self._fraction
+        xp = namespace_of(norms)
         initial, lower, upper = self._bounds[dtype_name(norms)]
+        smallest = partial(_smallest, xp.sort(norms, axis=-1), count[..., None])
         # Keep one axis until the end: NumPy 1 would convert the product of a scalar to float64.
-        k = (count[..., None] * numerator + (denominator - 1)) // denominator
-        found = xp.take_along_axis(xp.sort(norms, axis=-1), xp.where(k > 0, k - 1, 0), axis=-1) * self.factor
+        found = self._of(smallest, self.factor, lambda x, least: xp.where(x < least, least, x))
         threshold = xp.where(count[..., None] > 0, found, initial)
         threshold = xp.where(threshold < lower, lower, threshold)
         return xp.where(threshold > upper, upper, threshold)[..., 0]
@@ -183,9 +166,17 @@ class QuantileThreshold:
         as_held = norms.dtype.type
         # Compare sizes: looking up the name of a NumPy dtype is slow.
         initial, lower, upper = map(as_held, self._bounds[FLOAT64.name if norms.itemsize == 8 else FLOAT32.name])
-        place = self._smallest(count) - 1
-        threshold = np.partition(norms, place)[place] * as_held(self.factor) if count else initial
-        return min(max(threshold, lower), upper)
+        if not count:
+            return min(max(initial, lower), upper)
+        smallest = partial(_smallest_number, norms, count)
+        found = self._of(smallest, as_held(self.factor), lambda x, least: max(x, as_held(least)))
+        return min(max(found, lower), upper)
+
+    def _of(
+        self, smallest: Callable[[tuple[int, int]], Any], factor: Scalar, at_least: Callable[[Any, float], Any]
+    ) -> Any:
+        """Compute the threshold from the quantiles that `smallest` finds; `at_least` raises a number to another."""
+        return smallest(self._fraction) * factor
 
     def observe(self, history: NormHistory, norm: Scalar | Sequence[Scalar]) -> NormHistory:
         """Add the norm before clipping to the history and return the new history. Only a finite positive norm is kept.
@@ -198,14 +189,14 @@ class QuantileThreshold:
 
         """
         norms, count = self._own(history)
-        xp, (least, most) = _namespace(norms), self._kept[dtype_name(norms)]
-        if _of_one_norm(norms) and isinstance(norm, float | np.floating):
+        xp, (least, most) = namespace_of(norms), self._kept[dtype_name(norms)]
+        if of_one_norm(norms) and isinstance(norm, float | np.floating):
             if not least <= float(norm) <= most:
                 return history
             return NormHistory(
                 np.concatenate([[norms.dtype.type(norm)], norms[:-1]]), np.minimum(count + 1, self.window)
             )
-        norm = _of_framework(norms, norm)
+        norm = of_framework(norms, norm)
         kept = (norm >= least) & (norm <= most)
         # Select before converting: NumPy warns about numbers that float32 cannot hold.
         last = xp.astype(xp.where(kept, norm, least), norms.dtype)
@@ -225,14 +216,9 @@ class QuantileThreshold:
             )
         return norms, count
 
-    def _smallest(self, count: int) -> int:
-        """Return k: with `count` norms, the threshold is computed from the k-th smallest."""
-        numerator, denominator = self._fraction
-        return max(1, -(-count * numerator // denominator))
-
 
 @lru_cache(maxsize=64)
-def _fraction(quantile: float, window: int) -> tuple[int, int]:
+def fraction_of(quantile: float, window: int) -> tuple[int, int]:
     """Return the smallest fraction n / d >= quantile with d <= window. It gives the same k for every c <= window.
 
     That is, ceil(quantile * c) = ceil(n * c / d). Proof: if ceil(quantile * c) = m, then m / c >= quantile is one of
@@ -243,50 +229,26 @@ def _fraction(quantile: float, window: int) -> tuple[int, int]:
     return found.numerator, found.denominator
 
 
-def _kept(factor: float, form: Format) -> tuple[float, float]:
-    """Return the smallest and largest norm to keep. They and their thresholds are normal numbers of the format.
-
-    Frameworks disagree on numbers below that range. Both limits are powers of two, so they are exact in it.
-    """
-    up, down = (2.0 ** max(0, math.ceil(math.log2(by))) for by in (factor, 1 / factor))
-    return form.tiny * down, 2.0 ** (form.max_exponent - 2) / up
+def recovery_steps(fraction: tuple[int, int], window: int) -> int:
+    """Return K: a quantile of a window is within [a, b] once K norms within [a, b] have been observed."""
+    k = max(1, _place(fraction, window))
+    return max(k, window - k + 1)
 
 
-def _of_one_norm(norms: object) -> bool:
-    return type(norms) is np.ndarray and norms.ndim == 1
+def _place(fraction: tuple[int, int], count: Any) -> Any:
+    """Return k: the quantile of `count` norms is the k-th smallest; 0 without norms."""
+    numerator, denominator = fraction
+    return (count * numerator + (denominator - 1)) // denominator
 
 
-def _namespace(array: object) -> ModuleType:
-    return framework_like(array).namespace
+def _smallest(ordered: Array, count: Any, fraction: tuple[int, int]) -> Any:
+    """Return the quantile of each row of ordered norms; 1 for rows without norms."""
+    xp, k = namespace_of(ordered), _place(fraction, count)
+    found = xp.take_along_axis(ordered, xp.where(k > 0, k - 1, 0), axis=-1)
+    return xp.where(count > 0, found, 1.0)
 
 
-def _on_host(norm: Any) -> np.ndarray:
-    """Return numbers, arrays of any framework, or a list of them, as float64 numbers in host memory."""
-    if isinstance(norm, list | tuple):
-        return np.array([_on_host(one) for one in norm], np.float64)
-    framework = framework_of(norm)
-    if framework is None:
-        return np.asarray(norm, np.float64)
-    held = framework.on_host(norm)
-    return held.numbers().reshape(held.data.shape)
-
-
-def _of_framework(norms: Array, norm: Scalar | Sequence[Scalar]) -> Any:
-    """Convert a norm, or norms of layers, to the framework and device of `norms`, in float32 or wider."""
-    entry = entry_of(norms)
-    if isinstance(norm, Mapping):
-        raise TypeError(
-            "norms of layers must be an array or a list, got a dict. Pass its leaves, in the order of the thresholds."
-        )
-    if isinstance(norm, list | tuple) and norm and all(entry_of(one) is entry for one in norm):
-        norm = _namespace(norms).stack(list(norm))
-    if entry_of(norm) is entry:
-        norm = framework_like(norms).beside(norm, norms)
-        # In a half type the limits of what is kept would be zero and infinity.
-        narrow = dtype_name(norm) not in _WIDE
-        return _namespace(norms).astype(norm, _namespace(norms).float32) if narrow else norm
-    form, values = format_of(norms), _on_host(norm)
-    held = np.where(np.abs(values) <= form.largest, values, math.inf)
-    if held.shape:
-        return framework_like(norms).like(norms, form.name, held)
-    return _namespace(norms).full_like(norms[..., 0], float(held))
+def _smallest_number(norms: np.ndarray, count: int, fraction: tuple[int, int]) -> np.floating[Any]:
+    """Compute `_smallest` for one norm at each step in NumPy arrays, which needs no sort."""
+    at = max(1, _place(fraction, count)) - 1
+    return np.partition(norms, at)[at]

@@ -6,7 +6,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gradclip.cli import INSTALL
-from gradclip.demo.settings import DemoSettings
+from gradclip.demo.settings import DemoSettings, as_text, rates_from
 from gradclip.versions import info_text, version_text
 
 app = typer.Typer(
@@ -37,20 +37,20 @@ def _options(
 @app.command()
 def demo(
     steps: Annotated[int, typer.Option(help="Training steps in each run.")] = DemoSettings.steps,
-    seeds: Annotated[int, typer.Option(help="Seeds per run: 0, 1, ... All are reported.")] = DemoSettings.seeds,
-    learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of all runs, with cosine decay to 0.")
-    ] = DemoSettings.learning_rate,
+    seeds: Annotated[int, typer.Option(help="Runs with each learning rate, with seeds 0, 1, ...")] = DemoSettings.seeds,
+    rates: Annotated[
+        str, typer.Option(help="Learning rates at the first step. They fall to 0 along a cosine.")
+    ] = as_text(DemoSettings.rates),
     max_norm: Annotated[float, typer.Option(help="The fixed threshold.")] = DemoSettings.max_norm,
     out: Annotated[Path, typer.Option(help="Folder for the picture and the numbers.")] = DemoSettings.out,
 ) -> None:
     """Train a recurrent network on handwritten digits: without clipping, with a fixed and an adaptive threshold.
 
-    All runs share the seeds, the data, the network and the optimizer. Only the clipping differs.
-    Lower the learning rate to see when training no longer needs clipping.
+    Each is trained at several learning rates, and the picture shows which rates work.
+    All share the seeds, the data, the network and the optimizer. Only the clipping differs.
     """
     try:
-        settings = DemoSettings(steps, seeds, learning_rate, max_norm, out)
+        settings = DemoSettings(steps, seeds, rates_from(rates), max_norm, out)
     except ValueError as error:
         _fail(str(error), 2)
     try:

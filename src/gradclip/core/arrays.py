@@ -20,6 +20,7 @@ class Arrays(Sequence[Any]):
     any_complex: bool  # whether any array is complex
     only_halves: bool  # whether float32 precision is enough for their norm
     grouped: Any = None  # by device and dtype, cached by a backend
+    each: tuple[float, Any] | None = None  # an order and the norm of each, cached by a backend until they are written
 
     def __init__(self, items: Sequence[Any], dtypes: Iterable[str] | None = None) -> None:
         self._given = items

@@ -1,118 +1,102 @@
-"""The demo: train without clipping, with a fixed and an adaptive threshold; write pictures and numbers."""
+"""The demo: train at several learning rates with each kind of clipping; write a picture, numbers and a report."""
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import Progress
 
 from gradclip.demo import training
 from gradclip.demo.picture import write_picture
-from gradclip.demo.results import LEARNED_LOSS, RunResult, describe_run, results_table, summarise
+from gradclip.demo.results import KINDS, WORKS, Clipping, Sweep, Trained
 from gradclip.demo.settings import DemoSettings
+from gradclip.demo.training import Curves
 from gradclip.monitor.monitor import Monitor
 from gradclip.monitor.saved import for_json
 from gradclip.versions import installed_versions
 
 _DIGITS = 9  # enough to tell float32 numbers apart
+_THREADS = 2
 
 
 def run_demo(settings: DemoSettings) -> None:
-    """Train without clipping and with two kinds of it; print the results and write them to the folder."""
+    """Train, print the results and write them to the folder."""
     console = Console()
-    # Create the folder before the training, so a failure shows at once.
+    # Write to the folder before the training, so a failure shows at once.
     settings.out.mkdir(parents=True, exist_ok=True)
-    started = time.perf_counter()
-    monitor, follower = Monitor(capacity=settings.steps), Monitor(capacity=settings.steps)
-    runs = _train_all(settings, console, monitor, follower)
-    seconds = time.perf_counter() - started
-    summary = summarise(*runs, settings)
-    title = f"Reading digits pixel by pixel, learning rate {settings.learning_rate:g}"
-    monitor.plot(settings.out / "monitor.png")
-    follower.plot(settings.out / "monitor_adaptive.png")
+    TemporaryFile(dir=settings.out).close()
+    started = np.array([time.perf_counter(), time.process_time()])
+    curves = _train_all(settings, console)
+    seconds, processor_seconds = np.array([time.perf_counter(), time.process_time()]) - started
+    sweep = Sweep([_described(*which, of_seeds) for which, of_seeds in curves.items()], settings.max_norm)
+    shown = curves["adaptive", sweep.shown]
     written = (
-        write_picture(runs, title, settings.out / "demo.png"),
-        settings.out / "monitor.png",
-        settings.out / "monitor_adaptive.png",
-        monitor.report(settings.out / "report.html", f"{title}, with gradclip, seed 0"),
-        follower.report(settings.out / "report_adaptive.html", f"{title}, adaptive threshold, seed 0"),
-        _write_results(runs, settings, summary, seconds, settings.out / "results.json"),
-        _write_curves(runs, settings.out / "curves.json"),
+        write_picture(sweep, shown, settings.out / "demo.png"),
+        _write_report(shown, sweep.shown, settings.out / "report.html"),
+        _write_results(sweep, settings, (seconds, processor_seconds), settings.out / "results.json"),
     )
-    console.print(results_table(runs))
-    console.print(summary, style="bold", highlight=False)
-    console.print(f"\nTraining took {seconds:.0f} s. Written:", highlight=False)
+    console.print(sweep.table())
+    console.print(sweep.summary(), style="bold", highlight=False)
+    console.print(
+        f"\nTraining took {seconds:.0f} s, and {processor_seconds:.0f} s of processor time. Written:", highlight=False
+    )
     for path in written:
         console.print(f"  {path}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _train_all(
-    settings: DemoSettings, console: Console, monitor: Monitor, follower: Monitor
-) -> tuple[RunResult, RunResult, RunResult]:
+def _train_all(settings: DemoSettings, console: Console) -> dict[tuple[Clipping, float], Curves]:
+    runs = [(kind, rate) for kind in KINDS for rate in settings.rates]
     console.print(
         f"A recurrent network of {training.HIDDEN} units reads 8x8 digits pixel by pixel: "
-        f"{settings.seeds} seeds, {settings.steps} steps, three runs.",
+        f"{len(runs) * settings.seeds} runs of {settings.steps} steps.",
         highlight=False,
     )
-    columns = (
-        TextColumn("{task.description:<16}"),
-        BarColumn(),
-        TextColumn("{task.completed:>5.0f}/{task.total:.0f}"),
-        TextColumn("{task.fields[loss]}"),
-        TimeRemainingColumn(),
+    # XLA computes without Python's lock.
+    with Progress(console=console) as progress, ThreadPoolExecutor(_THREADS) as threads:
+        compiled = threads.map(partial(training.trainer, settings), KINDS)
+        trainers = dict(zip(KINDS, progress.track(compiled, len(KINDS), description="compile"), strict=True))
+        trained = threads.map(lambda run: trainers[run[0]](run[1]), runs)
+        return dict(zip(runs, progress.track(trained, len(runs), description="train"), strict=True))
+
+
+def _described(clipping: Clipping, rate: float, curves: Curves) -> Trained:
+    clipped = np.isfinite(curves.norms) & (curves.norms > curves.max_norms)
+    return Trained(
+        clipping,
+        rate,
+        tuple(curves.test_accuracy.tolist()),
+        tuple(clipped.mean(1).tolist()),
+        tuple((~np.isfinite(curves.losses[:, -1])).tolist()),
     )
-    with Progress(*columns, console=console) as progress:
-        plain = _train_one("without clipping", "none", settings, progress)
-        clipped = _train_one("with gradclip", "fixed", settings, progress, monitor)
-        adaptive = _train_one("adaptive", "adaptive", settings, progress, follower)
-    return plain, clipped, adaptive
 
 
-def _train_one(
-    name: str,
-    clipping: training.Clipping,
-    settings: DemoSettings,
-    progress: Progress,
-    monitor: Monitor | None = None,
-) -> RunResult:
-    task = progress.add_task(name, total=settings.steps, loss="")
-
-    def on_chunk(steps: int, losses: np.ndarray) -> None:
-        progress.update(task, advance=steps, loss=f"loss {np.median(losses[:, -1]):.3g}")
-
-    return describe_run(name, training.train(settings, clipping, on_chunk, monitor))
+def _write_report(curves: Curves, rate: float, path: Path) -> Path:
+    """Write the monitor's report of the first seed."""
+    monitor = Monitor(capacity=len(curves.norms[0]))
+    layers = {name: norms[0] for name, norms in curves.layers._asdict().items()}
+    monitor.record(curves.norms[0], curves.max_norms[0], layers, loss=curves.losses[0])
+    return monitor.report(path, f"Reading digits pixel by pixel, learning rate {rate:g}, adaptive threshold, seed 0")
 
 
-def _write_results(
-    runs: tuple[RunResult, ...], settings: DemoSettings, summary: str, seconds: float, path: Path
-) -> Path:
+def _write_results(sweep: Sweep, settings: DemoSettings, seconds: tuple[float, float], path: Path) -> Path:
     document = {
-        "summary": summary,
+        "summary": sweep.summary(),
         "settings": asdict(settings) | {"out": str(settings.out)},
         "network": {"hidden": training.HIDDEN, "batch": training.BATCH},
         "optimizer": {"name": "sgd", "momentum": training.MOMENTUM, "schedule": "cosine"},
-        "learned_below_loss": LEARNED_LOSS,
-        "training_seconds": seconds,
+        "training_seconds": seconds[0],
+        "processor_seconds": seconds[1],
         "versions": installed_versions(),
-        "runs": [
-            {
-                "name": run.name,
-                "median_test_accuracy": run.median_test_accuracy,
-                "seeds": [asdict(seed) for seed in run.seeds],
-            }
-            for run in runs
-        ],
+        "works_from": WORKS,
+        "working_rates": {kind: sweep.working(kind) for kind in KINDS},
+        "shown_rate": sweep.shown,
+        "runs": [{"median": one.median, **asdict(one)} for one in sweep.trained],
     }
     path.write_text(json.dumps(for_json(document, _DIGITS), indent=2) + "\n", encoding="utf-8")
-    return path
-
-
-def _write_curves(runs: tuple[RunResult, ...], path: Path) -> Path:
-    document = {
-        run.name: {"loss": run.curves.losses.tolist(), "gradient_norm": run.curves.norms.tolist()} for run in runs
-    }
-    path.write_text(json.dumps(for_json(document, _DIGITS)) + "\n", encoding="utf-8")
     return path

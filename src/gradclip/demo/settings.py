@@ -7,14 +7,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class DemoSettings:
-    """The settings of `gradclip demo`. A value that cannot work raises ValueError.
+    """The settings of `gradclip demo`. A value that cannot work raises ValueError."""
 
-    At the default learning rate, training needs clipping. The default threshold lets it learn, and clips most steps.
-    """
-
-    steps: int = 3000
-    seeds: int = 5
-    learning_rate: float = 0.05
+    steps: int = 1500
+    seeds: int = 3
+    rates: tuple[float, ...] = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
     max_norm: float = 0.5
     out: Path = Path("gradclip-demo")
 
@@ -26,10 +23,11 @@ class DemoSettings:
                     f"{name} must be a whole number of at least 1, got {count!r}. "
                     f"Pass --{name} {getattr(DemoSettings, name)}, for example."
                 )
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+        rising = all(low < high for low, high in zip((0.0, *self.rates), (*self.rates, math.inf), strict=True))
+        if not (self.rates and rising):
             raise ValueError(
-                f"learning_rate must be positive and finite, got {self.learning_rate!r}. "
-                f"Pass --learning-rate {DemoSettings.learning_rate}, for example."
+                f"rates must be positive, finite and rising, got {as_text(self.rates) or 'none'}. "
+                f"Pass --rates {as_text(DemoSettings.rates)}, for example."
             )
         # This form also rejects NaN.
         if not self.max_norm >= 0:
@@ -41,3 +39,19 @@ class DemoSettings:
             raise ValueError(
                 f"out must be a folder or a new path, got the file {str(self.out)!r}. Pass a folder with --out."
             )
+
+
+def as_text(rates: tuple[float, ...]) -> str:
+    """Return the rates as the option takes them: with commas between them."""
+    return ",".join(f"{rate:g}" for rate in rates)
+
+
+def rates_from(text: str) -> tuple[float, ...]:
+    """Read rates with commas between them. Raises ValueError for what is no number."""
+    try:
+        return tuple(float(rate) for rate in text.split(","))
+    except ValueError:
+        raise ValueError(
+            f"rates must be numbers with commas between them, got {text!r}. "
+            f"Pass --rates {as_text(DemoSettings.rates)}, for example."
+        ) from None

@@ -4,12 +4,13 @@ The state is h_t = tanh(h_{t-1} W + x_t U + b), and the last state predicts the 
 once for each of the 64 pixels, so it grows or shrinks like W^64. These are the exploding gradients of Pascanu, Mikolov
 and Bengio, "On the difficulty of training recurrent neural networks" (2013), who proposed to clip the global norm.
 
-One run trains all seeds in parallel. All kinds of clipping run the same code.
+One program trains all seeds together. All kinds of clipping run the same code.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,21 +18,17 @@ import numpy as np
 import optax
 from sklearn.datasets import load_digits
 
-from gradclip import global_norm, layer_norms
-from gradclip.demo.results import Curves
+from gradclip import layer_norms
+from gradclip.demo.results import Clipping
 from gradclip.demo.settings import DemoSettings
-from gradclip.integrations.optax import AdaptiveClipState, adaptive_clip_by_global_norm, clip_by_global_norm
-from gradclip.monitor.monitor import Monitor
+from gradclip.integrations.optax import adaptive_clip_by_global_norm, clip_by_global_norm_with_state
 
 HIDDEN = 64
 CLASSES = 10
 TEST_SHARE = 0.2
 SPLIT_SEED = 0
-BATCH = 32
+BATCH = 16
 MOMENTUM = 0.9
-CHUNK = 100
-
-Clipping = Literal["none", "fixed", "adaptive"]
 
 
 class Digits(NamedTuple):
@@ -108,82 +105,48 @@ def accuracy(parameters: Parameters, pixels: jax.Array, digits: jax.Array) -> ja
     return (jnp.isfinite(scores).all(-1) & (scores.argmax(-1) == digits)).mean()
 
 
-# loss, norm, threshold, norms of layers
-_Measured = tuple[jax.Array, jax.Array, jax.Array, Parameters]
+class Curves(NamedTuple):
+    """Losses, norms before clipping, thresholds and norms of layers as (seeds, steps), test accuracy as (seeds,)."""
+
+    losses: np.ndarray
+    norms: np.ndarray
+    max_norms: np.ndarray
+    layers: Parameters
+    test_accuracy: np.ndarray
 
 
-class _State(NamedTuple):
-    parameters: Parameters
-    optimizer: Any
-    key: jax.Array
+def trainer(settings: DemoSettings, clipping: Clipping) -> Callable[[float], Curves]:
+    """Compile the training of all seeds, and return the function that runs it at a learning rate.
 
-
-def train(
-    settings: DemoSettings,
-    clipping: Clipping,
-    on_chunk: Callable[[int, np.ndarray], None],
-    monitor: Monitor | None = None,
-) -> Curves:
-    """Train every seed. After each chunk of steps, call `on_chunk(steps, losses)` to show progress.
-
-    The monitor records the steps of the first seed.
+    All kinds of clipping and all rates see the same batches.
     """
-    digits = load()
-    optimizer = _optimizer(settings, clipping)
-    state = _start(settings.seeds, optimizer)
-    run_chunk = _chunk_runner(digits, optimizer, partial(_threshold, settings, clipping))
-    of_chunks: list[tuple[np.ndarray, ...]] = []
-    for done in range(0, settings.steps, CHUNK):
-        length = min(CHUNK, settings.steps - done)
-        state, (*measured, layers) = run_chunk(state, length)
-        of_chunks.append(tuple(map(np.asarray, measured)))
-        losses, norms, max_norms = of_chunks[-1]
-        if monitor is not None:
-            of_layers = jax.tree.map(lambda of_seeds: of_seeds[0], layers)
-            monitor.record(norms[0], max_norms[0], of_layers._asdict())
-        on_chunk(length, losses)
-    test = jax.vmap(accuracy, in_axes=(0, None, None))
-    correct = jax.jit(test)(state.parameters, digits.test_pixels, digits.test_digits)
-    losses, norms, max_norms = (np.concatenate(parts, 1) for parts in zip(*of_chunks, strict=True))
-    return Curves(losses, norms, max_norms, np.asarray(correct))
+    digits, seeds = load(), range(settings.seeds)
+    weights = jax.tree.map(lambda *drawn: jnp.stack(drawn), *map(init, seeds))
+    shape = (settings.steps, BATCH)
+    rows = jnp.stack([np.random.default_rng(seed).integers(0, len(digits.train_digits), shape) for seed in seeds])
+    optimizer = optax.chain(_clip(settings, clipping), optax.trace(MOMENTUM))
+
+    def train(rate: jax.Array, weights: Parameters, rows: jax.Array) -> tuple[Any, ...]:
+        rates = rate * optax.cosine_decay_schedule(1.0, settings.steps)(jnp.arange(settings.steps))
+        step = partial(_step, digits, optimizer)
+        (weights, _), measured = jax.lax.scan(step, (weights, optimizer.init(weights)), (rows, rates))
+        return *measured, accuracy(weights, digits.test_pixels, digits.test_digits)
+
+    program = jax.jit(jax.vmap(train, in_axes=(None, 0, 0))).lower(jnp.float32(0), weights, rows).compile()
+    return lambda rate: Curves(*jax.tree.map(np.asarray, program(jnp.float32(rate), weights, rows)))
 
 
-def _optimizer(settings: DemoSettings, clipping: Clipping) -> optax.GradientTransformation:
-    schedule = optax.cosine_decay_schedule(settings.learning_rate, settings.steps)
-    sgd = optax.sgd(schedule, momentum=MOMENTUM)
-    clip = clip_by_global_norm(settings.max_norm) if clipping == "fixed" else adaptive_clip_by_global_norm()
-    return sgd if clipping == "none" else optax.chain(clip, sgd)
+def _clip(settings: DemoSettings, clipping: Clipping) -> optax.GradientTransformation:
+    if clipping == "adaptive":
+        return adaptive_clip_by_global_norm()
+    return clip_by_global_norm_with_state(settings.max_norm if clipping == "fixed" else math.inf)
 
 
-def _start(seeds: int, optimizer: optax.GradientTransformation) -> _State:
-    drawn = [init(seed) for seed in range(seeds)]
-    parameters = jax.tree.map(lambda *weights: jnp.stack(weights), *drawn)
-    keys = jax.vmap(jax.random.key)(jnp.arange(seeds))
-    return _State(parameters, jax.vmap(optimizer.init)(parameters), keys)
-
-
-def _chunk_runner(
-    digits: Digits, optimizer: optax.GradientTransformation, threshold: Callable[[Any], jax.Array]
-) -> Callable[[_State, int], tuple[_State, _Measured]]:
-    def step(state: _State, _: None) -> tuple[_State, _Measured]:
-        key, draw = jax.random.split(state.key)
-        rows = jax.random.randint(draw, (BATCH,), 0, len(digits.train_digits))
-        batch = digits.train_pixels[rows], digits.train_digits[rows]
-        mean_loss, gradient = jax.value_and_grad(loss)(state.parameters, *batch)
-        updates, optimizer_state = optimizer.update(gradient, state.optimizer)
-        parameters = optax.apply_updates(state.parameters, updates)
-        measured = mean_loss, global_norm(gradient), threshold(optimizer_state), layer_norms(gradient)
-        return _State(parameters, optimizer_state, key), measured
-
-    def run_chunk(states: _State, length: int) -> tuple[_State, _Measured]:
-        return jax.vmap(lambda state: jax.lax.scan(step, state, length=length))(states)
-
-    return jax.jit(run_chunk, static_argnums=1)
-
-
-def _threshold(settings: DemoSettings, clipping: Clipping, optimizer_state: Any) -> jax.Array:
-    """Return the threshold of the last step."""
-    if clipping != "adaptive":
-        return jnp.float32(settings.max_norm if clipping == "fixed" else jnp.inf)
-    followed: AdaptiveClipState = optimizer_state[0]
-    return followed.max_norm
+def _step(digits: Digits, optimizer: optax.GradientTransformation, state: Any, at: Any) -> tuple[Any, Any]:
+    (weights, moments), (rows, rate) = state, at
+    batch = digits.train_pixels[rows], digits.train_digits[rows]
+    mean_loss, gradient = jax.value_and_grad(loss)(weights, *batch)
+    updates, moments = optimizer.update(gradient, moments)
+    weights = jax.tree.map(lambda weight, update: weight - rate * update, weights, updates)
+    clip = moments[0]
+    return (weights, moments), (mean_loss, clip.norm, clip.max_norm, layer_norms(gradient))

@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradclip.adaptive.quantile import NormHistory, QuantileThreshold
+from gradclip.adaptive.history import NormHistory
+from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.settings import check_between
+from gradclip.adaptive.spread import rule_given
 from gradclip.backends.jax.operations import either
 from gradclip.backends.jax.placement import typed_as
 from gradclip.clip import clip_by_global_norm as clip_tree
@@ -54,19 +56,21 @@ def adaptive_clip_by_global_norm(
     *,
     ord: Ord = None,
     nonfinite: Policy = "propagate",
-    skip_above: float = math.inf,
+    skip_above: float | None = None,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformation:
     """Return a transformation that clips the global norm of the updates to a threshold that adapts to recent norms.
 
     Args:
-        rule: how the threshold is computed. None means `gradclip.QuantileThreshold()`, which documents the formula.
+        rule: how the threshold is computed. None means `gradclip.SpreadThreshold()`, or with `skip_above`
+            `gradclip.QuantileThreshold()`; both document their formula.
         ord: the order of the norm, as in `gradclip.global_norm`; None means 2. With `optax.inject_hyperparams`, a
             number needs `static_args="ord"`.
         nonfinite: what to do with NaN and infinities, as in `gradclip.clip_by_global_norm`. They never change the
             threshold.
         skip_above: if the norm is more than `skip_above` times the threshold, the updates become zeros. At least 1;
-            `inf` never skips. The optimizer still takes a step, with zeros. To skip its step, use `skip_spikes`.
+            None and `inf` never skip. The optimizer still takes a step, with zeros. To skip its step, use
+            `skip_spikes`.
         axis_name: the mesh axes over which the updates are sharded, as in `gradclip.global_norm`. The state is then the
             same on all devices.
 
@@ -78,10 +82,12 @@ def adaptive_clip_by_global_norm(
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
     ...     updates, state = transform.update({"w": jnp.array(gradient)}, state)
     >>> [round(float(x), 4) for x in updates["w"]], float(state.norm), float(state.max_norm), int(state.clipped)
-    ([6.0, 8.0], 50.0, 10.0, 1)
+    ([3.0, 4.0], 50.0, 5.0, 1)
     """
-    rule, policy = QuantileThreshold.given(rule), Nonfinite.named(nonfinite)
-    order, most = Order.parse(setting_known("ord", ord)), _factor(skip_above)
+    order, most = Order.parse(setting_known("ord", ord)), math.inf if skip_above is None else _factor(skip_above)
+    # optax.inject_hyperparams passes an array, first known, then traced: the rule must not depend on its value.
+    rule = rule_given(rule, skips=isinstance(skip_above, jax.Array) or most < math.inf)
+    policy = Nonfinite.named(nonfinite)
 
     def update(
         updates: optax.Updates, state: AdaptiveClipState, params: optax.Params | None = None
@@ -134,7 +140,7 @@ def skip_spikes(
             f"tx must be an optimizer of optax, got {tx!r:.80} of type {type(tx).__name__}. Pass it first, such as "
             "skip_spikes(optax.adam(1e-3), skip_above=4.0)."
         )
-    rule, inner = QuantileThreshold.given(rule), optax.with_extra_args_support(tx)
+    rule, inner = rule_given(rule, skips=True), optax.with_extra_args_support(tx)
     order, most = Order.parse(setting_known("ord", ord)), _factor(skip_above)
 
     def init(params: optax.Params) -> SkipSpikesState:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import math
-import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from numbers import Integral
 from pathlib import Path
-from threading import RLock
 from typing import TYPE_CHECKING, Any
 
+from gradclip.core.each_norm import EachNorm
 from gradclip.monitor.advice import Advice, advise
-from gradclip.monitor.pending import Callbacks, Pending, named, resolved_each
+from gradclip.monitor.history import History, setting
+from gradclip.monitor.pending import Note, Pending, named
 from gradclip.monitor.records import Columns, Counts, LayerTable, Overview, Step
 from gradclip.monitor.saved import State, from_lines, to_line
+from gradclip.monitor.spike import Spike
+from gradclip.monitor.spikes import Spikes
 from gradclip.typing import Policy
 
 if TYPE_CHECKING:
+    from datetime import datetime
+
     from matplotlib.figure import Figure
 
 Callback = Callable[[int, dict[str, float]], object]
@@ -36,6 +38,9 @@ class Monitor:
         fetch_every: fetch values after this many steps. 1 fetches at every step, which waits for an accelerator.
         layers_every: with `clip_grad_norm_`, also record the norm of each gradient, at the first step and then once
             every `layers_every` steps; 0 never. With other calls, pass the layer norms to `record`.
+        keep_spikes: how many spikes to keep: so many with a finite norm, the largest for their level, and so many that
+            are not finite, the last, but only the first of several in a row. 0 keeps none, and measures no layers for
+            them.
         top: how many of the layers with the largest norms `callback` and `top_layers` name.
         callback: called as `callback(step, numbers)` for each step in order, once its values are fetched. `numbers` is
             a dict of plain floats, ready for a logger: "norm", "max_norm", "coefficient", "clipped", "skipped" and
@@ -43,7 +48,8 @@ class Monitor:
             record or read, one of them at a time calls it.
 
     Raises:
-        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every` or `top`. TypeError: a `callback`
+        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every`,
+        `keep_spikes` or `top`. TypeError: a `callback`
         that cannot be called.
 
     A step counts as clipped if the norm that the call returned is finite and above the threshold, and the step was not
@@ -65,30 +71,20 @@ class Monitor:
         *,
         fetch_every: int = 100,
         layers_every: int = 0,
+        keep_spikes: int = 5,
         top: int = 5,
         callback: Callback | None = None,
     ) -> None:
         if not (callback is None or callable(callback)):
             raise TypeError(f"callback must be a function of a step and a dict, got {callback!r:.80}.")
-        self.fetch_every, self.layers_every = (
-            _whole("fetch_every", fetch_every, 1),
-            _whole("layers_every", layers_every),
+        self.top, self.callback = setting("top", top), callback
+        self._history = History(
+            setting("capacity", capacity, 1),
+            setting("fetch_every", fetch_every, 1),
+            setting("layers_every", layers_every),
+            Spikes(setting("keep_spikes", keep_spikes)),
+            None if callback is None else self._tell,
         )
-        self.top, self.callback = _whole("top", top), callback
-        self._kept: deque[Step] = deque(maxlen=_whole("capacity", capacity, 1))
-        self._counts = Counts()
-        self._pending: list[Pending] = []
-        self._waiting = self._calls = 0
-        self._lock = RLock()  # one thread may read, to show a page, while another thread records
-        self._callbacks = Callbacks()
-
-    def __getstate__(self) -> dict[str, Any]:
-        with self._lock:
-            held = {name: value for name, value in vars(self).items() if name not in ("_lock", "_callbacks")}
-            return held | {"_kept": self._kept.copy(), "_pending": list(self._pending)}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        vars(self).update(state, _lock=RLock(), _callbacks=Callbacks())
 
     def __repr__(self) -> str:
         steps, clipped, skipped, nonfinite = self.counts
@@ -103,6 +99,8 @@ class Monitor:
         nonfinite: Policy = "propagate",
         names: Sequence[str] | None = None,
         skip_above: float = math.inf,
+        loss: object = None,
+        context: object = None,
     ) -> None:
         """Record one or several steps. Later changes to the arrays do not affect the record.
 
@@ -116,6 +114,9 @@ class Monitor:
             names: the names of the layers in that vector.
             skip_above: the `skip_above` of the clipping call, so that steps it skipped count as skipped. Not needed
                 with a `gradclip.AdaptiveNorm`.
+            loss: the loss of the step, a number or a scalar array; for several steps, a vector with an entry for each.
+            context: whatever tells the step's batch from others, such as its number or the indices of its examples; for
+                several steps, a list or an array with one entry per step. It is not copied.
 
         Raises:
             TypeError: a value that is not a number or an array of real numbers, a traced array. ValueError: shapes that
@@ -123,18 +124,44 @@ class Monitor:
 
         """
         pending = Pending.of(norm, max_norm, layer_norms, nonfinite, named(names), skip_above)
-        with self._lock:
-            self._pending.append(pending)
-            self._calls += 1
-            self._waiting += pending.steps
-            enough = self._waiting >= self.fetch_every
-        if enough:
-            self._fetch()
+        self._history.add(pending, Note.of(loss, context))
 
-    @property
-    def wants_layers(self) -> bool:
-        """Whether the next step should record layer norms."""
-        return self.layers_every > 0 and self._calls % self.layers_every == 0
+    def note(self, *, loss: object = None, context: object = None) -> None:
+        """Describe the next step that is recorded, in a loop that passes `monitor=` to a clipping call.
+
+        Call it before clipping. A later call before the same step replaces what it passes. `record` prefers what is
+        passed to it.
+
+        Args:
+            loss: the loss of the step: a number or a scalar array, which may be on a device.
+            context: whatever tells the step's batch from others, such as its number or the indices of its examples. It
+                is not copied.
+
+        Raises:
+            TypeError: a `loss` that is not a real number or a scalar array of one, or is traced.
+
+        >>> import gradclip
+        >>> import numpy as np
+        >>> monitor = Monitor()
+        >>> monitor.note(loss=0.25)
+        >>> norm = gradclip.clip_grad_norm_({"w": np.array([3.0, 4.0])}, 1.0, monitor=monitor)
+        >>> monitor.last.norm, monitor.last.loss
+        (5.0, 0.25)
+
+        """
+        self._history.note(Note.of(loss, context, alone=True))
+
+    def watching(self) -> EachNorm | None:
+        """Return what takes the norm of each gradient in the next call, for `watched`; None if not needed."""
+        return self._history.watching()
+
+    def watched(self, each: EachNorm | None) -> None:
+        """Take the norms of the gradients of the call that this thread records next."""
+        self._history.note(Note(each=each))
+
+    def missed(self, each: EachNorm | None) -> None:
+        """Take the norms of the gradients of a call that raised because they are not finite."""
+        self._history.add(Pending.of_missed(), Note(each=each))
 
     def fetch(self) -> None:
         """Fetch the values of all steps recorded so far. Reading anything does this for you.
@@ -142,20 +169,8 @@ class Monitor:
         Steps that cannot be fetched are left out, and `callback` is called for all others. Then the first error is
         raised. If another thread is calling `callback`, it goes on with these steps, and this call waits for it.
         """
-        self._fetch()
-        self._callbacks.wait()
-
-    def _fetch(self) -> None:
-        with self._lock:
-            pending, self._pending, self._waiting = self._pending, [], 0
-            steps, error = resolved_each(pending, self._kept[-1].step + 1 if self._kept else 1)
-            self._counts = self._counts.plus(steps)
-            self._kept.extend(steps)
-            if self.callback is not None:
-                self._callbacks.add(steps)
-        raised = self._callbacks.tell(self._tell)
-        if error := error or raised:
-            raise error
+        self._history.fetch()
+        self._history.wait()
 
     def _tell(self, step: Step) -> None:
         if self.callback is not None:
@@ -164,20 +179,16 @@ class Monitor:
     @property
     def records(self) -> list[Step]:
         """The kept steps, oldest first."""
-        self._fetch()
-        with self._lock:
-            return list(self._kept)
+        return self._history.steps()
 
     @property
     def last(self) -> Step | None:
         """The last step; None before the first step."""
-        self._fetch()
-        with self._lock:
-            return self._kept[-1] if self._kept else None
+        return self._history.last()
 
     @property
     def columns(self) -> Columns:
-        """The kept steps as arrays: steps, norms, max_norms, clipped, skipped."""
+        """The kept steps as arrays: steps, norms, max_norms, clipped, skipped, losses (NaN if not recorded)."""
         return Columns.of(self.records)
 
     @property
@@ -191,10 +202,14 @@ class Monitor:
         return self._overview().top_layers
 
     @property
+    def spikes(self) -> list[Spike]:
+        """The spikes kept, oldest first: their layers, losses and contexts. Print one for a sentence."""
+        return self._history.spikes()
+
+    @property
     def counts(self) -> Counts:
         """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
-        self._fetch()
-        return self._counts
+        return self._history.counts()
 
     @property
     def steps(self) -> int:
@@ -217,7 +232,7 @@ class Monitor:
         return self.counts.nonfinite
 
     def _overview(self) -> Overview:
-        return Overview.of(self.records, self.counts, self.top)
+        return Overview.of(self.records, self.counts, self.top, self.spikes, self._history.handling)
 
     def advise(self) -> Advice:
         """Propose a threshold from the kept steps. Print the result for the proposal, its reasons and alternatives."""
@@ -235,15 +250,23 @@ class Monitor:
             figure.savefig(path)
         return figure
 
-    def report(self, path: str | Path, title: str = "What gradient clipping did") -> Path:
+    def report(
+        self,
+        path: str | Path,
+        title: str = "What gradient clipping did",
+        *,
+        context: Mapping[str, object] | None = None,
+        date: datetime | None = None,
+    ) -> Path:
         """Write a self-contained HTML page with pictures and numbers, and return its path.
 
-        Raises ModuleNotFoundError if matplotlib is not installed.
+        `context` is a dict of what else to say of the run, such as `{"seed": 0}`. `date` is the date to write, by
+        default now. Raises ModuleNotFoundError if matplotlib is not installed, TypeError for another `context`.
         """
         from gradclip.monitor.page import page
 
         written = Path(path)
-        written.write_text(page(self._overview(), title), encoding="utf-8")
+        written.write_text(page(self._overview(), title, context, date), encoding="utf-8")
         return written
 
     def save(self, path: str | Path) -> None:
@@ -261,30 +284,16 @@ class Monitor:
         with Path(path).open(encoding="utf-8", errors="backslashreplace") as file:
             steps = list(from_lines(file))
         monitor = cls(max(_CAPACITY, len(steps)) if capacity is None else capacity)
-        monitor._take(steps, Counts().plus(steps))
+        monitor._history.replace(State(steps, Counts().plus(steps), 0, None))
         return monitor
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept steps and the counts as lists and numbers, for any checkpoint format."""
-        self._fetch()
-        with self._lock:
-            return State(list(self._kept), self._counts, self._calls).plain()
+        return self._history.state().plain()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`. It replaces the steps and counts; capacity and settings do not change.
 
         Raises ValueError if it is not a state of a `Monitor`, and says what is wrong; the monitor then stays unchanged.
         """
-        read = State.of(state)
-        with self._lock:
-            self._pending, self._waiting, self._calls = [], 0, read.calls
-            self._take(read.steps, read.counts)
-
-    def _take(self, steps: Sequence[Step], counts: Counts) -> None:
-        self._kept, self._counts = deque(steps, self._kept.maxlen), counts
-
-
-def _whole(name: str, value: int, least: int = 0) -> int:
-    if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= sys.maxsize:
-        raise ValueError(f"{name} must be a whole number of at least {least} that fits 64 bits, got {value!r:.80}.")
-    return int(value)
+        self._history.replace(State.of(state))

@@ -1,14 +1,9 @@
-"""Steps on their way to the reader: values that are not fetched yet, and steps that a callback is still to be told of.
-
-Values may be in device memory, and nothing waits for them.
-"""
+"""Steps whose values are not fetched yet. They may be in device memory, and nothing waits for them."""
 
 import math
 import re
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from functools import lru_cache
-from threading import Condition, get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,9 +11,10 @@ import numpy as np
 from gradclip.adaptive.settings import check_between
 from gradclip.backends.on_host import fetched
 from gradclip.backends.registry import framework_of, known
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import SKIP, Nonfinite
-from gradclip.monitor.records import Layers, Step, narrowed
+from gradclip.monitor.records import Handling, Layers, Step, nan_or, narrowed
 from gradclip.tree import flatten
 from gradclip.typing import Policy
 
@@ -28,6 +24,31 @@ _LARGEST = (
 )
 
 
+class Note(NamedTuple):
+    """What is said of a step beside its norm; None is nothing.
+
+    The caller says its loss, and whatever tells its batch from others; a clipping call the norms of the gradients.
+    """
+
+    loss: Any = None
+    context: Any = None
+    each: EachNorm | None = None
+
+    @classmethod
+    def of(cls, loss: object, context: object, *, alone: bool = False) -> "Note":
+        """Check and hold a loss; if `alone`, it must be that of one step. Raises TypeError for what is no number."""
+        if loss is not None:
+            _check("loss", loss)
+            if alone and _shape(loss):
+                raise TypeError(f"loss must be a scalar, that of the next step, got shape {_shape(loss)}.")
+            loss = _kept(loss)
+        return cls(loss, context)
+
+    def with_more(self, later: "Note") -> "Note":
+        """Return a note with all that a later one says."""
+        return Note(*(old if new is None else new for old, new in zip(self, later, strict=True)))
+
+
 class Pending(NamedTuple):
     """The values of one step as scalars of any framework, or of several steps as vectors."""
 
@@ -35,8 +56,10 @@ class Pending(NamedTuple):
     max_norm: Any
     names: tuple[str, ...]
     layers: Sequence[Any]  # the norm of each layer, or one vector of all
-    skip_above: float
-    skips: bool  # whether a non-finite norm skips the step
+    handling: Handling
+    note: Note = Note()
+    sampled: bool = True  # whether the layers belong to what is kept of each step
+    missed: bool = False  # whether the call raised instead of clipping
 
     @classmethod
     def of(
@@ -66,9 +89,38 @@ class Pending(NamedTuple):
             layers, names = flat.leaves, tuple(flat.paths())
             for layer in layers:
                 _check("layer_norms", layer, norm)
-        skips = Nonfinite.named(nonfinite) is SKIP
+        handling = Handling(Nonfinite.named(nonfinite).name, factor)
         held = [_kept(layer) for layer in layers]
-        return cls(_kept(norm), _kept(threshold), _dotted(names or ()), held, factor, skips)
+        return cls(_kept(norm), _kept(threshold), dotted(names or ()), held, handling)
+
+    @classmethod
+    def of_missed(cls) -> "Pending":
+        """Return what stands for a call that raised."""
+        return cls(math.nan, math.nan, (), (), Handling("raise"), sampled=False, missed=True)
+
+    def noted(self, note: Note, *, sampled: bool) -> "Pending":
+        """Return the values with what is said of them. Raises ValueError unless it is said of as many steps.
+
+        Norms of layers that the caller did not pass are `sampled` for the step, or else only for a spike.
+        """
+        if note.loss is not None:
+            _check("loss", note.loss, self.norm)
+        if note.context is not None and _shape(self.norm):
+            each = getattr(note.context, "shape", None) != () and isinstance(note.context, Sized)
+            if not each or isinstance(note.context, str | Mapping) or len(note.context) != self.steps:
+                raise ValueError(
+                    f"context must be a list or an array with one entry for each of {self.steps} steps, got "
+                    f"{note.context!r:.80}."
+                )
+        said = self._replace(note=note._replace(each=None))
+        if note.each is None or note.each.names is None or self.layers:
+            return said
+        return said._replace(names=dotted(tuple(note.each.names)), layers=[_kept(note.each.norms)], sampled=sampled)
+
+    def contexts_of(self, steps: int) -> Sequence[Any]:
+        """Return the context of each step."""
+        context = self.note.context
+        return context if context is not None and _shape(self.norm) else [context] * steps
 
     @property
     def steps(self) -> int:
@@ -79,31 +131,49 @@ class Pending(NamedTuple):
     @property
     def vectors(self) -> list[Any]:
         """All values to fetch."""
-        return [self.norm, self.max_norm, *self.layers]
+        said = () if self.note.loss is None else (self.note.loss,)
+        return [self.norm, self.max_norm, *self.layers, *said]
 
 
-def resolved(pending: Sequence[Pending], first: int) -> Iterator[Step]:
-    """Fetch the values of all pending steps together, and yield the steps, numbered from `first`."""
+class Seen(NamedTuple):
+    """A step that is fetched, its layer norms, also those not kept with it, and what the caller said of it."""
+
+    step: Step
+    layers: Layers | None
+    context: Any = None
+    missed: bool = False
+
+
+def resolved(pending: Sequence[Pending], first: int) -> Iterator[Seen]:
+    """Fetch the values of all pending steps together, and yield the steps, numbered from `first`.
+
+    A call that raised has the number of the step that it would have been.
+    """
     numbers = iter(fetched([value for one in pending for value in one.vectors]))
     for one in pending:
+        skips, skip_above = one.handling.nonfinite == SKIP.name, one.handling.skip_above
         norms, max_norms, *layers = [next(numbers) for _ in one.vectors]
         several = max_norms.tolist() * (len(norms) if len(max_norms) == 1 else 1)
+        losses = [math.nan] * len(norms) if one.note.loss is None else list(map(nan_or, layers.pop().tolist()))
         rows = _rows(layers, len(norms), len(one.names))
-        for norm, max_norm, row in zip(norms.tolist(), several, rows, strict=True):
-            skipped = one.skips if not math.isfinite(norm) else norm > one.skip_above * max_norm
-            yield Step(first, norm, max_norm, skipped, None if row is None else Layers(one.names, row))
-            first += 1
+        each = zip(norms.tolist(), several, rows, losses, one.contexts_of(len(norms)), strict=True)
+        for norm, max_norm, row, loss, context in each:
+            skipped = skips if not math.isfinite(norm) else norm > skip_above * max_norm
+            found = None if row is None else Layers(one.names, row)
+            step = Step(first, norm, max_norm, skipped, found if one.sampled else None, loss)
+            yield Seen(step, found, context, one.missed)
+            first += not one.missed
 
 
-def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Step], Exception | None]:
+def resolved_each(pending: Sequence[Pending], first: int) -> tuple[list[Seen], Exception | None]:
     """Return the steps that can be fetched, and the first error, if any. One bad value loses no other step."""
     try:
         return list(resolved(pending, first)), None
     except Exception as error:
-        steps: list[Step] = []
+        seen: list[Seen] = []
         for one in pending if len(pending) > 1 else ():
-            steps += resolved_each([one], first + len(steps))[0]
-        return steps, error
+            seen += resolved_each([one], first + sum(not other.missed for other in seen))[0]
+        return seen, error
 
 
 def named(names: object) -> tuple[str, ...] | None:
@@ -117,58 +187,6 @@ def named(names: object) -> tuple[str, ...] | None:
     if found is None or not all(isinstance(name, str) for name in found):
         raise TypeError(f"names must be the names of the layers, a list of strings, got {names!r:.80}.")
     return found
-
-
-class Callbacks:
-    """Steps that a callback is still to be told of. One thread at a time tells them, in their order.
-
-    If another thread adds steps meanwhile, the first goes on with them. So a callback may read the monitor, and may
-    wait for other threads that read it.
-    """
-
-    def __init__(self) -> None:
-        self._steps: deque[Step] = deque()
-        self._teller: int | None = None
-        self._idle = Condition()
-
-    def add(self, steps: Iterable[Step]) -> None:
-        """Add steps. Calls of this method must be in the order of the steps."""
-        self._steps.extend(steps)
-
-    def tell(self, callback: Callable[[Step], object]) -> Exception | None:
-        """Call the callback for all steps, unless some thread is doing so; return its first error."""
-        with self._idle:
-            if self._teller is not None:
-                return None
-            self._teller = get_ident()
-        error: Exception | None = None
-        try:
-            while (step := self._next()) is not None:
-                try:
-                    callback(step)
-                except Exception as raised:
-                    error = error or raised
-        finally:
-            self._stop()
-        return error
-
-    def wait(self) -> None:
-        """Wait until no other thread tells steps."""
-        with self._idle:
-            self._idle.wait_for(lambda: self._teller in (None, get_ident()))
-
-    def _next(self) -> Step | None:
-        with self._idle:
-            if not self._steps:
-                self._teller = None  # together with the look: what is added from now on is told by who adds it
-                return None
-            return self._steps.popleft()
-
-    def _stop(self) -> None:
-        with self._idle:
-            if self._teller == get_ident():
-                self._teller = None
-            self._idle.notify_all()
 
 
 def _rows(layers: Sequence[np.ndarray], steps: int, count: int) -> Sequence[np.ndarray | None]:
@@ -189,7 +207,7 @@ def _kept(value: Any) -> Any:
 
 # Cached, so all steps share one tuple of layer names.
 @lru_cache(maxsize=64)
-def _dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
+def dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
     """Shorten `['layer'][0]` to layer.0, to save room in pictures, and number the names that become equal."""
     shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all" for path in paths]
     found: dict[str, None] = {}

@@ -6,6 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gradclip.monitor.spike import Spike
+
 
 class Layers(NamedTuple):
     """The layer norms before clipping, in float32 if it can hold them, and the unique names of the layers."""
@@ -20,13 +22,17 @@ class Layers(NamedTuple):
 
 
 class Step(NamedTuple):
-    """One step: its number from 1, the norm before clipping, the threshold, and whether it was skipped."""
+    """One step: its number from 1, the norm before clipping, the threshold, and whether it was skipped.
+
+    The loss is NaN if none was recorded.
+    """
 
     step: int
     norm: float
     max_norm: float
     skipped: bool = False
     layers: Layers | None = None
+    loss: float = math.nan
 
     @property
     def finite(self) -> bool:
@@ -84,13 +90,14 @@ class Counts(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Steps as arrays, one entry per step."""
+    """Steps as arrays, one entry per step. A loss is NaN if none was recorded."""
 
     steps: np.ndarray
     norms: np.ndarray
     max_norms: np.ndarray
     clipped: np.ndarray
     skipped: np.ndarray
+    losses: np.ndarray
 
     @property
     def finite(self) -> np.ndarray:
@@ -105,9 +112,9 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, steps: Iterable[Step]) -> "Columns":
         """Turn steps into arrays."""
-        rows = [(s.step, s.norm, s.max_norm, s.clipped, s.skipped) for s in steps]
-        table = np.array(rows, np.float64).reshape(-1, 5)
-        return cls(table[:, 0].astype(np.int64), table[:, 1], table[:, 2], table[:, 3] > 0, table[:, 4] > 0)
+        rows = [(s.step, s.norm, s.max_norm, s.clipped, s.skipped, s.loss) for s in steps]
+        numbers, norms, max_norms, clipped, skipped, losses = np.array(rows, np.float64).reshape(-1, 6).T.copy()
+        return cls(numbers.astype(np.int64), norms, max_norms, clipped > 0, skipped > 0, losses)
 
 
 class LayerTable(NamedTuple):
@@ -141,8 +148,25 @@ class LayerTable(NamedTuple):
 
     def top(self, count: int) -> "LayerTable":
         """Return the layers with the largest medians, largest first."""
-        order = np.argsort(-self.medians(), kind="stable")[:count]
-        return LayerTable(self.steps, tuple(self.names[index] for index in order.tolist()), self.norms[:, order])
+        return self._of(self._order()[:count])
+
+    def _order(self) -> list[int]:
+        """Return the places of the layers, that with the largest median first."""
+        return np.argsort(-self.medians(), kind="stable").tolist()
+
+    def _of(self, places: list[int]) -> "LayerTable":
+        return LayerTable(self.steps, tuple(self.names[place] for place in places), self.norms[:, places])
+
+    def shown(self, count: int, spikes: int = 4, factor: float = 10.0) -> "LayerTable":
+        """Return the layers with the largest medians, and last those that had a spike: at most `spikes` of them.
+
+        A spike is a norm above `factor` times the median of the layer. Those with the largest spikes are returned.
+        """
+        medians, order = self.medians(), self._order()
+        highest = np.nanmax(np.where(np.isfinite(self.norms), self.norms, 0.0), axis=0)
+        rest = [place for place in order[count:] if highest[place] > factor * medians[place]]
+        also = sorted(rest, key=lambda place: -highest[place])[:spikes]
+        return self._of([*order[: count - len(also)], *also])
 
     def largest(self, count: int) -> dict[str, float]:
         """Return the medians of the layers with the largest ones, largest first."""
@@ -150,24 +174,55 @@ class LayerTable(NamedTuple):
         return dict(zip(found.names, found.medians().tolist(), strict=True))
 
 
+class Handling(NamedTuple):
+    """What the clipping calls do with steps that are not finite, and above how many times the threshold they skip."""
+
+    nonfinite: str = "propagate"
+    skip_above: float = math.inf
+
+    @property
+    def skips_spikes(self) -> bool:
+        """Whether spikes are skipped."""
+        return self.skip_above < math.inf
+
+
 class Overview(NamedTuple):
-    """What a picture or a page shows: the kept steps, the counts of all steps, and how many layers to list."""
+    """What a picture or a page shows: the kept steps, the counts of all steps, how many layers to list, and spikes.
+
+    `handling` is that of the last call, None if no call was recorded.
+    """
 
     columns: Columns
     layers: LayerTable | None
     last: Step | None
     counts: Counts
     top: int
+    spikes: tuple[Spike, ...] = ()
+    records: Sequence[Step] = ()
+    handling: Handling | None = None
 
     @classmethod
-    def of(cls, steps: Sequence[Step], counts: Counts, top: int) -> "Overview":
+    def of(
+        cls,
+        steps: Sequence[Step],
+        counts: Counts,
+        top: int,
+        spikes: Sequence[Spike] = (),
+        handling: Handling | None = None,
+    ) -> "Overview":
         """Collect it from the kept steps."""
-        return cls(Columns.of(steps), LayerTable.of(steps), steps[-1] if steps else None, counts, top)
+        last = steps[-1] if steps else None
+        return cls(Columns.of(steps), LayerTable.of(steps), last, counts, top, tuple(spikes), steps, handling)
 
     @property
     def top_layers(self) -> dict[str, float]:
         """The layers with the largest median norms, largest first; empty if none were recorded."""
         return self.layers.largest(self.top) if self.layers else {}
+
+
+def nan_or(number: float) -> float:
+    """Return a number, or for every NaN the same one, so that steps without a loss are equal."""
+    return math.nan if math.isnan(number) else number
 
 
 def narrowed(norms: np.ndarray) -> np.ndarray:

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.monitor.records import Counts, Layers, Step, narrowed
+from gradclip.monitor.records import Counts, Layers, Step, nan_or, narrowed
+from gradclip.monitor.saved_spikes import plain_of, spike_of
+from gradclip.monitor.spike import Spike
 
 _OF_A_LINE = ("step", "norm", "max_norm", "coefficient", "clipped", "skipped", "finite")
 _OF_A_STATE = ("step", "norm", "max_norm", "skipped")
@@ -20,11 +22,12 @@ _MOST = 2**53  # a number of steps that float64 holds
 
 
 class State(NamedTuple):
-    """The kept steps, the counts of all steps, and the number of calls."""
+    """The kept steps, the counts of all steps, the number of calls, and the spikes; None for those among the steps."""
 
     steps: Sequence[Step]
     counts: Counts
     calls: int
+    spikes: Sequence[Spike] | None
 
     def plain(self) -> dict[str, Any]:
         """Return the state as lists and numbers."""
@@ -34,7 +37,9 @@ class State(NamedTuple):
         return {
             "counts": list(self.counts),
             "calls": self.calls,
+            "spikes": [plain_of(spike) for spike in self.spikes or ()],
             **{name: [getattr(step, name) for step in steps] for name in _OF_A_STATE},
+            "loss": [step.loss for step in steps],
             "names": [list(one) for one in names],
             "layers": [[places[s.layers.names], *s.layers.norms.tolist()] if s.layers else [] for s in steps],
         }
@@ -44,20 +49,24 @@ class State(NamedTuple):
         """Read a state. Raises ValueError if `plain` did not return it."""
         try:
             names = [tuple(one) for one in plain["names"]]
-            rows = zip(*(plain[key] for key in (*_OF_A_STATE, "layers")), strict=True)
+            losses = plain["loss"] if "loss" in plain else [math.nan] * len(plain["step"])
+            rows = zip(*(plain[key] for key in _OF_A_STATE), losses, plain["layers"], strict=True)
             steps = [step_of(*row, layers=_layers(names, layers)) for *row, layers in rows]
             counts, calls = Counts(*map(whole, plain["counts"])), whole(plain["calls"])
             _check(steps, counts)
+            spikes = [spike_of(one) for one in plain["spikes"]] if "spikes" in plain else None
         except Exception as error:  # whatever reading it raises
             raise ValueError(
                 f"this is not the state of a Monitor: {_why(error)}. Pass the result of its state_dict()."
             ) from error
-        return cls(steps, counts, calls)
+        return cls(steps, counts, calls, spikes)
 
 
 def to_line(step: Step) -> str:
     """Return one step as a line, without the newline."""
     told: dict[str, object] = {name: getattr(step, name) for name in _OF_A_LINE}
+    if not math.isnan(step.loss):
+        told["loss"] = step.loss
     if step.layers is not None:
         told["layers"] = dict(zip(step.layers.names, step.layers.norms.tolist(), strict=True))
     return json.dumps(for_json(told))
@@ -91,7 +100,9 @@ def for_json(value: object, digits: int = 17) -> object:
     return value
 
 
-def step_of(step: object, norm: object, max_norm: object, skipped: object, *, layers: Layers | None) -> Step:
+def step_of(
+    step: object, norm: object, max_norm: object, skipped: object, loss: object = math.nan, *, layers: Layers | None
+) -> Step:
     """Return a step of checked values. Raises ValueError for one that no monitor records."""
     skips = _item(skipped)
     if not isinstance(skips, bool):
@@ -99,7 +110,7 @@ def step_of(step: object, norm: object, max_norm: object, skipped: object, *, la
     number = whole(step)
     if not number:
         raise ValueError("steps are numbered from 1, got 0")
-    return Step(number, real(norm), real(max_norm), skips, layers)
+    return Step(number, real(norm), real(max_norm), skips, layers, nan_or(real(loss)))
 
 
 def layers_of(names: tuple[Any, ...], norms: Sequence[Any]) -> Layers:
@@ -115,11 +126,11 @@ def real(value: object) -> float:
     """Return a number as a float. Raises ValueError for anything else, or if no float holds it."""
     number = _item(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise ValueError(f"a norm or threshold must be a number, got {number!r:.80}")
+        raise ValueError(f"a norm, threshold or loss must be a number, got {number!r:.80}")
     try:
         return float(number)
     except OverflowError:
-        raise ValueError(f"a norm or threshold must fit a float, got {_shown(number)}") from None
+        raise ValueError(f"a norm, threshold or loss must fit a float, got {_shown(number)}") from None
 
 
 def whole(value: object) -> int:
@@ -135,7 +146,8 @@ def _step(told: Mapping[str, Any], known: dict[tuple[str, ...], tuple[str, ...]]
     if "layers" in told:
         names = tuple(told["layers"])
         layers = layers_of(known.setdefault(names, names), [_number(norm) for norm in told["layers"].values()])
-    return step_of(told["step"], _number(told["norm"]), _number(told["max_norm"]), told["skipped"], layers=layers)
+    loss = _number(told.get("loss", math.nan))
+    return step_of(told["step"], _number(told["norm"]), _number(told["max_norm"]), told["skipped"], loss, layers=layers)
 
 
 def _number(told: object) -> object:

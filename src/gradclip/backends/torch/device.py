@@ -21,6 +21,7 @@ from gradclip.backends.torch.tensors import (
     dense,
     floating,
     meeting_when_compiled,
+    not_above,
     put_all,
     region,
     restored,
@@ -86,7 +87,7 @@ class Torch(Examples):
 
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
-            value = _not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
+            value = not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
             return value.to(self.device, self.wide_dtype)
         if isinstance(value, np.ndarray):
             made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
@@ -161,7 +162,9 @@ class Torch(Examples):
         together = self._together(arrays, order.p) if scope.whole and FLOAT64 not in arrays.formats else None
         if together is None:
             return super().roots(arrays, order, scope)
-        return torch.linalg.vector_norm(together.norms(arrays, order.p, self.device), order.p), None
+        p, norms = arrays.each or (None, None)
+        norms = norms if p == order.p else together.norms(arrays, order.p, self.device)
+        return torch.linalg.vector_norm(norms, order.p), None
 
     def power_sum(self, arrays: Arrays, p: float, scope: Scope, divisor: torch.Tensor | None = None) -> torch.Tensor:
         together = self._together(arrays, p) if scope.whole else None
@@ -200,6 +203,7 @@ class Torch(Examples):
             return super().norms_of_several(arrays, order, layout)
         divisor = self.divisor(together.norms(arrays, math.inf, self.device)) if divided else None
         value = together.norms(arrays, order.p, self.device, divisor)
+        arrays.each = None if divided or torch.compiler.is_compiling() else (order.p, value)
         error = relative_error(order, (together.largest + 9) * self.wide.roundoff, self.wide, exact=order.extreme)
         return Norm(value, divisor, error, self.floor(arrays, max(x.numel() for x in arrays), order))
 
@@ -243,6 +247,7 @@ class Torch(Examples):
         return all(map(writable, leaves))
 
     def clear(self, arrays: Arrays) -> None:
+        arrays.each = None
         without_nonfinite_(arrays.items)
 
     def scale(self, arrays: Arrays, coefficient: Any, layout: Layout, into: Into | None = None) -> Sequence[Any]:
@@ -253,6 +258,7 @@ class Torch(Examples):
         if into is None or not self.writable(into.leaves):
             results = together.multiplied(arrays, coefficient)
             return results if into is None else self.write(results, into)
+        into.arrays.each = None
         together.multiply(into.arrays, arrays, coefficient)
         return into.leaves
 
@@ -274,12 +280,6 @@ class Torch(Examples):
 
 
 _checked: type[Backend] = Torch
-
-
-def _not_above(value: torch.Tensor) -> torch.Tensor:
-    """Convert float64 numbers to float32, rounded toward zero: a threshold must never be rounded up."""
-    nearest = value.to(torch.float32)
-    return torch.where(nearest.abs() > value.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
 
 
 def _has_float64(device: torch.device) -> bool:

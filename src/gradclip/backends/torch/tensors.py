@@ -276,3 +276,9 @@ def unviewed(array: HostArray) -> torch.Tensor:
     if array.dtype == BFLOAT16.name:
         return torch.from_numpy(array.data.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array.data)
+
+
+def not_above(value: torch.Tensor) -> torch.Tensor:
+    """Convert float64 numbers to float32, rounded toward zero: a threshold must never be rounded up."""
+    nearest = value.to(torch.float32)
+    return torch.where(nearest.abs() > value.abs(), torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)

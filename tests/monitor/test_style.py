@@ -2,8 +2,8 @@
 
 import re
 
-from gradclip.monitor.page import STYLE
-from gradclip.monitor.panels import Palette
+from gradclip.monitor.looks import Palette
+from gradclip.monitor.style import STYLE
 
 
 def test_every_colour_is_there_twice():

@@ -1,0 +1,159 @@
+"""The sentences of the advice."""
+
+from collections.abc import Callable
+
+from gradclip.monitor.records import Columns
+from gradclip.monitor.trend import BEFORE, SPIKE, Level, Losses
+
+Proposal = Callable[[tuple[float, ...]], str]
+RECORD = (
+    "The loss was not recorded, so this cannot tell a healthy level from one that is too high. Pass loss= to "
+    "monitor.record, or call monitor.note(loss=...) before each clipping call."
+)
+ON_RATES = (
+    "With SGD, a threshold that clips every step acts as part of the learning rate. With Adam and others that divide "
+    "by the size of the gradients, it changes little: lower the learning rate instead."
+)
+
+
+def too_few(least: int, there: int) -> str:
+    """Say how many steps there are, and how many are needed."""
+    return f"This needs {least} steps with a finite norm above 0; there are {there}."
+
+
+def guard(losses: Losses) -> Proposal:
+    """Return what proposes a threshold above a healthy level."""
+    sure = {"fell": "The level of the norms is healthy", "unknown": "The level of the norms is steady"}
+    start = sure.get(losses.kind, "The norms are steady, but the loss did not fall")
+    return lambda values: f"{start}. To clip only spikes: max_norm = {values[0]:g}"
+
+
+def clip_every_step(values: tuple[float, ...]) -> str:
+    """Propose thresholds below the level."""
+    return f"The usual step is too long. Clip every step: {_in_order(values)}. Or lower the learning rate."
+
+
+def lower_the_rate(values: tuple[float, ...]) -> str:
+    """Propose a lower rate first."""
+    return f"The usual step is too long. Lower the learning rate, or clip every step: {_in_order(values)}."
+
+
+def perhaps_too_long(values: tuple[float, ...]) -> str:
+    """Propose both kinds of thresholds."""
+    return f"The usual step may be too long: the level is not steady. {_in_order(values).capitalize()}."
+
+
+def rising(values: tuple[float, ...]) -> str:
+    """Propose the level that a rising norm has reached."""
+    return f"The level of the norms is rising. Stop it there: {_in_order(values)}."
+
+
+def one_bad_step(nan: bool) -> Proposal:
+    """Return what proposes to clip the spike, or to skip the step, that ended a run that was well."""
+    if nan:
+        return lambda values: (
+            f'One bad step ended the run. Pass nonfinite="skip", and to clip only spikes max_norm = {values[0]:g}'
+        )
+    return lambda values: f"One bad step ended the run. To clip only spikes: max_norm = {values[0]:g}"
+
+
+def one_bad_step_at(moving: bool) -> Proposal:
+    """Return what proposes to skip the step with NaN that ended a run whose threshold did its work."""
+    skip = 'One bad step ended the run. Pass nonfinite="skip".'
+    return lambda values: f"{skip} {leave(moving)(values)}"
+
+
+def leave(moving: bool) -> Proposal:
+    """Return what says to change nothing."""
+    if moving:
+        return lambda values: f"Leave the threshold that moves as it is; its last value was {values[0]:.4g}."
+    return lambda values: f"Leave max_norm at {values[0]:g}."
+
+
+def on_losses(losses: Losses) -> str:
+    """Say what the loss did."""
+    start, best, end = (f"{number:.3g}" for number in (losses.start, losses.best, losses.end))
+    return {
+        "unknown": RECORD,
+        "fell": f"The loss fell from {start} to {end}.",
+        "rose": f"The loss rose from {start} to {end}. If this loss should fall, the steps are too long. If it should "
+        "rise, as an accuracy or a reward, record its negative.",
+        "rebounded": f"The loss fell from {start} to {best} at step {losses.best_until:,}, then rose to {end}.",
+        "flat": f"The loss did not move: {start} at the start, {end} at the end. If guessing gives this loss, the "
+        "learning rate is far too low or too high.",
+    }[losses.kind]
+
+
+def on_level(level: Level) -> str:
+    """Say where the level is, whether it moved, and how widely the norms spread."""
+    text = f"The median norm of the newer half is {level.middle:.3g}"
+    if level.high > 2 * level.middle:
+        text += f", and 10% of those norms are above {level.high:.3g}"
+    if level.rise >= 1.5:
+        return f"{text}. The level rose: from {level.first:.3g} at the first steps to {level.last:.3g} at the last."
+    if level.rise <= 1 / 3:
+        return (
+            f"{text}. The level fell: from {level.first:.3g} at the first steps to {level.last:.3g} at the last. A "
+            "fixed threshold fits only one of them, here the higher one. A threshold that follows the norms fits both."
+        )
+    return f"{text}."
+
+
+def on_spikes(spikes: int) -> str:
+    """Say how many spikes there were."""
+    if not spikes:
+        return "There were no spikes."
+    which = f"above {SPIKE:g} times the median of the {BEFORE} before"
+    return f"There {'was 1 spike, a norm' if spikes == 1 else f'were {spikes:,} spikes, norms'} {which}."
+
+
+def on_clipping(share: float, in_use: float, moving: bool) -> tuple[str, ...]:
+    """Say what the threshold in use did to ordinary steps."""
+    if not in_use > 0:
+        return ()
+    which = "The thresholds in use" if moving else f"The threshold in use, {in_use:g},"
+    return (f"{which} clipped {share:.1%} of the steps that were no spikes.",)
+
+
+def on_leaving(losses: Losses) -> str:
+    """Say why clipping most steps may be right."""
+    if losses.kind == "flat":
+        return "If the loss should have fallen: a higher threshold makes steps longer, a lower one shorter."
+    return (
+        "Clipping ordinary steps is no fault: the threshold then sets their length, and with SGD it is part of the "
+        "learning rate. A higher threshold makes steps longer, and may end the training."
+    )
+
+
+def before(step: int, level: Level) -> str:
+    """Say that all was well until a step."""
+    return f"Until step {step:,} the level was steady, with a median norm of {level.middle:.3g}. The run ended there."
+
+
+def on_policy(columns: Columns) -> tuple[str, ...]:
+    """Say what happened at steps that were skipped or not finite, as far as the record shows the policy."""
+    finite, skipped = columns.finite, columns.skipped
+    kinds = (
+        (finite & skipped, "with a finite norm {} skipped: above skip_above times the threshold."),
+        (~finite & skipped, 'with a norm that is NaN or infinite {} skipped, as nonfinite="skip" says.'),
+        (
+            ~finite & ~skipped,
+            "with a norm that is NaN or infinite {} not skipped. Unless the loop tests the norm, the weights become "
+            'NaN: pass nonfinite="skip".',
+        ),
+    )
+    return tuple(_steps(int(which.sum()), text) for which, text in kinds if which.any())
+
+
+def on_zeros(columns: Columns) -> tuple[str, ...]:
+    """Say how many steps had nothing to clip."""
+    zeros = int((columns.norms == 0).sum())
+    return (_steps(zeros, "with a norm of 0 {} left out here."),) if zeros else ()
+
+
+def _in_order(values: tuple[float, ...]) -> str:
+    return f"try max_norm = {', then '.join(f'{value:g}' for value in values)}"
+
+
+def _steps(count: int, text: str) -> str:
+    return f"{'1 step' if count == 1 else f'{count:,} steps'} {text.format('was' if count == 1 else 'were')}"
