@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 INSTALL := pip --disable-pip-version-check --quiet install --no-compile
 PIP := $(BIN)/$(INSTALL)
 LUCID := .venv-lucid
+TRAINERS := .venv-trainers
 # Compiling takes most of the installation time. Not every environment needs the kernels.
 NO_KERNELS := -Cwheel.cmake=false -Cwheel.py-api=py3
 NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/native/*.hpp)
@@ -13,10 +14,10 @@ COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all check attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
+.PHONY: help demo test test-all trainers check attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
-test test-all check attack parity bench wheel sanitize lucid: export GRADCLIP_REQUIRE_NATIVE = 1
+test test-all check attack parity bench wheel sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
 
 # Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -31,9 +32,13 @@ test: $(VENV)/ready  ## Set up and run the tests, with each value of each parame
 	$(BIN)/python -m pytest -m "quick and not gpu" --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
 
-test-all: $(VENV)/ready  ## Run all tests, with every combination of parameters; Lucid's tests use their own environment
+test-all: $(VENV)/ready  ## Run all tests, with every combination of parameters; Lucid's and the trainers' in their own environments
 	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
+	@$(MAKE) --no-print-directory trainers
+
+trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, DeepSpeed and Flower, in an environment of their own
+	$(TRAINERS)/bin/python -m pytest -c /dev/null --rootdir . --confcutdir tests/trainers -p no:cacheprovider tests/trainers
 
 check: lint $(VENV)/ready  ## Check style, types and layers, and run the tests of changed files, in two minutes
 	$(BIN)/python -m pytest -q -m "quick and not gpu" $$($(BIN)/python scripts/changed_tests.py)
@@ -115,6 +120,12 @@ lucid:
 $(LUCID)/ready: pyproject.toml $(NATIVE)
 	$(PYTHON312) -m venv $(LUCID)
 	$(LUCID)/bin/$(INSTALL) -e . lucid-dl==2.7.9 'mlx[cpu]' ml_dtypes pytest
+	touch $@
+
+$(TRAINERS)/ready: pyproject.toml $(NATIVE)
+	$(PYTHON) -m venv $(TRAINERS)
+	$(TRAINERS)/bin/$(INSTALL) torch==2.13.0
+	$(TRAINERS)/bin/$(INSTALL) -e '.[trainers]'
 	touch $@
 
 $(VENV)/ready: pyproject.toml $(NATIVE)

@@ -33,6 +33,7 @@ SPECIAL = {
     "tests/keras_backends": ["tests/integrations/test_keras.py"],
     "tests/parity/lucid": [],
     "tests/sharded_jax": ["tests/distributed/test_mesh_axes.py"],
+    "tests/trainers": [],
     "zensical.toml": ["tests/test_docs.py"],
 }
 MOST = 10

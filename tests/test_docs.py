@@ -16,8 +16,8 @@ import test_readme
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-# It runs in a process for each backend of Keras: tests/keras_backends.
-ELSEWHERE = {*test_readme.CODE_BLOCKS, "docs/keras.md"}
+# Keras' page runs in a process for each of its backends: tests/keras_backends. Those of trainers: tests/trainers.
+ELSEWHERE = {*test_readme.CODE_BLOCKS, "docs/keras.md", *code_blocks.WITH_TRAINERS}
 PAGES = {str(page.relative_to(ROOT)): page for page in sorted(DOCS.rglob("*.md"))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 WITH_CODE = [name for name, text in TEXTS.items() if "```python" in text and name not in ELSEWHERE]

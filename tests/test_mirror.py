@@ -39,7 +39,7 @@ OF_THE_REPOSITORY = {
     "training",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
-OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support"}
+OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support", "trainers"}
 
 
 def files_in(tests):
