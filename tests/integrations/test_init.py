@@ -23,7 +23,7 @@ NEW = {
         "clip_by_global_norm_with_state",
         "skip_spikes",
     },
-    "torch": {"clip_in_backward", "fold_into"},
+    "torch": {"clip_at_step", "clip_in_backward", "fold_into"},
 }
 
 

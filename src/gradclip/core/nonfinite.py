@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gradclip.core.protocols import Backend
     from gradclip.core.records import Coefficient
     from gradclip.core.values import Array
+    from gradclip.typing import Policy
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Nonfinite:
 
     """
 
-    name: str
+    name: Policy
     raises: bool = False
     zeroes: bool = False
     blanks: bool = False

@@ -4,96 +4,67 @@ A hook before the step measures the norm. It sets `optimizer.grad_scale`, by whi
 `optimizer.found_inf`, which makes them skip the step. A hook after the step restores both.
 """
 
-import weakref
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.core.nonfinite import Nonfinite
+from gradclip.arguments import check_monitor
+from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import processes_of, telling
-from gradclip.fused.optimizers import Guard, check_fused, clear_momentum, lay_out_gradients, without_momentum
+from gradclip.fused.handle import StepClipping, check_unclipped
+from gradclip.fused.optimizers import (
+    OF_SCALER,
+    Guard,
+    check_fused,
+    clear_momentum,
+    forget_scaler,
+    lay_out_gradients,
+    without_momentum,
+)
 from gradclip.fused.step import Measured, Request, checked
+from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
-_FOLDED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
-_OF_STEP = ("grad_scale", "found_inf")
 
-
-class FusedClipping:
-    """Clipping within the steps of one optimizer, until `remove()`.
-
-    Attributes:
-        norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
-        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
-            step on.
-
-    """
+class FusedClipping(StepClipping):
+    """Clipping within the steps of one fused optimizer, until `remove()`."""
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        max_norm: Threshold | AdaptiveNorm,
-        request: Request,
+        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None = None
     ) -> None:
-        self.max_norm = max_norm
-        self.norm: torch.Tensor | None = None
-        self._request = request
+        super().__init__(optimizer, max_norm, request, monitor)
         self._before: dict[str, torch.Tensor | None] | None = None
         self._without_momentum: list[torch.Tensor] = []
         self._measured_last: Measured | None = None
-        self._optimizer = optimizer
-        # A step that was compiled before must stop here: compiled code would treat the divisor as a constant.
-        self._hooks = [
-            optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._end)),
-        ]
+        self._hooks.append(optimizer.register_step_post_hook(torch.compiler.disable(self._end)))
         self._guard = Guard(optimizer, self._failed)
-        _FOLDED.add(optimizer)
-
-    @property
-    def max_norm(self) -> float | AdaptiveNorm:
-        """The threshold, or the `AdaptiveNorm` that sets it."""
-        return self._max_norm
-
-    @max_norm.setter
-    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
-        self._max_norm: float | AdaptiveNorm = checked(value)
 
     def remove(self) -> None:
         """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
-        for hook in self._hooks:
-            hook.remove()
+        super().remove()
         self._restore(self._optimizer)
         self._guard.remove(self._optimizer)
-        _FOLDED.discard(self._optimizer)
 
     # The step
 
-    def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Measure before the step; if a closure computes the gradients, measure after the closure."""
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if closure is None:
-            self._fold(optimizer)
-            return None
+    def _checked(self, max_norm: Threshold) -> float:
+        return float(checked(max_norm))  # type: ignore[arg-type]
 
-        def measured_after() -> Any:
-            loss = closure()
-            self._fold(optimizer)
-            return loss
-
-        return (args[0],), {**kwargs, "closure": measured_after}
-
-    def _fold(self, optimizer: Optimizer) -> None:
+    def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
         self._restore(optimizer)
-        given = {name: value for name, value in vars(optimizer).items() if name in _OF_STEP}
+        given = {name: value for name, value in vars(optimizer).items() if name in OF_SCALER}
+        each = None if self._monitor is None or not self._request.alone else self._monitor.watching()
         try:
-            measured = self._request.measured(optimizer, self._max_norm, **given)
-        except BaseException:
+            measured = self._request.measured(optimizer, self._max_norm, **given, each=each)
+        except BaseException as error:
             self._failed(optimizer)
+            if self._monitor is not None and isinstance(error, FloatingPointError):
+                self._monitor.missed(each)
             raise
         lay_out_gradients(optimizer)
         self.norm, self._before, self._measured_last = measured.norm, given, measured
@@ -108,18 +79,22 @@ class FusedClipping:
             clear_momentum(optimizer, self._without_momentum, vars(optimizer)["found_inf"] == 1.0)
         last = self._measured_last
         self._restore(optimizer)
-        if last is not None and last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
-            self._max_norm.observe(last.norm, last.max_norm, self._request.order, self._request.nonfinite, last.shown)
+        if last is None:
+            return
+        scaled, request = "found_inf" in vars(optimizer), self._request
+        if last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
+            self._max_norm.observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
+        self._stepped(last.norm, last.max_norm)
+        if self._monitor is not None:
+            self._monitor.watched(last.each)
+            # GradScaler skips what is not finite.
+            policy = (SKIP if scaled else request.nonfinite).name
+            self._monitor.record(last.norm, self._max_norm, nonfinite=policy)
 
     def _failed(self, optimizer: Optimizer) -> None:
-        """Restore the attributes after an error, and remove those of a GradScaler.
-
-        It does not, and its next step would multiply its scale by what it finds.
-        """
+        """Restore the attributes after an error, and remove those of a GradScaler."""
         self._restore(optimizer)
-        if "found_inf" in vars(optimizer):
-            for name in _OF_STEP:
-                vars(optimizer).pop(name, None)
+        forget_scaler(optimizer)
 
     def _restore(self, optimizer: Optimizer) -> None:
         """Restore the attributes: GradScaler deletes those it has set, and other callers raise if they find them."""
@@ -127,7 +102,7 @@ class FusedClipping:
         before, self._before = self._before, None
         if before is None:
             return
-        for name in _OF_STEP:
+        for name in OF_SCALER:
             vars(optimizer).pop(name, None)
         vars(optimizer).update(before)
 
@@ -140,6 +115,7 @@ def fold_into(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    monitor: Monitor | None = None,
 ) -> FusedClipping:
     """Make each `optimizer.step()` clip the gradients of all its parameters together, without an extra pass over them.
 
@@ -158,6 +134,7 @@ def fold_into(
         process_group: as in `gradclip.clip_grad_norm_`, if each process holds different parameters. All of them must
             call `fold_into`, and step together.
         mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold after each step.
 
     Returns:
         A `FusedClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call `.remove()`
@@ -178,8 +155,10 @@ def fold_into(
     the bound holds; `.grad` gets them rounded to nearest. `gradclip.fused.step` has the proof.
 
     With GradScaler, call `scaler.step(optimizer)`, with or without `scaler.unscale_(optimizer)` before it. If it finds
-    infinities on one process, all skip the step. All processes must have the same scale. The clipping
-    is not part of `state_dict`: when you load a checkpoint into a new optimizer, call `fold_into` again.
+    infinities on one process, all skip the step. All processes must have the same scale.
+
+    The history of an `AdaptiveNorm` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from there.
+    The clipping itself is not: for a new optimizer, call `fold_into` before you load its state.
 
     Folding uses the attributes `grad_scale` and `found_inf` of fused optimizers, which `torch.amp.GradScaler` sets in
     PyTorch 2.13.
@@ -201,8 +180,11 @@ def fold_into(
     with processes.agreeing():
         request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
         _check_foldable(optimizer, request.nonfinite)
+        check_unclipped(optimizer)
+        if monitor is not None:
+            check_monitor(monitor)
         request.ask(processes, checked(max_norm))
-    return FusedClipping(optimizer, max_norm, request)
+    return FusedClipping(optimizer, max_norm, request, monitor)
 
 
 def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
@@ -212,8 +194,3 @@ def _check_foldable(optimizer: Optimizer, policy: Nonfinite) -> None:
             "nonfinite='skip', or call gradclip.clip_grad_norm_(..., nonfinite='zero') before optimizer.step()."
         )
     check_fused(optimizer)
-    if optimizer in _FOLDED:
-        raise ValueError(
-            "fold_into was already called for this optimizer. Assign max_norm of the FusedClipping it returned, or "
-            "call its remove() first."
-        )

@@ -12,6 +12,8 @@ from torch.optim import SGD, Adagrad, Adam, AdamW, Optimizer
 from gradclip.backends import any_distributed, shards_of
 
 _DIVIDES = "_step_supports_amp_scaling"
+OF_SCALER = ("grad_scale", "found_inf")
+"""The attributes that a GradScaler gives an optimizer for one step."""
 
 
 def check_fused(optimizer: object) -> None:
@@ -32,6 +34,16 @@ def check_fused(optimizer: object) -> None:
             f"step cannot clip. Create it as {type(optimizer).__name__}(..., fused=True), or call "
             "gradclip.clip_grad_norm_(model.parameters(), ...) before its step()."
         )
+
+
+def forget_scaler(optimizer: Optimizer) -> None:
+    """Remove what a GradScaler has set, after an error.
+
+    It does not, and its next step would multiply its scale by what it finds.
+    """
+    if "found_inf" in vars(optimizer):
+        for name in OF_SCALER:
+            vars(optimizer).pop(name, None)
 
 
 def lay_out_gradients(optimizer: Optimizer) -> None:

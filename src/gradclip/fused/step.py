@@ -34,6 +34,7 @@ from gradclip.arguments import check_threshold
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen, decide, seen
@@ -41,7 +42,7 @@ from gradclip.core.protocols import Backend
 from gradclip.core.records import Coefficient
 from gradclip.core.rules import CLIP
 from gradclip.core.values import Array
-from gradclip.distributed.processes import Processes, processes_of, telling
+from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.fused.optimizers import check_fused
 from gradclip.gradients import Gradients, entered
@@ -59,7 +60,7 @@ class Measured:
     """The data for one step: norm before clipping, threshold, divisor, and a tensor that is 1.0 to skip the step.
 
     A divisor of None is known to be 1: given a divisor, the kernels would write every gradient. `shown` is what an
-    `AdaptiveNorm` observes with the norm.
+    `AdaptiveNorm` observes with the norm, `each` has the norms of the unscaled gradients one by one.
     """
 
     norm: torch.Tensor
@@ -67,6 +68,7 @@ class Measured:
     grad_scale: torch.Tensor | None
     found_inf: torch.Tensor | None
     shown: Seen | None
+    each: EachNorm | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,11 @@ class Request:
     nonfinite: Nonfinite
     process_group: ProcessGroups
     mesh: Meshes
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other processes are named."""
+        return self.process_group is None and self.mesh is None
 
     def ask(
         self, processes: Processes, max_norm: float | AdaptiveNorm, scale: torch.Tensor | None = None
@@ -96,12 +103,15 @@ class Request:
         max_norm: float | AdaptiveNorm,
         grad_scale: torch.Tensor | None = None,
         found_inf: torch.Tensor | None = None,
+        each: EachNorm | None = None,
     ) -> Measured:
         """Measure before a step. `grad_scale` and `found_inf` are what GradScaler gives the optimizer."""
         processes, (limit, skip_above), (gradients, backend, arrays) = self._entered(optimizer, max_norm, grad_scale)
         holders = processes.holders(backend)
         with backend.precision():
             given = backend.scalar(1.0 if grad_scale is None else grad_scale, arrays)
+            if each is not None and processes is ONE_PROCESS:
+                _measure_each(each, backend, arrays, self.order, gradients, given)
             if isinstance(max_norm, AdaptiveNorm):
                 limit = within_range(backend, backend.scalar(limit, arrays))
             # With GradScaler, a step for which its scale was too large is skipped. It is no error.
@@ -131,6 +141,7 @@ class Request:
                 None if as_it_is else _left(backend, by, gradients),
                 _skipping(found_inf, [_left(backend, flag, gradients) for flag in flags]),
                 shown,
+                each,
             )
 
     def _entered(
@@ -147,6 +158,15 @@ class Request:
             # The optimizer divides each gradient where it lies, so memory that two share would be divided twice.
             kept = {"to_write": True, "apart": True, "may_lack": True}
             return processes, asked, entered(params, processes, *scalars, **kept)
+
+
+def _measure_each(
+    each: EachNorm, backend: Backend, arrays: Arrays, order: Order, gradients: Gradients, given: Array
+) -> None:
+    """Take the norms of the gradients one by one, as they will be when divided by `given`."""
+    each.measure(backend, arrays, order, gradients.names_of_layers)
+    if each.norms is not None:
+        each.norms = each.norms / given
 
 
 def checked(max_norm: Threshold | AdaptiveNorm) -> float | AdaptiveNorm:

@@ -13,7 +13,8 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 - A call with parameters of which none has a gradient warns.
 - `foreach` is accepted and ignored.
 
-Two functions are new. `fold_into` clips inside the step of a fused optimizer, which saves a pass over the gradients.
+Three functions are new. `clip_at_step` makes the steps of any optimizer clip, whatever calls them. `fold_into` clips
+inside the step of a fused optimizer, which saves a pass over the gradients.
 `clip_in_backward` clips during the backward pass, for optimizers that step there.
 """
 
@@ -38,10 +39,12 @@ with needed_for("torch", "torch"):
     import torch
 
     from gradclip.backends.torch.tensors import tensor_of
+    from gradclip.fused.at_step import clip_at_step
     from gradclip.fused.fold import fold_into
     from gradclip.fused.in_backward import clip_in_backward
 
 __all__ = [
+    "clip_at_step",
     "clip_grad_norm_",
     "clip_grad_value_",
     "clip_grads_with_norm_",

@@ -1,0 +1,194 @@
+"""Clip right before each step of any PyTorch optimizer, so that nothing in the loop or in a trainer has to change."""
+
+import math
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.arguments import check_monitor, check_threshold
+from gradclip.backends import among_several
+from gradclip.backends.torch.tensors import tensor_of
+from gradclip.core.nonfinite import PROPAGATE, Nonfinite
+from gradclip.core.norms import Order
+from gradclip.distributed.processes import processes_of, telling
+from gradclip.fused.fold import FusedClipping
+from gradclip.fused.handle import StepClipping, check_unclipped, unwrapped
+from gradclip.fused.optimizers import check_fused, forget_scaler
+from gradclip.fused.step import Request, checked
+from gradclip.inplace import clip_grad_norm_, grad_norm
+from gradclip.monitor.monitor import Monitor
+from gradclip.parameters import ParameterList
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+
+
+class ClippingBeforeStep(StepClipping):
+    """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
+
+    def _checked(self, max_norm: Threshold) -> float:
+        return float(check_threshold(max_norm))
+
+    def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return None if _within_its_own_step(optimizer) else super()._begin(optimizer, args, kwargs)
+
+    def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+        try:
+            _check_unscaled(optimizer, kwargs)
+            self._clip_unscaled(optimizer, _groups(optimizer))
+        except BaseException:
+            forget_scaler(optimizer)
+            raise
+
+    def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
+        if not among_several() and all(p.grad is None for group in groups for p in group["params"]):
+            self.norm = torch.zeros(())
+            return
+        request, max_norm = self._request, self._max_norm
+        # GradScaler has seen what is not finite, and skips the step.
+        policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
+        where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
+        before = self._skipped_before()
+        norm = tensor_of(
+            clip_grad_norm_(groups, max_norm, request.order, nonfinite=policy.name, monitor=self._monitor, **where)
+        )
+        if before is not None and self._skips(norm, groups, before, where):
+            for parameter in (p for group in groups for p in group["params"]):
+                parameter.grad = None
+        self._stepped(norm, max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm)
+
+    def _skipped_before(self) -> int | None:
+        """Return how many steps the `AdaptiveNorm` has skipped, 0 without one; None if no step can be skipped."""
+        blanks, max_norm = self._request.nonfinite.blanks, self._max_norm
+        if isinstance(max_norm, AdaptiveNorm):
+            return max_norm.skipped if blanks or max_norm.skip_above < math.inf else None
+        return 0 if blanks else None
+
+    def _skips(self, norm: torch.Tensor, groups: list[dict[str, Any]], before: int, where: dict[str, Any]) -> bool:
+        """Return whether this step is skipped: the same on all processes. It waits for the device."""
+        if isinstance(self._max_norm, AdaptiveNorm):
+            return self._max_norm.skipped > before
+        # A finite norm beyond float32 is returned as infinite, too.
+        return not torch.isfinite(norm) and float(grad_norm(groups, self._request.order, **where)) == 0.0
+
+
+def clip_at_step(
+    optimizer: Optimizer,
+    max_norm: Threshold | AdaptiveNorm,
+    ord: Ord | Order = 2,
+    *,
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
+    monitor: Monitor | None = None,
+) -> StepClipping:
+    """Make each `optimizer.step()` first clip the gradients of all its parameters together.
+
+    Right before the update, gradients with the norm N are multiplied by min(1, max_norm / N). Nothing else in the loop
+    changes, and trainers that call `step` themselves clip, too.
+
+    Args:
+        optimizer: any optimizer of PyTorch. That which `trainer.optimizers` of Lightning or `accelerator.prepare`
+            return works, too. Two optimizers clip separately.
+        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`.
+        ord: which norm, as in `gradclip.global_norm`.
+        nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
+            `AdaptiveNorm`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
+            do not change.
+        process_group: as in `gradclip.clip_grad_norm_`. All processes must call `clip_at_step`, and step together.
+        mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
+
+    Returns:
+        A `StepClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; log `.numbers()`;
+        call `.remove()` to stop.
+
+    Raises:
+        TypeError: `optimizer` is not an optimizer of PyTorch. An engine such as DeepSpeed clips by itself.
+        ValueError: the steps of this optimizer clip already; an argument that `gradclip.clip_grad_norm_` refuses. At a
+            step: a GradScaler left the gradients scaled, and the optimizer cannot clip them so.
+        RuntimeError: this call or a step failed on another process.
+        FloatingPointError: at a step with `nonfinite="raise"`, the gradients contain NaN or infinity.
+
+    A step may also raise the errors of `gradclip.clip_grad_norm_`. After an error at a step, the parameters are
+    unchanged.
+
+    If `step` gets a closure, gradients are clipped after each call of the closure. LBFGS calls it several times in a
+    step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveNorm` and a monitor.
+
+    A fused optimizer that `fold_into` takes clips as `fold_into` does, in the same pass as its update and without
+    waiting for a device. For any other, to skip steps on an accelerator waits for it at each step.
+
+    The history of an `AdaptiveNorm` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from there:
+    call `clip_at_step` before you load a checkpoint. Functions that keep only "state" and "param_groups", such as
+    `torch.distributed.checkpoint.state_dict`, lose it: save the `state_dict()` of what is returned beside them. A copy
+    of the optimizer does not clip: call `clip_at_step` for it.
+
+    >>> import torch
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = torch.optim.SGD([weight], lr=1.0)
+    >>> clipping = clip_at_step(optimizer, max_norm=1.0)
+    >>> weight.grad = torch.tensor([3.0, 4.0])
+    >>> optimizer.step()
+    >>> clipping.norm, weight.detach()
+    (tensor(5.), tensor([-0.6000, -0.8000]))
+
+    """
+    with telling(getattr(optimizer, "param_groups", ()), process_group, mesh):
+        found = unwrapped(optimizer)
+        params = ParameterList.of(_groups(found))
+    processes = processes_of(params, process_group, mesh)
+    with processes.agreeing():
+        request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
+        check_unclipped(found)
+        if monitor is not None:
+            check_monitor(monitor)
+        request.ask(processes, max_norm if isinstance(max_norm, AdaptiveNorm) else float(check_threshold(max_norm)))
+    kind = FusedClipping if _folds(found, max_norm, request.nonfinite) else ClippingBeforeStep
+    return kind(found, max_norm, request, monitor)
+
+
+def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, policy: Nonfinite) -> bool:
+    """Return whether the optimizer can clip as it reads the gradients, by one divisor for all of them."""
+    if policy.zeroes or any("max_norm" in group for group in optimizer.param_groups):
+        return False
+    try:
+        check_fused(optimizer)
+        checked(max_norm)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
+    own = optimizer.defaults.keys() - {"params", "param_names"}
+    return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
+
+
+def _check_unscaled(optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+    """Raise a ValueError if a GradScaler leaves it to the step to unscale the gradients."""
+    if vars(optimizer).get("grad_scale") is None and kwargs.get("grad_scaler") is None:
+        return
+    raise ValueError(
+        f"GradScaler leaves the gradients scaled for this {type(optimizer).__name__}, whose step divides them, so they "
+        "cannot be clipped before it. Call scaler.unscale_(optimizer) before scaler.step(optimizer). Or let the step "
+        "itself clip: Adam, AdamW, SGD or Adagrad with fused=True, one threshold, and a nonfinite other than 'zero'."
+    )
+
+
+def _within_its_own_step(optimizer: Optimizer) -> bool:
+    """Return whether the step that begins was called by a step of the same optimizer, which has clipped.
+
+    PyTorch runs the hooks again when the step of a subclass calls that of its base.
+    """
+    kinds = [kind for kind in type(optimizer).__mro__ if "step" in vars(kind) and kind is not Optimizer]
+    if len(kinds) < 2:
+        return False
+    code, frame, running = getattr(type(optimizer).step, "__code__", None), sys._getframe(), 0
+    while frame is not None:
+        running += frame.f_code is code and frame.f_locals.get("self") is optimizer
+        frame = frame.f_back  # type: ignore[assignment]
+    return running > 1

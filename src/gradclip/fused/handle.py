@@ -1,0 +1,184 @@
+"""What clipping at an optimizer's steps has in common: who clips which optimizer, closures, norms, and saving."""
+
+import copy
+import math
+import weakref
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.fused.step import Request
+from gradclip.monitor.monitor import Monitor
+from gradclip.typing import Scalar, Threshold
+
+_CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
+_KEY = "gradclip"
+"""In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
+
+
+def unwrapped(optimizer: Any) -> Optimizer:
+    """Return the optimizer that steps, where a trainer has wrapped it. Raises TypeError if no step of it can be seen.
+
+    Wrappers of Lightning and accelerate, which have no hooks of their own, name it `optimizer`.
+    """
+    found = optimizer
+    while isinstance(inner := getattr(found, "optimizer", None), Optimizer):
+        found = inner
+    if isinstance(found, Optimizer) and hasattr(found, "_optimizer_step_pre_hooks"):
+        return found
+    raise TypeError(
+        f"optimizer must be an optimizer of torch.optim, or a subclass of torch.optim.Optimizer, got "
+        f"{type(optimizer).__name__}. Engines such as DeepSpeed and Megatron step by themselves: set the threshold in "
+        "their configuration."
+    )
+
+
+def check_unclipped(optimizer: Optimizer) -> None:
+    """Raise a ValueError if the steps of an optimizer clip already."""
+    if optimizer in _CLIPPED:
+        raise ValueError(
+            "the steps of this optimizer clip already: clip_at_step or fold_into was already called for this optimizer."
+            " Assign max_norm of what it returned, or call its remove() first."
+        )
+
+
+class StepClipping:
+    """Clipping at the steps of one optimizer, until `remove()`.
+
+    Attributes:
+        norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
+        threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
+            first.
+        max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
+            step on.
+        steps: the number of steps that this object has clipped or left as they are.
+
+    """
+
+    def __init__(
+        self, optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, request: Request, monitor: Monitor | None
+    ) -> None:
+        self.max_norm = max_norm
+        self.norm: torch.Tensor | None = None
+        self.threshold: float | torch.Tensor | None = None
+        self.steps = 0
+        self._request = request
+        self._monitor = monitor
+        self._optimizer = optimizer
+        self._loading: Mapping[str, Any] | None = None
+        self._clipped: Any = 0
+        # A step that was compiled before must stop here: compiled code would treat what is measured as a constant.
+        self._hooks = [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
+            optimizer.register_state_dict_post_hook(self._save),
+            optimizer.register_load_state_dict_pre_hook(self._check_saved),
+            optimizer.register_load_state_dict_post_hook(self._load),
+        ]
+        _CLIPPED.add(optimizer)
+
+    @property
+    def max_norm(self) -> float | AdaptiveNorm:
+        """The threshold, or the `AdaptiveNorm` that sets it."""
+        return self._max_norm
+
+    @max_norm.setter
+    def max_norm(self, value: Threshold | AdaptiveNorm) -> None:
+        self._max_norm: float | AdaptiveNorm = value if isinstance(value, AdaptiveNorm) else self._checked(value)
+
+    def remove(self) -> None:
+        """Stop clipping: from the next step on, the optimizer gets the gradients unchanged."""
+        for hook in self._hooks:
+            hook.remove()
+        _CLIPPED.discard(self._optimizer)
+
+    def numbers(self) -> dict[str, torch.Tensor]:
+        """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
+
+        "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
+        share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
+        """
+        if self.norm is None or self.threshold is None:
+            return {}
+        clipped, skipped = self._shown(self.norm, self.threshold)
+        got = torch.where(clipped, self.norm.new_ones(()) * self.threshold, self.norm).masked_fill(skipped, 0.0)
+        share = self.norm.new_ones(()) * self._clipped / self.steps
+        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clip_share": share}
+
+    # The step
+
+    @abstractmethod
+    def _checked(self, max_norm: Threshold) -> float:
+        """Return a fixed threshold, or raise."""
+
+    @abstractmethod
+    def _clip(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+        """Clip the gradients of the next update. `kwargs` are the arguments of the step."""
+
+    def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Clip before the update; if a closure computes the gradients, clip after the closure, at each call of it."""
+        positional = len(args) > 1 and callable(args[1])
+        closure: Callable[[], Any] | None = args[1] if positional else kwargs.get("closure")
+        if closure is None:
+            self._clip(optimizer, kwargs)
+            return None
+
+        def clipped_after() -> Any:
+            loss = closure()
+            self._clip(optimizer, kwargs)
+            return loss
+
+        return (
+            ((args[0], clipped_after, *args[2:]), kwargs)
+            if positional
+            else (args, {**kwargs, "closure": clipped_after})
+        )
+
+    def _stepped(self, norm: torch.Tensor, threshold: Scalar) -> None:
+        """Record what a step has clipped."""
+        self.norm, self.steps = norm, self.steps + 1
+        self.threshold = threshold if isinstance(threshold, torch.Tensor) else float(threshold)
+        self._clipped = self._clipped + self._shown(norm, self.threshold)[0]
+
+    def _shown(self, norm: torch.Tensor, threshold: float | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return whether a step was clipped, and whether it was skipped."""
+        times = self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveNorm) else math.inf
+        finite, limit = torch.isfinite(norm), threshold * times if times < math.inf else math.inf
+        clipped = (norm > threshold) & (norm <= limit) & finite
+        spike = (norm > limit) & finite
+        return clipped, spike | (finite == 0) if self._request.nonfinite.blanks else spike
+
+    # Saving and loading
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as Python numbers: that of the `AdaptiveNorm`; empty for a fixed threshold.
+
+        The optimizer's own `state_dict` has it under "gradclip", and its `load_state_dict` loads it from there.
+        """
+        return {"max_norm": self._max_norm.state_dict()} if isinstance(self._max_norm, AdaptiveNorm) else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state. Thresholds of an `AdaptiveNorm` are equal to those of an uninterrupted run.
+
+        A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveNorm` does.
+        """
+        if "max_norm" in state and isinstance(self._max_norm, AdaptiveNorm):
+            self._max_norm.load_state_dict(state["max_norm"])
+
+    def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        if found := self.state_dict():
+            state[_KEY] = found
+
+    def _check_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
+        """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
+        self._loading = state.pop(_KEY, None)
+        if self._loading is not None and isinstance(self._max_norm, AdaptiveNorm):
+            copy.copy(self._max_norm).load_state_dict(self._loading["max_norm"])
+
+    def _load(self, optimizer: Optimizer) -> None:
+        state, self._loading = self._loading, None
+        if state is not None:
+            self.load_state_dict(state)
