@@ -266,8 +266,8 @@ def entered(
     """Return the gradients, after all checks.
 
     The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
-    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one, or
-    other processes may have some.
+    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one
+    or other processes may have some.
     """
     gradients = Gradients.of(params)
     if processes is ONE_PROCESS and not (may_lack or gradients.held):

@@ -138,7 +138,7 @@ class ParameterList:
 
     def warn_of_no_gradient(self) -> None:
         """Warn that a call does nothing."""
-        if self.parameters and not being_compiled():
+        if (self.parameters or self.sizes) and not being_compiled():
             warnings.warn(
                 "no parameter has a gradient, so the norm is 0 and nothing is clipped. Call it after loss.backward() "
                 "and before zero_grad(). An optimizer that steps within the backward pass leaves no gradients: for it, "

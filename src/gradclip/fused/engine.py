@@ -17,10 +17,10 @@ from gradclip.arguments import check_monitor, check_threshold
 from gradclip.backends import among_several
 from gradclip.backends.torch.distributed import device_for
 from gradclip.backends.torch.process_groups import Group
-from gradclip.core.nonfinite import PROPAGATE, SKIP
+from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen
-from gradclip.typing import Threshold
+from gradclip.typing import Policy, Threshold
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
@@ -66,9 +66,8 @@ class EngineClipping:
         value.check_order(_ORDER)
         if value.skip_above < math.inf and not self._skips:
             raise ValueError(
-                f"{self._name} cannot skip steps with a large norm, so skip_above={value.skip_above!r} has no effect: it "
-                "reads the threshold before it knows the norm. Pass an AdaptiveNorm without skip_above, which clips "
-                "such steps."
+                f"{self._name} cannot skip steps with a large norm, so skip_above={value.skip_above!r} would have no "
+                "effect. Pass an AdaptiveNorm without skip_above, which clips such steps."
             )
         return value
 
@@ -76,8 +75,8 @@ class EngineClipping:
         if threshold > 0:
             return threshold
         raise ValueError(
-            f"max_norm must be above 0, got {threshold!r}: {self._name} takes 0 to mean that nothing is clipped. Pass a "
-            "small number such as 1e-6 to stop all updates, or math.inf to clip nothing."
+            f"max_norm must be above 0, got {threshold!r}: {self._name} takes 0 to mean that nothing is clipped. Pass "
+            "math.inf to clip nothing, or a learning rate of 0 to stop all updates."
         )
 
     def undone_by(self, undo: Callable[[], None]) -> "EngineClipping":
@@ -129,13 +128,13 @@ class EngineClipping:
         value = float(norm)
         self.norm = value if value >= 0 else math.nan
         finite = math.isfinite(self.norm)
-        policy = SKIP if skipped and not finite else PROPAGATE
+        policy: Policy = "skip" if skipped and not finite else "propagate"
         kept = self._max_norm
         if isinstance(kept, AdaptiveNorm):
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)
-            kept.observe(np.float64(self.norm), threshold, _ORDER, policy, seen)
+            kept.observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
         if self._monitor is not None:
-            self._monitor.record(self.norm, threshold, nonfinite=policy.name, skip_above=self.skip_above)
+            self._monitor.record(self.norm, threshold, nonfinite=policy, skip_above=self.skip_above)
 
     # Saving and loading
 
@@ -147,8 +146,7 @@ class EngineClipping:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Load it on every rank.
 
-        Raises ValueError if it is not a state of such a clipping, or if one of the two thresholds is fixed and the other
-        is an `AdaptiveNorm`.
+        Raises ValueError if it is no such state, or if one of the two thresholds is fixed and the other adaptive.
         """
         if set(state) != {"norm", "max_norm"}:
             got = ", ".join(map(str, state)) or "nothing"

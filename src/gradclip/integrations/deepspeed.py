@@ -48,8 +48,8 @@ def follow(engine: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor
         RuntimeError: at an update, the ranks have different thresholds. Nothing has been changed.
 
     Micro-batches before an update change nothing. An update that DeepSpeed skips because of an overflow counts as
-    skipped, and its norm is not observed. Call it on every rank, with equal arguments: at each update, the ranks compare
-    their thresholds. If these differ by rounding, all use the smallest.
+    skipped, and its norm is not observed. Call it on every rank, with equal arguments: at each update, the ranks
+    compare their thresholds. If these differ by rounding, all use the smallest.
 
     DeepSpeed scales by max_norm / (norm + 1e-6) in the dtype of its buffers. So the norm of the result may exceed
     `max_norm` by rounding.
@@ -63,17 +63,17 @@ def _check(engine: Any) -> None:
     if not all(hasattr(type(engine), name) for name in _METHODS):
         advice = "Pass its first entry." if isinstance(engine, tuple) else "Pass the first of what initialize returns."
         raise TypeError(
-            f"engine must be a DeepSpeed engine, as deepspeed.initialize makes it, got {type(engine).__name__}. {advice}"
+            f"engine must be a DeepSpeed engine, made by deepspeed.initialize, got {type(engine).__name__}. {advice}"
         )
     if _STEP in vars(engine):
         raise ValueError(
-            "follow was already called for this engine. Assign max_norm of what it returned, or call its remove() first."
+            "follow was already called for this engine. Assign max_norm of what it returned, or call its remove()."
         )
     optimizer = engine.optimizer
     if optimizer is None or not hasattr(optimizer, "step"):
         raise ValueError("the engine has no optimizer, so it never clips. Pass one to deepspeed.initialize.")
     if getattr(engine, "zenflow", False):
-        raise ValueError("the engine uses ZenFlow, which updates parameters outside its steps. follow supports ZeRO only.")
+        raise ValueError("the engine uses ZenFlow, which also updates parameters outside its steps. Use plain ZeRO.")
     if not getattr(optimizer, "compute_grad_norm", True):
         raise ValueError(
             'the engine does not measure the norm, so it cannot clip. Leave "compute_grad_norm": false out of '

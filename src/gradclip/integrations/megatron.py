@@ -1,7 +1,7 @@
 """An adaptive threshold and a record of the norms for Megatron-Core, which clips in its optimizer's step.
 
 Megatron holds the gradients in `.main_grad`. Its optimizer reads `clip_grad` and `grad_norm_skip_threshold` of its
-`OptimizerConfig` at each step, and returns the norm. `follow` sets them before each step and takes in the norm after it.
+`OptimizerConfig` at each step, and returns the norm. `follow` sets them before each step, and takes in the norm after.
 """
 
 import math
@@ -42,13 +42,13 @@ def follow(optimizer: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Moni
 
     Raises:
         TypeError: `optimizer` has no `step` or no configuration with `clip_grad`.
-        ValueError: `max_norm` is 0, which Megatron takes for no clipping; `skip_above` is set, but the configuration has
-            no `grad_norm_skip_threshold`; the optimizer is followed already, or its step is in a CUDA graph, which has
-            a constant threshold.
+        ValueError: `max_norm` is 0, which Megatron takes for no clipping; `skip_above` is set, but the configuration
+            has no `grad_norm_skip_threshold`; the optimizer is followed already, or its step is in a CUDA graph, where
+            the threshold is constant.
         RuntimeError: at a step, the ranks have different thresholds. Nothing has been changed.
 
-    A step that Megatron leaves out because of an overflow counts as skipped. It has no norm, so inf is recorded. Call it
-    on every rank, with equal arguments: at each step, the ranks compare their thresholds.
+    A step that Megatron leaves out because of an overflow counts as skipped. It has no norm, so inf is recorded. Call
+    `follow` on every rank, with equal arguments: at each step, the ranks compare their thresholds.
 
     Tested with stand-ins that read the configuration as Megatron-Core's optimizers do, not with Megatron itself.
 
@@ -84,8 +84,8 @@ def _configs(optimizer: Any) -> list[Any]:
     for config in found.values():
         if getattr(config, "optimizer_cuda_graph", False):
             raise ValueError(
-                "the step of this optimizer is recorded in a CUDA graph, which keeps the threshold of the recording. Set "
-                "optimizer_cuda_graph=False."
+                "the step of this optimizer is recorded in a CUDA graph, which keeps the threshold of the recording. "
+                "Set optimizer_cuda_graph=False."
             )
     return list(found.values())
 

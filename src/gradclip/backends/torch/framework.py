@@ -20,12 +20,12 @@ from gradclip.tree import Sparse
 
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 _DEEPSPEED = (
-    "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow(engine, max_norm) once before training: "
-    "its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm"
+    "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow(engine, max_norm) once before "
+    "training: its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm"
 )
 _MEGATRON = (
-    "it lies in .main_grad, as in Megatron. Call gradclip.integrations.megatron.follow(optimizer, max_norm) once before "
-    "training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm. If you step "
+    "it lies in .main_grad, as in Megatron. Call gradclip.integrations.megatron.follow(optimizer, max_norm) once "
+    "before training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm. If you step "
     "yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
 )
 _ENGINES = {"ds_id": _DEEPSPEED, "_hp_mapping": _DEEPSPEED, "main_grad": _MEGATRON}
@@ -34,7 +34,7 @@ _ENGINES = {"ds_id": _DEEPSPEED, "_hp_mapping": _DEEPSPEED, "main_grad": _MEGATR
 DeepSpeed gives the first in ZeRO stage 3, the second in stages 1 and 2.
 """
 _TAKEN = "_hp_grad"
-"""Where DeepSpeed's BF16_Optimizer adds gradients up. It leaves in `.grad` those that it has taken, and ignores them."""
+"""Where DeepSpeed's BF16_Optimizer adds gradients up. It ignores those in `.grad`, which it has taken already."""
 
 HOST = TorchHost()
 
