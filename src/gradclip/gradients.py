@@ -18,7 +18,7 @@ from gradclip.core.norms import Order
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Into
 from gradclip.core.values import Array
-from gradclip.distributed.processes import Processes
+from gradclip.distributed.processes import ONE_PROCESS, Processes
 from gradclip.leaves import counted
 from gradclip.ordinary import Ordinary
 from gradclip.parameters import ParameterList
@@ -53,8 +53,7 @@ class Gradients:
             return cls._of_tree(counted(params.tree))
         params.check_all_hold()
         owners, held = _once(params.parameters, params.gradients)
-        if len(held) < len(params.parameters):
-            params.check_no_engine_holds()
+        params.check_no_engine_holds(some_lack=len(held) < len(params.parameters))
         if not held:
             _refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
@@ -267,10 +266,11 @@ def entered(
     """Return the gradients, after all checks.
 
     The arrays share the gradients' memory, except that with `to_write`, no two of them share any. With `apart`, each
-    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one.
+    parameter's gradient then gets memory of its own. Warns if no parameter has a gradient, unless all `may_lack` one
+    or other processes may have some.
     """
     gradients = Gradients.of(params)
-    if to_write and not (may_lack or gradients.held):
+    if processes is ONE_PROCESS and not (may_lack or gradients.held):
         params.warn_of_no_gradient()
     if to_write and gradients.tree is not None:
         gradients.check_writable()

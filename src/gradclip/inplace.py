@@ -116,7 +116,7 @@ def clip_grad_norm_(
     Raises:
         TypeError: a parameter has no `.grad`, the gradient of a parameter has an integer dtype, or `process_group` is
             not a process group.
-        UserWarning: no parameter has a gradient. Among several processes, this is no warning.
+        UserWarning: no parameter has a gradient, and no other processes are named that may hold some.
         ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
             look like settings of clipping; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients
             were passed instead of parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.backends import Shards, among_several, any_distributed, shards_of
+from gradclip.backends import Shards, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
@@ -123,21 +123,27 @@ class ParameterList:
                     "gradclip.clip_by_global_norm."
                 )
 
-    def check_no_engine_holds(self) -> None:
-        """Raise a ValueError if a training engine holds the gradient of a parameter elsewhere than in its `.grad`."""
-        for index, (parameter, grad) in enumerate(zip(self.parameters, self.gradients, strict=True)):
-            entry = entry_of(parameter) if grad is None else None
+    def check_no_engine_holds(self, *, some_lack: bool) -> None:
+        """Raise a ValueError if a training engine holds the gradient of a parameter elsewhere than in its `.grad`.
+
+        Unless some parameters lack a gradient, only the first is looked at.
+        """
+        for index, parameter in enumerate(self.parameters if some_lack else self.parameters[:1]):
+            grad = self.gradients[index]
+            entry = entry_of(parameter) if grad is None or index == 0 else None
             advice = load(entry).engine_of(parameter) if entry is not None else ""
             if advice:
-                raise ValueError(f"{self.name(index)} has no .grad: {advice}.")
+                lacks = "has no .grad" if grad is None else "has a .grad that is not used"
+                raise ValueError(f"{self.name(index)} {lacks}: {advice}.")
 
     def warn_of_no_gradient(self) -> None:
-        """Warn that a call does nothing. Among several processes, one without gradients is ordinary."""
-        if self.parameters and not among_several() and not being_compiled():
+        """Warn that a call does nothing."""
+        if (self.parameters or self.sizes) and not being_compiled():
             warnings.warn(
                 "no parameter has a gradient, so the norm is 0 and nothing is clipped. Call it after loss.backward() "
                 "and before zero_grad(). An optimizer that steps within the backward pass leaves no gradients: for it, "
-                "call gradclip.integrations.torch.clip_in_backward.",
+                "call gradclip.integrations.torch.clip_in_backward. An engine that holds the gradients leaves none "
+                "either: call gradclip.integrations.deepspeed.follow or gradclip.integrations.megatron.follow.",
                 UserWarning,
                 stacklevel=level_of_caller(),
             )

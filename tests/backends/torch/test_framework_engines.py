@@ -39,9 +39,9 @@ def with_gradient():
 @pytest.mark.parametrize(
     ("marks", "advice"),
     [
-        ({"ds_id": 0}, r'DeepSpeed holds .*"gradient_clipping" .*engine.get_global_grad_norm\(\)'),
+        ({"ds_id": 0}, r"DeepSpeed holds .*gradclip\.integrations\.deepspeed\.follow\(engine, max_norm\)"),
         ({"_hp_mapping": None}, "DeepSpeed holds"),
-        ({"main_grad": torch.ones(2, 3)}, r"lies in .main_grad, as in Megatron. Set clip_grad"),
+        ({"main_grad": torch.ones(2, 3)}, r"in \.main_grad, .*integrations\.megatron\.follow\(optimizer, max_norm\)"),
     ],
 )
 @pytest.mark.parametrize("beside", [False, True])
@@ -51,6 +51,17 @@ def test_a_gradient_that_an_engine_holds(call, beside, marks, advice):
     with pytest.raises(ValueError, match=rf"parameters\[{len(given) - 1}\] has no .grad: .*{advice}"):
         call(given)
     assert all(p.grad is None or p.grad.tolist() == [3.0, 4.0] for p in given)
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+def test_a_grad_that_the_engine_has_taken(call):
+    given = [with_gradient(), with_gradient()]
+    for parameter in given:
+        parameter._hp_grad = parameter.grad.double()
+    with pytest.raises(ValueError, match=r"parameters\[0\] has a \.grad that is not used: DeepSpeed holds"):
+        call(given)
+    assert all(p.grad.tolist() == [3.0, 4.0] for p in given)
 
 
 def test_the_name_of_the_parameter_is_told():

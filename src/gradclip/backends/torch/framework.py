@@ -20,18 +20,21 @@ from gradclip.tree import Sparse
 
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")
 _DEEPSPEED = (
-    'DeepSpeed holds this gradient. Set "gradient_clipping" in its configuration. Its engine then clips at step(), '
-    "and engine.get_global_grad_norm() returns the norm"
+    "DeepSpeed holds this gradient. Call gradclip.integrations.deepspeed.follow(engine, max_norm) once before "
+    "training: its engine then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm"
 )
 _MEGATRON = (
-    "it lies in .main_grad, as in Megatron. Set clip_grad of its optimizer, which clips at each step() and returns the "
-    "norm. If you step yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
+    "it lies in .main_grad, as in Megatron. Call gradclip.integrations.megatron.follow(optimizer, max_norm) once "
+    "before training: its optimizer then clips at step() to max_norm, a number or a gradclip.AdaptiveNorm. If you step "
+    "yourself, pass [types.SimpleNamespace(grad=p.main_grad) for p in parameters]"
 )
 _ENGINES = {"ds_id": _DEEPSPEED, "_hp_mapping": _DEEPSPEED, "main_grad": _MEGATRON}
 """Training engines that hold gradients in buffers of their own, by the attributes that they give to parameters.
 
 DeepSpeed gives the first in ZeRO stage 3, the second in stages 1 and 2.
 """
+_TAKEN = "_hp_grad"
+"""Where DeepSpeed's BF16_Optimizer adds gradients up. It ignores those in `.grad`, which it has taken already."""
 
 HOST = TorchHost()
 
@@ -72,7 +75,7 @@ class PyTorch(Framework):
         gradients = [parameter.grad for parameter in parameters]
         found = [grad for grad in gradients if grad is not None]
         if len(found) == len(gradients):
-            return found
+            return None if found and hasattr(parameters[0], _TAKEN) else found
         lacking = [parameters[index] for index, grad in enumerate(gradients) if grad is None]
         # Frozen parameters, often most of all, lack gradients too.
         trained = any(map(_REQUIRES_GRAD, lacking))
@@ -103,6 +106,9 @@ class PyTorch(Framework):
         return "a tensor on the meta device" if array.is_meta else None
 
     def engine_of(self, parameter: torch.Tensor) -> str:
+        # Compiled code cannot ask for `vars`.
+        if getattr(parameter, _TAKEN, None) is not None:
+            return _DEEPSPEED
         if parameter.grad is not None or not parameter.requires_grad:
             return ""
         marks = vars(parameter)

@@ -1,0 +1,134 @@
+"""An adaptive threshold and a record of the norms for Megatron-Core, which clips in its optimizer's step.
+
+Megatron holds the gradients in `.main_grad`. Its optimizer reads `clip_grad` and `grad_norm_skip_threshold` of its
+`OptimizerConfig` at each step, and returns the norm. `follow` sets them before each step, and takes in the norm after.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.integrations import needed_for
+from gradclip.typing import Threshold
+from gradclip.words import with_advice
+
+with needed_for("megatron", "torch"):
+    from gradclip.fused.engine import EngineClipping
+
+if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
+
+__all__ = ["follow"]
+
+_CLIP, _SKIP = "clip_grad", "grad_norm_skip_threshold"
+
+
+@with_advice
+def follow(optimizer: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None) -> EngineClipping:
+    """Make each step of a Megatron-Core optimizer clip to `max_norm`, and take in the norm it returns.
+
+    Args:
+        optimizer: a `MegatronOptimizer`, as `get_megatron_optimizer` returns it. `clip_grad` of its configuration no
+            longer counts. The optimizers of a `ChainedOptimizer` share the threshold.
+        max_norm: the threshold, above 0; `inf` clips nothing. Or a `gradclip.AdaptiveNorm`. Its `skip_above` sets
+            `grad_norm_skip_threshold`: Megatron then leaves out the update.
+        monitor: a `gradclip.Monitor` that records the norm and the threshold of each step.
+
+    Returns:
+        An `EngineClipping`: read `.norm`, the norm before clipping at the last step; assign `.max_norm`; call
+        `.remove()` to stop. To resume, save its `state_dict()` in your checkpoint, and pass it to its
+        `load_state_dict`.
+
+    Raises:
+        TypeError: `optimizer` has no `step` or no configuration with `clip_grad`.
+        ValueError: `max_norm` is 0, which Megatron takes for no clipping; `skip_above` is set, but the configuration
+            has no `grad_norm_skip_threshold`; the optimizer is followed already, or its step is in a CUDA graph, where
+            the threshold is constant.
+        RuntimeError: at a step, the ranks have different thresholds. Nothing has been changed.
+
+    A step that Megatron leaves out because of an overflow counts as skipped. It has no norm, so inf is recorded. Call
+    `follow` on every rank, with equal arguments: at each step, the ranks compare their thresholds.
+
+    Tested with stand-ins that read the configuration as Megatron-Core's optimizers do, not with Megatron itself.
+
+    >>> from types import SimpleNamespace
+    >>> config = SimpleNamespace(clip_grad=1.0)
+    >>> optimizer = SimpleNamespace(config=config, step=lambda: (True, 5.0, None))  # a stand-in
+    >>> clipping = follow(optimizer, 2.0)
+    >>> optimizer.step()
+    (True, 5.0, None)
+    >>> clipping.norm, config.clip_grad
+    (5.0, 2.0)
+
+    """
+    configs = _configs(optimizer)
+    if getattr(optimizer.step, "followed", False):
+        raise ValueError(
+            "follow was already called for this optimizer. Assign max_norm of what it returned, or call its remove() "
+            "first."
+        )
+    skips = all(hasattr(config, _SKIP) for config in configs)
+    clipping = EngineClipping("This Megatron-Core", max_norm, monitor, skips=skips)
+    return clipping.undone_by(_followed(optimizer, configs, clipping))
+
+
+def _configs(optimizer: Any) -> list[Any]:
+    """Return the configurations that the steps of an optimizer read, each once."""
+    found = {id(one): one for one in map(_config, _optimizers(optimizer)) if one is not None}
+    if not callable(getattr(optimizer, "step", None)) or not found:
+        raise TypeError(
+            "optimizer must be a Megatron-Core optimizer, with a step and a config that has clip_grad, got "
+            f"{type(optimizer).__name__}. Pass what get_megatron_optimizer returns."
+        )
+    for config in found.values():
+        if getattr(config, "optimizer_cuda_graph", False):
+            raise ValueError(
+                "the step of this optimizer is recorded in a CUDA graph, which keeps the threshold of the recording. "
+                "Set optimizer_cuda_graph=False."
+            )
+    return list(found.values())
+
+
+def _config(optimizer: Any) -> Any:
+    config = getattr(optimizer, "config", None)
+    return config if hasattr(config, _CLIP) else None
+
+
+def _optimizers(optimizer: Any) -> Iterator[Any]:
+    yield optimizer
+    for one in getattr(optimizer, "chained_optimizers", None) or ():
+        yield from _optimizers(one)
+
+
+def _followed(optimizer: Any, configs: list[Any], clipping: EngineClipping) -> Callable[[], None]:
+    """Wrap the optimizer's step, and return what undoes it."""
+    step, own = optimizer.step, vars(optimizer).get("step")
+    before = [(getattr(config, _CLIP), getattr(config, _SKIP, None)) for config in configs]
+
+    def stepped(*args: Any, **kwargs: Any) -> Any:
+        threshold = clipping.threshold()
+        for config in configs:
+            _set(config, threshold, clipping.skip_above * threshold)
+        result = step(*args, **kwargs)
+        succeeded, norm, *_ = result
+        clipping.stepped(math.inf if norm is None else norm, threshold, skipped=not succeeded)
+        return result
+
+    def undo() -> None:
+        for config, settings in zip(configs, before, strict=True):
+            _set(config, *settings)
+        if own is None:
+            del optimizer.step
+        else:
+            optimizer.step = own
+
+    stepped.followed = True  # type: ignore[attr-defined]
+    optimizer.step = stepped
+    return undo
+
+
+def _set(config: Any, threshold: float, skip: float | None) -> None:
+    setattr(config, _CLIP, threshold)
+    if skip is not None and hasattr(config, _SKIP):
+        setattr(config, _SKIP, skip)
