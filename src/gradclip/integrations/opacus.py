@@ -1,0 +1,106 @@
+"""A drop-in replacement for `opacus.PrivacyEngine`, and the optimizers that it makes, for Opacus 1.6.
+
+To switch, import `PrivacyEngine` from here. The wrapper of the model, the data loader, the accountant and so epsilon
+are Opacus' own. What the optimizer does with the gradients of the examples is gradclip's:
+
+- Each example is clipped to at most `max_grad_norm`, in exact arithmetic and for every finite gradient. Opacus divides
+  by the norm plus 1e-6, and drops an example if its norm overflows float32.
+- Sums and noise are float64, also over virtual steps, accumulated batches and processes. They are rounded to the dtype
+  of the parameters once, after the division.
+- The noise covers the rounding of the sum.
+- An example with NaN or infinities adds nothing, and a warning says how many there were.
+"""
+
+from functools import wraps
+from typing import Any
+
+from gradclip.integrations import needed_for
+from gradclip.integrations.opacus_optimizers import (
+    AdaClipDPOptimizer,
+    DistributedDPOptimizer,
+    DPOptimizer,
+    DPPerLayerOptimizer,
+    SimpleDistributedPerLayerOptimizer,
+)
+
+with needed_for("opacus", "torch"):
+    import opacus
+    import torch
+    from opacus import optimizers
+    from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+    from torch.distributed.fsdp import FSDPModule
+    from torch.nn.parallel import DistributedDataParallel
+
+__all__ = [
+    "AdaClipDPOptimizer",
+    "DPOptimizer",
+    "DPPerLayerOptimizer",
+    "DistributedDPOptimizer",
+    "PrivacyEngine",
+    "SimpleDistributedPerLayerOptimizer",
+]
+
+_KINDS: dict[tuple[str, bool], type[DPOptimizer]] = {
+    ("flat", False): DPOptimizer,
+    ("per_layer", False): DPPerLayerOptimizer,
+    ("adaptive", False): AdaClipDPOptimizer,
+    ("flat", True): DistributedDPOptimizer,
+    ("per_layer", True): SimpleDistributedPerLayerOptimizer,
+}
+
+
+class PrivacyEngine(opacus.PrivacyEngine):
+    """`opacus.PrivacyEngine` whose optimizers clip, add up and add noise with gradclip.
+
+    Arguments, methods and results are those of Opacus. `clipping` may be "flat", "per_layer" or "adaptive", over
+    several processes "flat" or "per_layer". `grad_sample_mode` may be "hooks", "functorch" or "ew".
+
+    Raises:
+        NotImplementedError: by `make_private`, for a `grad_sample_mode` of "ghost", which has no gradients of examples
+            to clip; for modules under FSDP; for adaptive clipping over several processes.
+    """
+
+    @wraps(opacus.PrivacyEngine.make_private)
+    def make_private(self, *, module: Any, clipping: str = "flat", grad_sample_mode: str = "hooks", **rest: Any) -> Any:
+        """Return the wrapped module, our optimizer and the data loader, as Opacus does."""
+        _check_supported(module, clipping, grad_sample_mode)
+        return super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
+
+    def _prepare_optimizer(
+        self,
+        *,
+        optimizer: torch.optim.Optimizer,
+        distributed: bool = False,
+        clipping: str = "flat",
+        noise_generator: Any = None,
+        grad_sample_mode: str = "hooks",
+        **settings: Any,
+    ) -> DPOptimizer:
+        plain = optimizer.original_optimizer if isinstance(optimizer, optimizers.DPOptimizer) else optimizer
+        generator = self.secure_rng if self.secure_mode else noise_generator
+        kind = _KINDS[clipping, distributed]
+        return kind(plain, generator=generator, secure_mode=self.secure_mode, **settings)
+
+
+def _check_supported(module: Any, clipping: str, grad_sample_mode: str) -> None:
+    """Raise before anything is wrapped."""
+    if "ghost" in grad_sample_mode:
+        raise NotImplementedError(
+            f"grad_sample_mode={grad_sample_mode!r} computes no gradients of single examples, which gradclip clips. "
+            "Pass grad_sample_mode='hooks', with opacus.utils.batch_memory_manager.BatchMemoryManager if memory is "
+            "short. Or use opacus.PrivacyEngine for ghost clipping."
+        )
+    distributed = _is_distributed(module)
+    if isinstance(module, FSDPModule):
+        raise NotImplementedError(
+            "gradclip's PrivacyEngine does not support modules under FSDP. Pass the module in "
+            "opacus.distributed.DifferentiallyPrivateDistributedDataParallel."
+        )
+    if (clipping, distributed) not in _KINDS:
+        known = sorted(kind for kind, over_processes in _KINDS if over_processes is distributed)
+        where = "over several processes" if distributed else "in one process"
+        raise NotImplementedError(f"clipping={clipping!r} is not supported {where}. Pass one of {known}.")
+
+
+def _is_distributed(module: Any) -> bool:
+    return isinstance(module, DifferentiallyPrivateDistributedDataParallel | DistributedDataParallel)

@@ -1,0 +1,265 @@
+"""Opacus' optimizers with gradclip's sums, float64 from the gradients of the examples to the last rounding.
+
+The standard deviation of the noise is noise_multiplier times the sensitivity that `gradclip.clipped_sum_sensitivity`
+proves, rounding included. It exceeds max_grad_norm by less than one part in a million if batches of up to 10,000
+examples are expected.
+
+How many examples that is for must not depend on the batch, which is private. It is for n = 4 * m + 1024, where m is
+the expected size of a batch, or of all batches that are accumulated. Under Poisson sampling the mean is at most m + 1,
+and Chernoff's bound, (e * (m + 1) / n)**n, says that a batch is larger than n with a probability below 1e-170. If a
+batch is larger for another reason, n is the next power of two.
+
+With noise, the last rounding is to nearest: what is done to a sum after the noise costs no privacy. Without noise it is
+toward zero. So with `loss_reduction="sum"` the gradient that the wrapped optimizer gets is no longer than the sum in
+float64, and that of one example at most max_grad_norm.
+"""
+
+import math
+import warnings
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any
+
+from gradclip.adaptive.private import PrivateQuantile
+from gradclip.arguments import check_threshold
+from gradclip.integrations import needed_for
+from gradclip.per_example.clip import per_example_clip
+from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
+
+with needed_for("opacus", "torch"):
+    import torch
+    from opacus import optimizers
+    from opacus.optimizers.optimizer import _check_processed_flag, _mark_as_processed
+
+
+class DPOptimizer(optimizers.DPOptimizer):
+    """Opacus' optimizer with gradclip's sums: each example is clipped by its norm over all parameters.
+
+    Arguments, methods and attributes are those of `opacus.optimizers.DPOptimizer`. `p.summed_grad` is float64.
+
+    Attributes:
+        num_nonfinite: how many examples with NaN or infinities there were so far. It is private, like the gradients.
+
+    Raises:
+        ValueError: a threshold that is negative or NaN; an infinite one with noise.
+
+    >>> weight = torch.nn.Parameter(torch.zeros(2))
+    >>> optimizer = DPOptimizer(
+    ...     torch.optim.SGD([weight], lr=1.0),
+    ...     noise_multiplier=0.0,
+    ...     max_grad_norm=1.0,
+    ...     expected_batch_size=None,
+    ...     loss_reduction="sum",
+    ... )
+    >>> weight.grad_sample = torch.tensor([[3.0, 4.0], [0.25, 0.5]])
+    >>> optimizer.step()
+    >>> print(weight.data)
+    tensor([-0.8500, -1.3000])
+
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.num_nonfinite = 0
+        self._examples = 0
+        self._noised: Sequence[torch.Tensor] = ()
+        for threshold in _as_tuple(self._max_norm):
+            check_threshold(threshold)
+        self._std(expected=0)
+
+    def clip_and_accumulate(self) -> None:
+        """Clip each example in `p.grad_sample` and add it to `p.summed_grad`."""
+        params, samples = self.params, self.grad_samples
+        for p in params:
+            _check_processed_flag(p.grad_sample)
+        summed, info = per_example_clip(samples, self._max_norm, sum_dtype="float64", nonfinite="skip")
+        for p, total in zip(params, summed, strict=True):
+            p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
+            _mark_as_processed(p.grad_sample)
+        self._examples += len(samples[0])
+        self._observe(samples, info.norms)
+
+    def add_noise(self) -> None:
+        """Add noise to `p.summed_grad`, in float64, and write the result to `p.grad`."""
+        std = self._std(self._expected())
+        self._noised = [p.summed_grad + self._noise(std, p.summed_grad) for p in self._unused_sums()]
+        self._write_gradients()
+
+    def scale_grad(self) -> None:
+        """Divide `p.grad` by the expected number of examples if `loss_reduction` is "mean", before it is rounded."""
+        if self.loss_reduction == "mean":
+            count = self.expected_batch_size * self.accumulated_iterations
+            self._noised = [total / count for total in self._noised]
+            self._write_gradients()
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear all gradients, but not the sums of a step that goes on in the next virtual batch."""
+        if not self._is_last_step_skipped:
+            self._examples, self._noised = 0, ()
+        super().zero_grad(set_to_none)
+
+    @property
+    def _max_norm(self) -> Any:
+        return float(self.max_grad_norm)
+
+    @property
+    def _multiplier(self) -> float:
+        return float(self.noise_multiplier)
+
+    def _expected(self) -> int:
+        """Return how many examples the public settings lead to expect in a sum."""
+        return math.ceil((self.expected_batch_size or 0) * self.accumulated_iterations)
+
+    def _std(self, expected: int) -> float:
+        """Return the standard deviation of the noise on a sum of about so many examples."""
+        if not self._multiplier:
+            return 0.0
+        most = 4 * expected + 1024
+        most = most if self._examples <= most else 1 << (self._examples - 1).bit_length()
+        elements = sum(p.numel() for p in self.params)
+        return _sensitivity(_as_tuple(self._max_norm), most, max(elements, 1)).noise_std(self._multiplier)
+
+    def _noise(self, std: float, like: torch.Tensor) -> torch.Tensor:
+        """Draw noise in float64, in secure mode from four draws, as Opacus does in float32."""
+        if not std:
+            return torch.zeros_like(like)
+
+        def draw(size: Sequence[int]) -> torch.Tensor:
+            return torch.normal(0.0, std, size, generator=self.generator, dtype=torch.float64, device=like.device)
+
+        if not self.secure_mode:
+            return draw(like.shape)
+        draw((1, 1))  # the first draw shows more of the generator's state than others
+        return (draw(like.shape) + draw(like.shape) + draw(like.shape) + draw(like.shape)) / 2
+
+    def _unused_sums(self) -> list[Any]:
+        """Return the parameters, and mark their sums as used. Raise ValueError if they have been."""
+        for p in self.params:
+            _check_processed_flag(p.summed_grad)
+        for p in self.params:
+            _mark_as_processed(p.summed_grad)
+        return self.params
+
+    def _write_gradients(self) -> None:
+        for p, total in zip(self.params, self._noised, strict=True):
+            p.grad = _rounded(total, p.dtype, toward_zero=not self._multiplier).view_as(p)
+
+    def _observe(self, samples: Sequence[torch.Tensor], norms: Any) -> None:
+        """Count the examples that added nothing, and warn of them. A finite example may have a norm beyond float32."""
+        each = norms if isinstance(norms, list) else [norms]
+        strange = ~torch.stack([torch.isfinite(norm) for norm in each]).all(0)
+        if not strange.any():
+            return
+        rows = [torch.isfinite(sample[strange]).flatten(1).all(1) for sample in samples]
+        count = int((~torch.stack(rows).all(0)).sum())
+        self.num_nonfinite += count
+        if count:
+            warnings.warn(
+                f"{count} of {len(strange)} examples have gradients with NaN or infinities. They add nothing to the "
+                "private sum. Look for what makes their loss overflow, or for a log or a division at 0.",
+                stacklevel=4,
+            )
+
+
+class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
+    """As `DPOptimizer`, but each example's gradient of each parameter is clipped alone, to one of `max_grad_norms`.
+
+    The noise is for the root of the sum of their squares. Schedulers of `max_grad_norm` change neither.
+    """
+
+    @property
+    def _max_norm(self) -> Any:
+        return [float(threshold) for threshold in self.max_grad_norms]
+
+
+class AdaClipDPOptimizer(DPOptimizer, optimizers.AdaClipDPOptimizer):
+    """As `DPOptimizer`, with a threshold C that follows a quantile of the norms: C <- C * exp(-rate * (b - target)).
+
+    b is the noised share of examples with a norm of at most C: 1/2 + (unclipped - m / 2 + noise) / n, for m examples in
+    the batch and n expected. In this form one example changes the count by 1/2, for which the noise is computed. Opacus
+    divides the noised count by m, which is private, and loses the counts of all virtual batches but the last.
+
+    The method is from Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping".
+    """
+
+    max_grad_norm: float
+    sample_size: int
+    unclipped_num: float
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        """Clear all gradients and counts, but not those of a step that goes on in the next virtual batch."""
+        counts = (self.sample_size, self.unclipped_num) if self._is_last_step_skipped else (0, 0)
+        super().zero_grad(set_to_none)
+        self.sample_size, self.unclipped_num = counts
+
+    def add_noise(self) -> None:
+        """Add noise to the sums, and to the number of examples that were not clipped."""
+        super().add_noise()
+        self.unclipped_num += float(self._noise(float(self.unclipped_num_std), self._noised[0].new_zeros(())))
+
+    def update_max_grad_norm(self) -> None:
+        """Move the threshold toward the quantile."""
+        expected = self._expected() or self.sample_size
+        if expected:
+            share = 0.5 + (self.unclipped_num - self.sample_size / 2) / expected
+            step = -self.clipbound_learning_rate * (share - self.target_unclipped_quantile)
+            moved = float(self.max_grad_norm) * math.exp(min(max(step, -700.0), 700.0))
+            self.max_grad_norm = min(max(moved, self.min_clipbound), self.max_clipbound)
+
+    @property
+    def _multiplier(self) -> float:
+        own = float(self.noise_multiplier)
+        return PrivateQuantile.gradient_noise(own, float(self.unclipped_num_std)) if own else 0.0
+
+    def _observe(self, samples: Sequence[torch.Tensor], norms: Any) -> None:
+        super()._observe(samples, norms)
+        self.sample_size += len(norms)
+        self.unclipped_num += int((norms <= self._max_norm).sum())
+
+
+class DistributedDPOptimizer(DPOptimizer, optimizers.DistributedDPOptimizer):
+    """As `DPOptimizer`, for `opacus.distributed.DifferentiallyPrivateDistributedDataParallel`.
+
+    The first process adds the noise, and the processes add up their sums in float64.
+    """
+
+    def reduce_gradients(self) -> None:
+        """Add up the gradients of all processes."""
+        for total in self._noised:
+            torch.distributed.all_reduce(total)
+        if self.loss_reduction == "mean":
+            self._noised = [total / self.world_size for total in self._noised]
+        self._write_gradients()
+
+    def _expected(self) -> int:
+        return super()._expected() * self.world_size
+
+    def _noise(self, std: float, like: torch.Tensor) -> torch.Tensor:
+        return super()._noise(std if self.rank == 0 else 0.0, like)
+
+
+class SimpleDistributedPerLayerOptimizer(
+    DistributedDPOptimizer, DPPerLayerOptimizer, optimizers.SimpleDistributedPerLayerOptimizer
+):
+    """`DPPerLayerOptimizer` over several processes."""
+
+
+@lru_cache(maxsize=64)
+def _sensitivity(thresholds: tuple[float, ...], most: int, elements: int) -> Sensitivity:
+    """Return the sensitivity of a float64 sum of up to `most` examples, added up in up to as many parts."""
+    return clipped_sum_sensitivity(
+        list(thresholds), batch_size=most, partial_sums=most, elements=elements, sum_dtype="float64"
+    )
+
+
+def _as_tuple(max_norm: Any) -> tuple[float, ...]:
+    return tuple(max_norm) if isinstance(max_norm, list) else (max_norm,)
+
+
+def _rounded(total: torch.Tensor, dtype: torch.dtype, *, toward_zero: bool) -> torch.Tensor:
+    """Convert float64 numbers, rounded to nearest or toward zero."""
+    nearest = total.to(dtype)
+    if not toward_zero:
+        return nearest
+    above = nearest.double().abs() > total.abs()
+    return torch.where(above, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
