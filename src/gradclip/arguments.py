@@ -5,20 +5,30 @@ import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, ParamSpec, TypeGuard, TypeVar
 
 import numpy as np
 
 from gradclip.backends.registry import holding_gradients, is_masked, known, number_in, without_values
+from gradclip.core.announced import announced
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import dtype_name, is_complex
 from gradclip.core.protocols import Backend
+from gradclip.flush_mode import with_subnormals
 from gradclip.typing import HasDtype, Mask, Thresholds
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _NO_ORDER = (
     "cannot be clipped by value: complex numbers have no order. Clip it by norm, or clip its real and imaginary parts "
     "separately."
 )
+
+
+def in_place(function: Callable[P, R]) -> Callable[P, R]:
+    """Make a function that clips in place compute with subnormal numbers, and announce its calls."""
+    return announced(with_subnormals(function))
 
 
 def check_threshold(value: object, name: str = "max_norm", *, backend: Backend | None = None) -> Any:

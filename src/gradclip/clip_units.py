@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gradclip.arguments import is_single_threshold
+from gradclip.arguments import in_place, is_single_threshold
 from gradclip.backends import whole_scalar
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
@@ -156,7 +156,7 @@ def _clipped_adaptively(
     return flat.rebuild(leaves), norms
 
 
-@with_subnormals
+@in_place
 def clip_grad_unit_norm_(
     parameters: Parameters,
     max_norm: Thresholds,
@@ -202,7 +202,7 @@ def clip_grad_unit_norm_(
     return _clip(taken, layers, Each(layers.thresholds), clipping, unit_axis)
 
 
-@with_subnormals
+@in_place
 def adaptive_grad_clip_(
     parameters: Parameters,
     clipping: Threshold = 0.01,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold
+from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
 from gradclip.backends import whole_scalar
 from gradclip.core.decision import Clipping, from_norm
 from gradclip.core.each_norm import EachNorm
@@ -80,7 +80,7 @@ def grad_norm(
         return backend.leave_scalar(norm.product(), holders.norm_dtype(arrays), gradients.grads)
 
 
-@with_subnormals
+@in_place
 def clip_grad_norm_(
     parameters: Parameters,
     max_norm: Threshold | AdaptiveNorm,
@@ -233,7 +233,7 @@ def _clip_taken(
     return norm, shown
 
 
-@with_subnormals
+@in_place
 def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm that you already have.
 
@@ -259,7 +259,7 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
             taken.scale(from_norm(backend, norm, threshold, arrays))
 
 
-@with_subnormals
+@in_place
 def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.arguments import check_thresholds, is_single_threshold
+from gradclip.arguments import check_thresholds, in_place, is_single_threshold
 from gradclip.backends import any_distributed
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE
@@ -20,7 +20,6 @@ from gradclip.core.rules import CLIP
 from gradclip.core.several import Each, Following, left_norms, together
 from gradclip.distributed.mesh_axes import holders_of
 from gradclip.distributed.processes import ONE_PROCESS
-from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.leaves import layers_of, split_by
 from gradclip.parameters import ParameterList, reusable
@@ -28,7 +27,7 @@ from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Ord, Parameters, Policy, Thresholds
 
 
-@with_subnormals
+@in_place
 def clip_grad_layer_norm_(
     parameters: Parameters, max_norm: Thresholds, ord: Ord = 2, *, nonfinite: Policy = "propagate"
 ) -> Any:
