@@ -7,7 +7,7 @@ import torch
 
 import gradclip
 from frameworks import DTYPES
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace_given import clip_grads_with_norm_
 
 
 def holders(framework, *grads):

@@ -13,7 +13,7 @@ LAYERS = [
     {"adaptive", "arguments", "leaves", "parameters", "versions"},
     {"distributed", "monitor", "ordinary", "search", "unit_axes"},
     {"differentiable", "gradients"},
-    {"functional", "inplace", "inplace_layers", "norm_at_most", "per_example"},
+    {"functional", "inplace", "inplace_given", "inplace_layers", "norm_at_most", "per_example"},
     {"audit", "clip", "clip_units", "explained", "fused"},
     {"gradclip", "integrations"},
     {"demo"},

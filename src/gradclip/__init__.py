@@ -61,7 +61,8 @@ from gradclip.clip import (
 )
 from gradclip.clip_units import adaptive_grad_clip, adaptive_grad_clip_, clip_by_unit_norm, clip_grad_unit_norm_
 from gradclip.distributed.partial_norm import PartialNorm, partial_norm
-from gradclip.inplace import clip_grad_norm_, clip_grad_value_, grad_norm
+from gradclip.inplace import clip_grad_norm_, grad_norm
+from gradclip.inplace_given import clip_grad_value_
 from gradclip.inplace_layers import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most

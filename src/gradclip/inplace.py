@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.arguments import check_monitor, check_norm, check_real, check_threshold, in_place
+from gradclip.arguments import check_monitor, check_threshold, in_place
 from gradclip.backends import whole_scalar
-from gradclip.core.decision import Clipping, from_norm
+from gradclip.core.decision import Clipping
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import ALONE, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
@@ -231,63 +231,6 @@ def _clip_taken(
         shown = None if skip_above is None else seen(backend, made.norm, asked.max_norm, skip_above)
         taken.scale(made)
     return norm, shown
-
-
-@in_place
-def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
-    """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm that you already have.
-
-    Args:
-        parameters: as in `clip_grad_norm_`.
-        max_norm: the threshold, >= 0.
-        total_norm: the norm of the gradients, >= 0, of any order >= 1: a number or a scalar array, trusted to float32
-            precision. The bound holds if the true norm is no larger. If it is NaN, all gradients become NaN. If it is
-            infinite, finite gradients become zero, unless `max_norm` is infinite too.
-
-    Raises:
-        TypeError, ValueError: as in `clip_grad_norm_`, also for `total_norm`. The gradients are then unchanged.
-
-    On an accelerator the value of a scalar array is not read. There, a negative `total_norm` makes all gradients NaN.
-
-    """
-    max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    taken = entered(ParameterList.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
-    _, backend, arrays = taken
-    threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
-    with backend.precision():
-        if arrays:
-            taken.scale(from_norm(backend, norm, threshold, arrays))
-
-
-@in_place
-def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
-    """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
-
-    Args:
-        parameters: as in `clip_grad_norm_`.
-        clip_value: the largest magnitude, >= 0. If a gradient's dtype cannot represent it, it is rounded toward zero.
-
-    Raises:
-        TypeError: a gradient is complex, or a parameter has no `.grad`.
-        ValueError: `clip_value` is negative or NaN, gradients were passed instead of parameters, or a generator is
-            exhausted.
-
-    After an error, the gradients are unchanged.
-
-    >>> from types import SimpleNamespace
-    >>> import numpy as np
-    >>> layer = SimpleNamespace(grad=np.array([-3.0, 0.5]))
-    >>> clip_grad_value_(layer, 1.0)
-    >>> layer.grad.tolist()
-    [-1.0, 0.5]
-
-    """
-    clip_value = whole_scalar(clip_value)
-    taken = entered(ParameterList.of(parameters), ONE_PROCESS, clip_value, to_write=True)
-    bound = check_threshold(clip_value, "clip_value", backend=taken.backend)
-    with taken.backend.precision():
-        check_real(taken.arrays, taken.gradients.names)
-        taken.clamp(bound)
 
 
 def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> tuple[ParameterList, Processes]:

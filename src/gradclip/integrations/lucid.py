@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gradclip import inplace
+from gradclip import inplace, inplace_given
 from gradclip.arguments import check_threshold
 from gradclip.parameters import checked_list
 from gradclip.typing import HasGrad, Ord, Parameters, Scalar
@@ -78,7 +78,7 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     Errors are those of `gradclip.clip_grad_value_`. The signature is that of lucid-dl 2.7.
     """
     arrays = _Holders(checked_list(parameters))
-    inplace.clip_grad_value_(arrays.holders, clip_value)
+    inplace_given.clip_grad_value_(arrays.holders, clip_value)
     arrays.replace_mlx()
 
 

@@ -23,7 +23,7 @@ import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
-from gradclip import inplace
+from gradclip import inplace, inplace_given
 from gradclip.arguments import check_flag
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
@@ -111,7 +111,7 @@ def clip_grad_value_(
     >>> parameter.grad
     tensor([-1.0000,  0.5000])
     """
-    inplace.clip_grad_value_(parameters, clip_value)
+    inplace_given.clip_grad_value_(parameters, clip_value)
 
 
 @with_advice
@@ -168,7 +168,7 @@ def clip_grads_with_norm_(
     >>> parameter.grad
     tensor([0.6000, 0.8000])
     """
-    inplace.clip_grads_with_norm_(parameters, max_norm, total_norm)
+    inplace_given.clip_grads_with_norm_(parameters, max_norm, total_norm)
 
 
 def order_of(norm_type: float | str) -> Order:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace_given import clip_grads_with_norm_
 from gradclip.integrations import torch as names_of_torch
 from gradclip.leaves import as_floats
 

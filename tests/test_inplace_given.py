@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from frameworks import ALL, by_name
-from gradclip.inplace import clip_grads_with_norm_
+from gradclip.inplace_given import clip_grads_with_norm_
 from gradclip.integrations.torch import clip_grads_with_norm_ as clip_grads_with_norm_of_torch
 
 NO_NORMS = ("1", True, None, 1j, [1.0], (), Decimal(5), np.bool_(True), np.array([5.0]), np.array(5j), {"a": 1.0})
