@@ -24,6 +24,8 @@ TESTED_ELSEWHERE = {
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
+    "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",
+    "integrations/transformers": "needs transformers, by which tests/trainers/test_transformers.py trains",
 }
 # Tests of the repository itself: of its pages, its examples, and how it is laid out.
 OF_THE_REPOSITORY = {

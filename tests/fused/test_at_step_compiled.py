@@ -6,6 +6,7 @@ import torch
 from gradclip.integrations.torch import clip_at_step
 
 
+@pytest.mark.filterwarnings("ignore:.torch.jit.script_method. is deprecated:DeprecationWarning")
 @pytest.mark.parametrize("attached", ["before", "after"])
 @pytest.mark.parametrize("call", ["the step", "a function that steps"])
 def test_a_compiled_step_clips(call, attached):

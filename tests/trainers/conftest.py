@@ -14,7 +14,13 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 
 MARKERS = ("after_error: asserts that after an error nothing has changed",)
 # Warnings are errors, but for what trainers warn of themselves: of their own code, or of machines without a GPU.
-WARNINGS = ("error",)
+WARNINGS = (
+    "error",
+    "ignore:.isinstance.treespec, LeafSpec.. is deprecated:FutureWarning",
+    "ignore:The '.*' does not have many workers:UserWarning",
+    "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
+    "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+)
 
 
 def pytest_configure(config):

@@ -1,0 +1,115 @@
+"""A callback that makes the `Trainer` of Lightning clip by gradclip, and logs what clipping does.
+
+Its own clipping must be off: leave `gradient_clip_val` out.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.integrations import needed_for
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+
+with needed_for("lightning", "torch"):
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    from gradclip.fused.at_step import clip_at_step
+    from gradclip.fused.handle import StepClipping
+
+if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
+
+__all__ = ["ClipCallback"]
+
+
+class ClipCallback(Callback):
+    """Clip at each step of each optimizer: automatic and manual optimization, mixed precision and accumulation.
+
+    It attaches `gradclip.integrations.torch.clip_at_step` when `fit` begins. It logs `grad_norm`, the norm before
+    clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the share of the steps of this run
+    that were clipped. With several optimizers, the names end in `_0`, `_1`, and so on.
+
+    Args:
+        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveNorm`, whose history
+            is part of Lightning's checkpoints. For several optimizers, a list may hold one for each; an `AdaptiveNorm`
+            has to be in a list, because each of them follows the norms of one optimizer.
+        ord: which norm.
+        nonfinite: what to do if a gradient contains NaN or infinity.
+        process_group: the processes that hold different gradients.
+        mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records each step; for several optimizers, a list with one for each.
+
+    Attributes:
+        clipping: what `clip_at_step` returned for each optimizer of the last `fit`.
+
+    Raises:
+        ValueError: when `fit` begins, if the Trainer clips, too, or a list does not fit the optimizers. TypeError: an
+            engine such as DeepSpeed steps.
+        UserWarning: the module has a `configure_gradient_clipping` of its own, which is called at each step.
+
+    """
+
+    def __init__(
+        self,
+        max_norm: Threshold | AdaptiveNorm | Sequence[Threshold | AdaptiveNorm],
+        ord: Ord = 2,
+        *,
+        nonfinite: Policy = "propagate",
+        process_group: ProcessGroups = None,
+        mesh: Meshes = None,
+        monitor: Monitor | Sequence[Monitor] | None = None,
+    ) -> None:
+        self._max_norm, self._monitor = max_norm, monitor
+        self._same: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite, "process_group": process_group, "mesh": mesh}
+        self.clipping: list[StepClipping] = []
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _check_alone(trainer, pl_module)
+        while self.clipping:
+            self.clipping.pop().remove()  # of an earlier fit
+        optimizers = trainer.optimizers
+        monitors = _each("monitor", self._monitor, len(optimizers), shared=self._monitor is None)
+        adaptive = isinstance(self._max_norm, AdaptiveNorm)
+        max_norms = _each("max_norm", self._max_norm, len(optimizers), shared=not adaptive)
+        for optimizer, max_norm, monitor in zip(optimizers, max_norms, monitors, strict=True):
+            self.clipping.append(clip_at_step(optimizer, max_norm, monitor=monitor, **self._same))
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+        several = len(self.clipping) > 1
+        for number, one in enumerate(self.clipping):
+            end = f"_{number}" if several else ""
+            pl_module.log_dict({f"{name}{end}": value for name, value in one.numbers().items()}, on_step=True)
+
+
+def _each(name: str, given: Any, count: int, *, shared: bool) -> Sequence[Any]:
+    """Return what was given for each optimizer."""
+    if isinstance(given, list | tuple):
+        if len(given) == count:
+            return given
+        raise ValueError(f"{name} must hold one entry for each optimizer, got {len(given)} for {count} of them.")
+    if shared or count == 1:
+        return [given] * count
+    kind = type(given).__name__
+    raise ValueError(
+        f"one {kind} would follow the norms of {count} optimizers mixed together. Pass a list with one for each: "
+        f"{name}=[{', '.join([f'{kind}()'] * count)}]."
+    )
+
+
+def _check_alone(trainer: Trainer, module: LightningModule) -> None:
+    if trainer.gradient_clip_val:
+        raise ValueError(
+            f"Lightning would clip, too, before ClipCallback measures: Trainer(gradient_clip_val="
+            f"{trainer.gradient_clip_val}). Leave gradient_clip_val out."
+        )
+    kind = type(module)
+    if kind.configure_gradient_clipping is not LightningModule.configure_gradient_clipping:
+        warnings.warn(
+            f"{kind.__name__}.configure_gradient_clipping is called at each step, too, before ClipCallback measures. "
+            "Remove it if it clips.",
+            UserWarning,
+            stacklevel=2,
+        )

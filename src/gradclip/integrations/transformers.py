@@ -1,0 +1,124 @@
+"""A callback that makes the `Trainer` of Hugging Face transformers clip by gradclip, and logs what clipping does.
+
+Its own clipping must be off: pass `max_grad_norm=0.0` to `TrainingArguments`, whose default is 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.integrations import needed_for
+from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+
+with needed_for("transformers", "torch"):
+    from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+    from transformers.trainer_callback import ExportableState
+
+    from gradclip.fused.at_step import clip_at_step
+    from gradclip.fused.handle import StepClipping
+
+if TYPE_CHECKING:
+    from gradclip.monitor.monitor import Monitor
+
+__all__ = ["ClipCallback"]
+
+_NOT_IN_JSON = "what the checkpoint of a Trainer cannot hold"
+
+
+class ClipCallback(TrainerCallback, ExportableState):
+    """Clip at each step of a `Trainer`, whatever the optimizer: mixed precision and accumulation included.
+
+    It attaches `gradclip.integrations.torch.clip_at_step` when training begins. When the Trainer logs, it adds
+    `grad_norm`, the norm before clipping, `grad_norm_clipped`, that of what the optimizer got, and `clip_share`, the
+    share of the steps of this run that were clipped.
+
+    Args:
+        max_norm: as in `clip_at_step`, like the other arguments: a number or a `gradclip.AdaptiveNorm`, whose history
+            is part of the Trainer's checkpoints.
+        ord: which norm.
+        nonfinite: what to do if a gradient contains NaN or infinity.
+        process_group: the processes that hold different gradients.
+        mesh: the same, given as a mesh.
+        monitor: a `gradclip.Monitor` that records each step.
+
+    Attributes:
+        clipping: what `clip_at_step` returned; None before training.
+
+    Raises:
+        ValueError: the Trainer clips, too; `restore_callback_states_from_checkpoint` would replace a callback with a
+            `gradclip.AdaptiveNorm`, a monitor or processes, which no checkpoint can hold. TypeError: an engine such as
+            DeepSpeed steps.
+
+    Write `ClipCallback(1.0).add_to(trainer)`, so that loggers such as TensorBoard and Weights & Biases, which the
+    Trainer calls first, get these numbers, too. Passed as `callbacks=[ClipCallback(1.0)]`, only the Trainer's own
+    `log_history` and later callbacks get them.
+
+    """
+
+    def __init__(
+        self,
+        max_norm: Threshold | AdaptiveNorm,
+        ord: Ord = 2,
+        *,
+        nonfinite: Policy = "propagate",
+        process_group: ProcessGroups = None,
+        mesh: Meshes = None,
+        monitor: Monitor | None = None,
+    ) -> None:
+        if isinstance(max_norm, str) and max_norm == _NOT_IN_JSON:
+            raise ValueError(
+                "restore_callback_states_from_checkpoint=True makes callbacks again from the checkpoint, which cannot "
+                "hold an AdaptiveNorm, a monitor or processes. Leave it out: ClipCallback goes on where it was anyway."
+            )
+        self._max_norm = max_norm
+        self._plain: dict[str, Any] = {"ord": ord, "nonfinite": nonfinite}
+        self._more: dict[str, Any] = {"process_group": process_group, "mesh": mesh, "monitor": monitor}
+        self.clipping: StepClipping | None = None
+
+    def add_to(self, trainer: Trainer) -> ClipCallback:
+        """Add this callback to a Trainer, before the callbacks that report. Return it."""
+        _check_alone(trainer.args)
+        trainer.callback_handler.callbacks.insert(0, self)
+        return self
+
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        _check_alone(args)
+
+    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+        _check_alone(args)
+        if self.clipping is not None:
+            self.clipping.remove()  # of an earlier training
+        self.clipping = clip_at_step(kwargs["optimizer"], self._max_norm, **self._plain, **self._more)
+        # A checkpoint that was saved without this callback has no state of it, and the Trainer needs one to save.
+        saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
+        if isinstance(saved, dict):
+            self.clipping.load_state_dict(saved["attributes"]["saved"])
+
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
+    ) -> None:
+        # It is also called for evaluations, and at the end of training.
+        if self.clipping is None or logs is None or "loss" not in logs:
+            return
+        numbers = {name: float(number) for name, number in self.clipping.numbers().items()}
+        logs.update(numbers)
+        if state.log_history:
+            state.log_history[-1].update(numbers)
+
+    def state(self) -> dict[str, Any]:
+        """Return what the Trainer saves in its checkpoints."""
+        if isinstance(self._max_norm, AdaptiveNorm):
+            saved = {"max_norm": self._max_norm.state_dict()}
+            return {"args": {"max_norm": _NOT_IN_JSON}, "attributes": {"saved": saved}}
+        alone = all(one is None for one in self._more.values())
+        args = {"max_norm": float(self._max_norm), **self._plain} if alone else {"max_norm": _NOT_IN_JSON}
+        return {"args": args, "attributes": {"saved": {}}}
+
+
+def _check_alone(args: TrainingArguments) -> None:
+    if args.max_grad_norm is not None and args.max_grad_norm > 0:
+        raise ValueError(
+            f"the Trainer would clip, too, before ClipCallback measures: max_grad_norm is {args.max_grad_norm}, by "
+            "default 1.0. Switch it off: TrainingArguments(..., max_grad_norm=0.0)."
+        )

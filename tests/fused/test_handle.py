@@ -1,0 +1,233 @@
+"""What clipping at steps returns: numbers to log, and a state that an optimizer's own checkpoint holds."""
+
+import io
+import math
+
+import pytest
+import torch
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict, set_optimizer_state_dict
+
+import gradclip
+from gradclip import AdaptiveNorm, QuantileThreshold
+from gradclip.fused.handle import unwrapped
+from gradclip.integrations.torch import clip_at_step, fold_into
+
+WAYS = {
+    "plain": (clip_at_step, {}),
+    "fused": (clip_at_step, {"fused": True}),
+    "folded": (fold_into, {"fused": True}),
+}
+EACH_WAY = pytest.mark.parametrize(("attach", "settings"), WAYS.values(), ids=WAYS)
+NORMS = (1.0, 1.5, 0.7, 30.0, 1.1, 4.0, 0.2, 900.0, 2.0, 1.0)
+
+
+def made(settings, make=torch.optim.AdamW):
+    model = torch.nn.Linear(2, 1, bias=False)
+    with torch.no_grad():
+        model.weight.fill_(1.0)
+    return model, make(model.parameters(), lr=0.1, **settings)
+
+
+def step(model, optimizer, norm):
+    model.weight.grad = torch.tensor([[0.6, 0.8]]) * norm
+    optimizer.step()
+
+
+def as_saved(state):
+    """Return what a checkpoint file holds."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def plain_state(optimizer):
+    """Return a state that can be compared."""
+    state = optimizer.state_dict()
+    state["state"] = {key: {name: x.tolist() for name, x in one.items()} for key, one in state["state"].items()}
+    return state
+
+
+# Numbers
+
+
+@EACH_WAY
+def test_numbers_of_a_fixed_threshold(attach, settings):
+    model, optimizer = made(settings)
+    clipping = attach(optimizer, 2.0)
+    assert clipping.numbers() == {}
+    for norm, got, share in ((1.0, 1.0, 0.0), (5.0, 2.0, 1 / 2), (4.0, 2.0, 2 / 3), (0.5, 0.5, 2 / 4)):
+        step(model, optimizer, norm)
+        numbers = clipping.numbers()
+        assert list(numbers) == ["grad_norm", "grad_norm_clipped", "clip_share"]
+        assert {name: float(number) for name, number in numbers.items()} == pytest.approx(
+            {"grad_norm": norm, "grad_norm_clipped": got, "clip_share": share}
+        )
+    assert (clipping.steps, clipping.threshold) == (4, 2.0)
+
+
+@EACH_WAY
+@pytest.mark.parametrize(("threshold", "share"), [(0.0, 1.0), (math.inf, 0.0)])
+def test_thresholds_at_the_ends(attach, settings, threshold, share):
+    model, optimizer = made(settings)
+    clipping = attach(optimizer, threshold)
+    step(model, optimizer, 5.0)
+    numbers = clipping.numbers()
+    assert (numbers["grad_norm_clipped"], numbers["clip_share"]) == (min(threshold, 5.0), share)
+
+
+@EACH_WAY
+def test_skipped_steps_got_nothing_and_are_not_clipped(attach, settings):
+    model, optimizer = made(settings)
+    rule = QuantileThreshold(factor=2.0, window=4)
+    clipping = attach(optimizer, AdaptiveNorm(rule, skip_above=4.0), nonfinite="skip")
+    seen = []
+    for norm in (1.0, 1.0, 100.0, math.nan, 3.0):
+        step(model, optimizer, norm)
+        seen.append(tuple(float(number) for number in clipping.numbers().values()))
+    assert [one[1:] for one in seen] == [(1.0, 0.0), (1.0, 0.0), (0.0, 0.0), (0.0, 0.0), pytest.approx((2.0, 0.2))]
+    assert clipping.threshold == 2.0
+    assert clipping.max_norm.skipped == 2
+
+
+@EACH_WAY
+def test_what_is_not_finite_is_not_hidden(attach, settings):
+    model, optimizer = made(settings)
+    clipping = attach(optimizer, 1.0)
+    step(model, optimizer, math.nan)
+    numbers = clipping.numbers()
+    assert numbers["grad_norm"].isnan()
+    assert numbers["grad_norm_clipped"].isnan()
+    assert numbers["clip_share"] == 0.0
+
+
+# Saving
+
+
+@EACH_WAY
+@pytest.mark.parametrize("loaded", ["after attaching", "by the handle"])
+def test_a_resumed_run_goes_on_to_the_last_bit(attach, settings, loaded):
+    def run(norms, model, optimizer, clipping):
+        seen = []
+        for norm in norms:
+            step(model, optimizer, norm)
+            seen.append((float(clipping.norm), float(clipping.threshold), model.weight.tolist()))
+        return seen
+
+    whole, optimizer = made(settings)
+    expected = run(NORMS, whole, optimizer, attach(optimizer, AdaptiveNorm()))
+
+    first, optimizer = made(settings)
+    clipping = attach(optimizer, AdaptiveNorm())
+    assert run(NORMS[:5], first, optimizer, clipping) == expected[:5]
+    saved = as_saved({"model": first.state_dict(), "optimizer": optimizer.state_dict(), "own": clipping.state_dict()})
+
+    second, optimizer = made(settings)
+    second.load_state_dict(saved["model"])
+    if loaded == "by the handle":
+        saved["optimizer"].pop("gradclip")
+        optimizer.load_state_dict(saved["optimizer"])
+    clipping = attach(optimizer, AdaptiveNorm())
+    if loaded == "by the handle":
+        clipping.load_state_dict(saved["own"])
+    else:
+        optimizer.load_state_dict(saved["optimizer"])
+    assert run(NORMS[5:], second, optimizer, clipping) == expected[5:]
+    assert clipping.max_norm.steps == len(NORMS)
+    assert len({threshold for _, threshold, _ in expected}) > 4
+
+
+@EACH_WAY
+def test_a_fixed_threshold_leaves_the_state_as_it_is(attach, settings):
+    model, optimizer = made(settings)
+    clipping = attach(optimizer, 1.0)
+    step(model, optimizer, 5.0)
+    assert set(optimizer.state_dict()) == {"state", "param_groups"}
+    assert clipping.state_dict() == {}
+    adaptive = made(settings)[1]
+    other = attach(adaptive, AdaptiveNorm())
+    optimizer.load_state_dict(adaptive.state_dict())
+    adaptive.load_state_dict(optimizer.state_dict())
+    assert (clipping.max_norm, other.max_norm.steps) == (1.0, 0)
+
+
+def test_an_optimizer_that_does_not_clip_can_load_the_state():
+    model, optimizer = made({})
+    clip_at_step(optimizer, AdaptiveNorm())
+    step(model, optimizer, 5.0)
+    other = made({})[1]
+    other.load_state_dict(optimizer.state_dict())
+    assert set(other.state_dict()) == {"state", "param_groups"}
+    assert all(isinstance(key, torch.Tensor) for key in other.state)
+
+
+@pytest.mark.after_error
+@EACH_WAY
+def test_a_state_that_cannot_be_loaded_changes_nothing(attach, settings):
+    model, optimizer = made(settings)
+    attach(optimizer, AdaptiveNorm(), 1)
+    step(model, optimizer, 5.0)
+    other_model, other = made(settings)
+    clipping = attach(other, AdaptiveNorm())
+    step(other_model, other, 7.0)
+    before = plain_state(other)
+    with pytest.raises(ValueError, match=r"the state holds norms of ord=1"):
+        other.load_state_dict(optimizer.state_dict())
+    with pytest.raises(ValueError, match="different number of parameter groups"):
+        other.load_state_dict({"state": {}, "param_groups": [], "gradclip": {"max_norm": AdaptiveNorm().state_dict()}})
+    with pytest.raises(ValueError, match="an AdaptiveNorm's state has"):
+        other.load_state_dict({**other.state_dict(), "gradclip": {"max_norm": {}}})
+    assert plain_state(other) == before
+    assert clipping.max_norm.steps == 1
+
+
+@pytest.mark.parametrize("flat", [False, True])
+def test_what_torch_distributed_checkpoint_keeps(flat):
+    """Its functions drop what is not in "state" and "param_groups", and must not fail for it."""
+    options = StateDictOptions(flatten_optimizer_state_dict=flat)
+    model, optimizer = made({})
+    clipping = clip_at_step(optimizer, AdaptiveNorm())
+    step(model, optimizer, 5.0)
+    saved = get_optimizer_state_dict(model, optimizer, options=options)
+    other_model, other = made({})
+    resumed = clip_at_step(other, AdaptiveNorm())
+    set_optimizer_state_dict(other_model, other, saved, options=options)
+    resumed.load_state_dict(clipping.state_dict())
+    for each in ((model, optimizer), (other_model, other)):
+        step(*each, 50.0)
+    assert clipping.threshold == resumed.threshold == pytest.approx(5.0)
+    assert plain_state(optimizer) == plain_state(other)
+
+
+def test_the_optimizer_that_steps_is_found():
+    _, optimizer = made({})
+    assert unwrapped(optimizer) is optimizer
+
+
+@EACH_WAY
+def test_a_monitor_records_each_step(attach, settings):
+    model, optimizer = made(settings)
+    monitor = gradclip.Monitor(layers_every=1)
+    attach(optimizer, AdaptiveNorm(QuantileThreshold(factor=2.0, window=4), skip_above=4.0), monitor=monitor)
+    for norm in (1.0, 3.0, 100.0):
+        monitor.note(loss=norm)
+        step(model, optimizer, norm)
+    assert [(s.norm, s.max_norm, s.skipped, s.loss) for s in monitor.records] == [
+        (1.0, math.inf, False, 1.0),
+        (3.0, 2.0, False, 3.0),
+        (pytest.approx(100.0), pytest.approx(4.0, rel=0.5), True, 100.0),
+    ]
+    assert monitor.clipped == monitor.skipped == 1
+    torch.testing.assert_close(torch.tensor(monitor.layers.norms).flatten(), torch.tensor([1.0, 3.0, 100.0]))
+
+
+@EACH_WAY
+@pytest.mark.after_error
+def test_a_monitor_keeps_what_made_a_step_raise(attach, settings):
+    model, optimizer = made(settings)
+    monitor = gradclip.Monitor()
+    attach(optimizer, 1.0, nonfinite="raise", monitor=monitor)
+    with pytest.raises(FloatingPointError):
+        step(model, optimizer, math.nan)
+    assert monitor.steps == 0
+    assert "raised, because the gradients hold NaN" in str(monitor.spikes[0])
