@@ -1,8 +1,8 @@
 """TensorBoard's event files, read without TensorFlow.
 
-A file is a sequence of records: the length of the data in 8 bytes, a checksum of these, the data, and its checksum, both
-CRC-32C in 4 bytes. The data is a message of Protocol Buffers, an `Event`: a step, and a `Summary` of values, each with a
-tag and a number. PyTorch writes the number as `simple_value`, TensorFlow as a tensor.
+A file is a sequence of records: the length of the data in 8 bytes, a checksum of these, the data, and its checksum.
+Checksums are CRC-32C in 4 bytes. The data is a message of Protocol Buffers, an `Event`: a step, and a `Summary` of
+values, each with a tag and a number. PyTorch writes the number as `simple_value`, TensorFlow as a tensor.
 """
 
 import math

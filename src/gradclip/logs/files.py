@@ -58,7 +58,11 @@ def lines(path: Path) -> Iterator[str]:
             done += len(part)
             ends = part.endswith(b"\n")
             if whole and (ends or len(part) < LONGEST_LINE):
-                yield part.decode("utf-8-sig" if done == len(part) else "utf-8", "replace").replace("\0", "").rstrip("\r\n")
+                yield (
+                    part.decode("utf-8-sig" if done == len(part) else "utf-8", "replace")
+                    .replace("\0", "")
+                    .rstrip("\r\n")
+                )
             whole = ends
     raise LogError(f"{path} has more than {MOST >> 30} GB.")
 

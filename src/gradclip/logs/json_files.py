@@ -38,9 +38,7 @@ def of_lines(path: Path, key: str | None) -> Log:
     if {"norm", "max_norm"} <= names:
         return Log("lines of JSON that a gradclip.Monitor saved", rows, measured=BEFORE_CLIPPING, notes=notes)
     if names >= _TRAINER_ENTRIES:
-        return Log(
-            "lines of JSON, as Hugging Face's Trainer logs", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes
-        )
+        return Log("lines of JSON, as Hugging Face's Trainer logs", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
     return Log("lines of JSON", rows, notes=notes)
 
 
@@ -81,7 +79,9 @@ def _steps(found: Any) -> Iterable[Any]:
         listed_in = [value for value in found.values() if isinstance(value, dict)]
         return (found, *listed_in)
     longest = max(map(len, columns.values()))
-    return ({name: column[place] for name, column in columns.items() if place < len(column)} for place in range(longest))
+    return (
+        {name: column[place] for name, column in columns.items() if place < len(column)} for place in range(longest)
+    )
 
 
 def _as_far_as_whole(text: str) -> Any:
@@ -89,7 +89,7 @@ def _as_far_as_whole(text: str) -> Any:
     at = text.find(f'"{HISTORY}"')
     place = text.find("[", at) + 1 if at >= 0 or text.lstrip().startswith("[") else 0
     decoder, found = json.JSONDecoder(), []
-    while 0 <= (place := text.find("{", place)):
+    while (place := text.find("{", place)) >= 0:
         try:
             entry, place = decoder.raw_decode(text, place)
         except (ValueError, RecursionError):

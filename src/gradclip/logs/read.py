@@ -33,7 +33,9 @@ def read(path: str | Path, key: str | None = None) -> Log:
         if not path.is_file():
             raise LogError(f"{path} is no file.")
     except (OSError, ValueError) as error:
-        raise error if isinstance(error, LogError) else LogError(f"{str(path)!r} could not be read: {error}.") from error
+        raise (
+            error if isinstance(error, LogError) else LogError(f"{str(path)!r} could not be read: {error}.")
+        ) from error
     return _of_file(path, key)
 
 

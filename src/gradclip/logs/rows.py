@@ -174,4 +174,3 @@ def in_order(rows: Iterable[Row]) -> tuple[list[Row], int]:
         step = count if row.step is None else row.step
         of_step[step] = row._replace(step=step)
     return [of_step[step] for step in sorted(of_step)], count - len(of_step)
-

@@ -18,7 +18,9 @@ _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
 _STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
 _SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
 _COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
-_SETTING = re.compile(r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I)
+_SETTING = re.compile(
+    r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I
+)
 _LONGEST = 2**16
 
 
