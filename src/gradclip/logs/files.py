@@ -38,7 +38,7 @@ def start_of(path: Path) -> bytes:
 
 
 def is_text(start: bytes) -> bool:
-    """Say whether bytes look like text in an encoding that can be read. Some zeros are no matter: a crash leaves them."""
+    """Say whether bytes look like text in an encoding that can be read, but for some zeros, as a crash leaves them."""
     return start.startswith(_UTF16) or sum(map(start.count, _CONTROLS)) <= _MOST_CONTROLS * len(start)
 
 

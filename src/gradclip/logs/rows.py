@@ -48,7 +48,7 @@ class Log(NamedTuple):
     Attributes:
         kind: the format, in words.
         rows: those with a norm.
-        max_norm: the threshold that the log names, or the default of the program that wrote it; NaN if neither is known.
+        max_norm: the threshold that the log names, or the default of the program that wrote it; NaN without either.
         assumed: whether that threshold is a default.
         measured: when the norms were measured, in words; empty if the format does not say.
         notes: sentences on what was left out.
@@ -121,7 +121,7 @@ def _first(names: Sequence[str], wanted: Sequence[str]) -> str | None:
 
 
 def plain(name: str) -> str:
-    """Return a name without its prefix and its spelling: that of `train/Grad Norm` or `run - grad-norm` is grad_norm."""
+    """Return a name without its prefix and its spelling: grad_norm for `train/Grad Norm` and for `run - grad-norm`."""
     last = name.rpartition(" - ")[2]
     parts = last.replace("-", "_").replace(" ", "_").casefold().split("/")
     joined = "_".join(parts[-2:])

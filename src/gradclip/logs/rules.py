@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
@@ -45,16 +45,14 @@ class Rule(NamedTuple):
             skip = _SKIPPED_BY_DEFAULT if math.isinf(skip) else skip
         elif kind not in ("adaptive", "spread", "quantile"):
             raise ValueError(f"there is no rule {text!r:.60}. A rule is {_NAMES}. For example: quantile:factor=3")
-        known = {
-            field.name for field in fields(SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold)
-        }
-        if unknown := sorted(given.keys() - {name for name in known if not name.startswith("_")}):
-            raise ValueError(f"the rule {text!r:.60} has no setting {unknown[0]!r:.40}.")
-        whole = {
-            name: int(value) if name == "window" and value == int(value) else value for name, value in given.items()
-        }
-        made = (SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold)(**whole)  # type: ignore[arg-type]
-        kept = AdaptiveNorm(made, skip_above=skip)  # checks them together
+        made = SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold
+        known = [field.name for field in fields(made) if field.init]
+        if unknown := sorted(given.keys() - set(known)):
+            raise ValueError(f"the rule {text!r:.60} has no setting {unknown[0]!r:.40}. It has {', '.join(known)}.")
+        settings: dict[str, Any] = dict(given)
+        if given.get("window", math.inf).is_integer():
+            settings["window"] = int(given["window"])
+        kept = AdaptiveNorm(made(**settings), skip_above=skip)  # checks them together
         return cls(text, None, kept.rule, kept.skip_above)
 
 

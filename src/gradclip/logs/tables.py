@@ -30,9 +30,8 @@ def of_table(path: Path, key: str | None) -> Log:
     keys = Keys.among([name for name in names if not name.endswith(_BOUNDS)], key)
     if keys is None:
         raise no_norm(path, names, key)
-    rows = [
-        row for entries in _entries(every, separator, path) if (row := keys.row(dict(zip(names, entries)))) is not None
-    ]
+    every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, path))
+    rows = [row for row in every_row if row is not None]
     if not rows:
         raise no_norm(path, names, key)
     return Log("a table (CSV)", rows)
