@@ -41,9 +41,9 @@ def run(folder, ranks, names):
     }
     started = []
     for rank in range(ranks):
-        log = (folder / f"{rank}.log").open("w")
         command = [sys.executable, str(WORKER), str(folder), str(rank), str(ranks), *names]
-        started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
+        with (folder / f"{rank}.log").open("w") as log:
+            started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
         codes = [process.wait(timeout=400) for process in started]
     finally:
@@ -81,7 +81,7 @@ def test_a_spike_is_clipped_in_each_stage(alone, stage):
     check_spike(alone["stages"][stage])
 
 
-@pytest.mark.parametrize("stage", (1, 2, 3))
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_a_spike_is_clipped_where_the_optimizer_is_offloaded(alone, stage):
     check_spike(alone["offloaded"][stage - 1])
 
@@ -106,7 +106,7 @@ def test_two_ranks_clip_the_mean_of_their_gradients(two, stage):
     assert two[0]["stages"] == two[1]["stages"]
 
 
-@pytest.mark.parametrize("stage", (1, 2, 3))
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_two_ranks_with_an_offloaded_optimizer(two, stage):
     for found in two:
         check_spike(found["offloaded"][stage - 1])
@@ -136,7 +136,7 @@ def test_a_fixed_threshold_can_be_assigned(alone):
 def test_a_resumed_run_goes_on_to_the_last_bit(alone, which):
     at_once, resumed = alone["resumed"][2 * which : 2 * which + 2]
     assert resumed == at_once
-    # Thresholds: inf, 6, 8 (the larger of two medians is not used), 8. Applied: 3 + 4 + 5 + 7 + 8.
+    # 3, 4, 5 and 7 are applied, and then twice the median of these, which is 4.
     assert at_once == [8.0, 400.0] + [-13.5] * 4
 
 
@@ -159,7 +159,8 @@ def test_a_plain_call_on_what_the_engine_holds(alone, two, which):
         assert moved == pytest.approx(3.0, rel=1e-2)  # as if no call had been made
         for name, told in said.items():
             if name.endswith(", optimizer"):
-                assert told.startswith("warning: no parameter has a gradient"), name
+                assert told.startswith("warning: "), name
+                assert "no parameter has a gradient" in told
                 assert "deepspeed.follow" in told
             elif not (which == 3 and name.endswith(", one of two")):  # there, the first parameter alone is looked at
                 assert told.startswith("error: parameters["), name

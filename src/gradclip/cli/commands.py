@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gradclip.cli import INSTALL
+from gradclip.cli import INSTALL, logs
 from gradclip.demo.settings import DemoSettings, as_text, rates_from
 from gradclip.versions import info_text, version_text
 
@@ -71,6 +71,10 @@ def demo(
 def info() -> None:
     """Show which compiled kernels are in use, and the versions of gradclip, Python and the libraries it works with."""
     typer.echo(info_text())
+
+
+app.command()(logs.advise)
+app.command()(logs.replay)
 
 
 def _fail(message: str, code: int) -> NoReturn:

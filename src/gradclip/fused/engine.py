@@ -134,7 +134,8 @@ class EngineClipping:
             seen = Seen(finite, finite and self.norm > threshold, finite and skipped)
             kept.observe(np.float64(self.norm), threshold, _ORDER, Nonfinite.named(policy), seen)
         if self._monitor is not None:
-            self._monitor.record(self.norm, threshold, nonfinite=policy, skip_above=self.skip_above)
+            above = 1.0 if skipped and math.isinf(self.skip_above) else self.skip_above
+            self._monitor.record(self.norm, threshold, nonfinite=policy, skip_above=above)
 
     # Saving and loading
 

@@ -108,8 +108,9 @@ def _followed(optimizer: Any, configs: list[Any], clipping: EngineClipping) -> C
 
     def stepped(*args: Any, **kwargs: Any) -> Any:
         threshold = clipping.threshold()
+        skip = None if math.isinf(clipping.skip_above) else clipping.skip_above * threshold
         for config in configs:
-            _set(config, threshold, clipping.skip_above * threshold)
+            _set(config, threshold, skip)
         result = step(*args, **kwargs)
         succeeded, norm, *_ = result
         clipping.stepped(math.inf if norm is None else norm, threshold, skipped=not succeeded)
@@ -130,5 +131,5 @@ def _followed(optimizer: Any, configs: list[Any], clipping: EngineClipping) -> C
 
 def _set(config: Any, threshold: float, skip: float | None) -> None:
     setattr(config, _CLIP, threshold)
-    if skip is not None and hasattr(config, _SKIP):
+    if skip is not None:
         setattr(config, _SKIP, skip)

@@ -1,0 +1,160 @@
+"""The commands that read logs of training runs. The code that does the work is imported only when a command runs."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from gradclip.cli import INSTALL
+
+if TYPE_CHECKING:
+    from gradclip.logs.replay import Replayed
+    from gradclip.logs.summary import Summary
+
+_LOG = Annotated[
+    Path,
+    typer.Argument(
+        help="trainer_state.json, JSON lines, CSV, TensorBoard's files, or what Megatron, torchtitan or the Trainer "
+        "print. A folder of TensorBoard or of checkpoints works too.",
+        show_default=False,
+    ),
+]
+_MAX_NORM = Annotated[
+    float | None, typer.Option(help="The threshold of the run; inf if it did not clip.", show_default=False)
+]
+_KEY = Annotated[str | None, typer.Option(help="The name of the norm in the log.", show_default=False)]
+_JSON = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+_OUT = Annotated[Path | None, typer.Option(help="Also draw a picture, and write it here.", show_default=False)]
+_RULES = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--rule",
+        help="A number, adaptive, spread, quantile, skip or autoclip, with settings as in quantile:factor=3,window=64. "
+        "May be given several times.",
+        show_default=False,
+    ),
+]
+_DEFAULT_RULES = ("1.0", "adaptive", "quantile", "skip")
+
+
+def advise(log: _LOG, max_norm: _MAX_NORM = None, key: _KEY = None, as_json: _JSON = False, out: _OUT = None) -> None:
+    """Say how often a run clipped, where it had spikes, and which threshold to try.
+
+    Reads the norms that the run logged.
+    """
+    summary = _summary(log, max_norm, key)
+    if out is not None:
+        _draw(lambda path: _picture_of(summary, path), out)
+    if as_json:
+        _print_json(summary.plain())
+        return
+    for line in summary.lines():
+        typer.echo(line)
+
+
+def replay(
+    log: _LOG,
+    rule: _RULES = None,
+    max_norm: _MAX_NORM = None,
+    key: _KEY = None,
+    as_json: _JSON = False,
+    out: _OUT = None,
+) -> None:
+    """Say what other thresholds would have done to the norms that a run logged.
+
+    The norms stay as they were: a run with another threshold would have had others.
+    """
+    from gradclip.logs.replay import replay as replay_rules
+    from gradclip.logs.rules import Rule
+
+    try:
+        rules = [Rule.parse(text) for text in rule or _DEFAULT_RULES]
+    except (TypeError, ValueError) as error:
+        fail(str(error), 2)
+    summary = _summary(log, max_norm, key)
+    if math.isfinite(summary.max_norm) and not rule:
+        rules = [Rule.parse(f"{summary.max_norm:g}"), *(one for one in rules if one.fixed != summary.max_norm)]
+    found = replay_rules(summary.columns, rules)
+    if out is not None:
+        _draw(lambda path: _picture_of_rules(summary, found, path), out)
+    if as_json:
+        _print_json({"log": summary.plain(), "rules": [one.plain() for one in found]})
+        return
+    for line in summary.lines()[: summary.lines().index("")]:
+        typer.echo(line)
+    _print_table(found)
+
+
+def fail(message: str, code: int) -> Any:
+    """Print an error in one line, and exit."""
+    from gradclip.monitor.records import printable
+
+    typer.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+    raise typer.Exit(code)
+
+
+def _summary(log: Path, max_norm: float | None, key: str | None) -> "Summary":
+    from gradclip.logs.read import read
+    from gradclip.logs.rows import LogError
+    from gradclip.logs.summary import Summary
+
+    if max_norm is not None and not max_norm >= 0:
+        fail(f"--max-norm must not be negative or NaN, got {max_norm!r}.", 2)
+    try:
+        return Summary.of(read(log, key), max_norm)
+    except LogError as error:
+        fail(str(error), 1)
+        raise
+
+
+def _draw(write: Callable[[Path], object], out: Path) -> None:
+    try:
+        write(out)
+    except ModuleNotFoundError as error:
+        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {INSTALL}", 1)
+    except (OSError, ValueError) as error:
+        fail(f"could not write to {str(out)!r}: {error}. Pass a different file with --out, such as picture.png.", 2)
+
+
+def _picture_of(summary: "Summary", path: Path) -> None:
+    from gradclip.monitor.picture import draw
+
+    draw(summary.overview).savefig(path)
+
+
+def _picture_of_rules(summary: "Summary", found: "list[Replayed]", path: Path) -> None:
+    from gradclip.logs.picture import write
+
+    write(summary.columns, found, path)
+
+
+def _print_json(document: Any) -> None:
+    from gradclip.monitor.saved import for_json
+
+    typer.echo(json.dumps(for_json(document, 9), indent=2))
+
+
+def _print_table(found: "list[Replayed]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from gradclip.monitor.tables import percent
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("rule", no_wrap=True)
+    for name in ("clips", "skips", "spikes stopped", "median threshold", "last threshold", "largest norm after"):
+        table.add_column(name, justify="right")
+    for one in found:
+        plain = one.plain()
+        table.add_row(
+            one.rule,
+            percent(plain["share_clipped"]),
+            percent(plain["share_skipped"]),
+            f"{plain['spikes_stopped']} of {plain['spikes']}",
+            *(f"{plain[name]:.4g}" for name in ("median_threshold", "last_threshold", "largest_after")),
+        )
+    Console(highlight=False, markup=False).print(table)

@@ -1,0 +1,99 @@
+"""Files as bytes and lines, with limits, so that no file can fill the memory."""
+
+import gzip
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from gradclip.logs.rows import LogError
+
+LONGEST_LINE = 2**20
+LARGEST_DOCUMENT = 2**28  # bytes of one JSON value
+MOST = 2**33  # bytes of lines
+START = 2**16
+_GZIP = b"\x1f\x8b"
+_UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_CONTROLS = [bytes([byte]) for byte in range(32) if byte not in b"\t\n\r\b\f\x1b"]
+_MOST_CONTROLS = 0.1  # of the bytes
+
+
+def opened(path: Path) -> IO[bytes]:
+    """Open a file, also one that gzip has compressed. Raises LogError if it cannot be opened."""
+    try:
+        file = path.open("rb")
+        compressed = file.peek(2)[:2] == _GZIP
+    except OSError as error:
+        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error
+    return gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[return-value]
+
+
+def start_of(path: Path) -> bytes:
+    """Return the first bytes. Raises LogError if there are none, or if they are no text and no TensorBoard file."""
+    with opened(path) as file:
+        start = _read(file, START, path)
+    if not start:
+        raise LogError(f"{path} is empty.")
+    return start
+
+
+def is_text(start: bytes) -> bool:
+    """Say whether bytes look like text in an encoding that can be read, but for some zeros, as a crash leaves them."""
+    return start.startswith(_UTF16) or sum(map(start.count, _CONTROLS)) <= _MOST_CONTROLS * len(start)
+
+
+def lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a text file, without those that are too long to be of a log."""
+    with opened(path) as file:
+        wide = _read(file, 2, path) in _UTF16
+        file.seek(0)
+        if wide:
+            yield from document(path).splitlines()
+            return
+        done, whole = 0, True
+        while done < MOST:
+            part = _line(file, path)
+            if not part:
+                return
+            done += len(part)
+            ends = part.endswith(b"\n")
+            if whole and (ends or len(part) < LONGEST_LINE):
+                yield (
+                    part.decode("utf-8-sig" if done == len(part) else "utf-8", "replace")
+                    .replace("\0", "")
+                    .rstrip("\r\n")
+                )
+            whole = ends
+    raise LogError(f"{path} has more than {MOST >> 30} GB.")
+
+
+def document(path: Path) -> str:
+    """Return the text of a file. Raises LogError if it is too large to be parsed as one."""
+    with opened(path) as file:
+        held = _read(file, LARGEST_DOCUMENT + 1, path)
+    if len(held) > LARGEST_DOCUMENT:
+        raise LogError(f"{path} is one value of more than {LARGEST_DOCUMENT >> 20} MB, too large for a log.")
+    return held.decode("utf-16" if held.startswith(_UTF16) else "utf-8-sig", "replace")
+
+
+def _read(file: IO[bytes], count: int, path: Path) -> bytes:
+    """Read at most so many bytes; of a damaged compressed file, as many as there are."""
+    parts, left = [], count
+    try:
+        while left and (part := file.read(min(left, START))):
+            parts.append(part)
+            left -= len(part)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        pass
+    except OSError as error:
+        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error
+    return b"".join(parts)
+
+
+def _line(file: IO[bytes], path: Path) -> bytes:
+    try:
+        return file.readline(LONGEST_LINE)
+    except (EOFError, zlib.error, gzip.BadGzipFile):
+        return b""
+    except OSError as error:
+        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error

@@ -1,0 +1,124 @@
+"""JSON: the `trainer_state.json` of Hugging Face's Trainer, lists of steps, columns, and lines with one step each."""
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradclip.logs.files import document, lines
+from gradclip.logs.rows import Keys, Log, LogError, Row
+from gradclip.words import listed
+
+HISTORY = "log_history"
+_TRAINER_ENTRIES = {"loss", "grad_norm", "learning_rate", "epoch"}
+TRAINER_DEFAULT = 1.0  # max_grad_norm of TrainingArguments
+BEFORE_CLIPPING = "before clipping"
+_MOST_NAMES = 10_000
+_CUT_OFF = "The file is cut off or damaged: what could be read of it is used."
+
+
+def of_lines(path: Path, key: str | None) -> Log:
+    """Read a file with a JSON object in each line."""
+    unread = 0
+
+    def entries() -> Iterator[Mapping[str, Any]]:
+        nonlocal unread
+        for line in lines(path):
+            found = parsed(line) if line.strip() else {}
+            if isinstance(found, dict):
+                yield found
+            else:
+                unread += 1
+
+    found = list(entries())
+    rows, names = _rows(found, key)
+    notes = (f"{unread:,} lines are no JSON objects.",) if unread else ()
+    if not rows:
+        raise no_norm(path, names, key)
+    if {"norm", "max_norm"} <= names:
+        return Log("lines of JSON that a gradclip.Monitor saved", rows, measured=BEFORE_CLIPPING, notes=notes)
+    if names >= _TRAINER_ENTRIES:
+        return Log("lines of JSON, as Hugging Face's Trainer logs", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
+    return Log("lines of JSON", rows, notes=notes)
+
+
+def of_document(path: Path, key: str | None) -> Log:
+    """Read a file that is one JSON value, as far as it is whole."""
+    text = document(path)
+    found = parsed(text)
+    notes: tuple[str, ...] = ()
+    if found is None:
+        found, notes = _as_far_as_whole(text), (_CUT_OFF,)
+    if isinstance(found, dict) and isinstance(found.get(HISTORY), list):
+        rows, names = _rows(found[HISTORY], key)
+        made = Log("trainer_state.json of Hugging Face's Trainer", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
+    else:
+        rows, names = _rows(_steps(found), key)
+        made = Log("JSON", rows, notes=notes)
+    if not rows:
+        raise no_norm(path, names, key)
+    return made
+
+
+def parsed(text: str) -> Any:
+    """Return a JSON value; None if it is not whole, or nested too deep to be a log."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _steps(found: Any) -> Iterable[Any]:
+    """Return the steps of a list of them, of a dict of columns, or one step."""
+    if isinstance(found, list):
+        return found
+    if not isinstance(found, dict):
+        return ()
+    columns = {name: column for name, column in found.items() if isinstance(column, list)}
+    if not columns:
+        listed_in = [value for value in found.values() if isinstance(value, dict)]
+        return (found, *listed_in)
+    longest = max(map(len, columns.values()))
+    return (
+        {name: column[place] for name, column in columns.items() if place < len(column)} for place in range(longest)
+    )
+
+
+def _as_far_as_whole(text: str) -> Any:
+    """Return the history of a state that is cut off, the first entries of a list, or values one after the other."""
+    at = text.find(f'"{HISTORY}"')
+    place = text.find("[", at) + 1 if at >= 0 or text.lstrip().startswith("[") else 0
+    decoder, found = json.JSONDecoder(), []
+    while (place := text.find("{", place)) >= 0:
+        try:
+            entry, place = decoder.raw_decode(text, place)
+        except (ValueError, RecursionError):
+            break
+        found.append(entry)
+    return {HISTORY: found} if at >= 0 else found
+
+
+def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str]]:
+    """Return the rows of entries that hold a norm, and the names of all entries."""
+    entries = [entry for entry in found if isinstance(entry, dict)]
+    names: dict[str, None] = {}
+    for entry in entries:
+        if len(names) < _MOST_NAMES:
+            names.update(dict.fromkeys(map(str, entry)))
+    keys = Keys.among(names, key)
+    rows = [] if keys is None else [row for row in map(keys.row, entries) if row is not None]
+    return rows, set(names)
+
+
+def no_norm(path: Path, names: Iterable[str], key: str | None) -> LogError:
+    """Return the error for a log without norms."""
+    known: Sequence[str] = sorted(_shortened(name) for name in names)
+    has = f" Its entries are {listed(known)}." if known else ""
+    if key is not None:
+        return LogError(f"{path} has no numbers named {_shortened(key)}.{has}")
+    return LogError(f"{path} has no norms of gradients.{has} If one is the norm, name it with --key.")
+
+
+def _shortened(name: str) -> str:
+    shown = name if name.isprintable() else repr(name)[1:-1]
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

@@ -1,0 +1,145 @@
+"""What a log shows: how often the run clipped, its spikes, and a proposal."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradclip.logs.rows import Log, in_order
+from gradclip.monitor.advice import Advice, advise
+from gradclip.monitor.pending import Seen
+from gradclip.monitor.records import Columns, Counts, Overview, Step, percentiles
+from gradclip.monitor.spike import Spike
+from gradclip.monitor.spikes import Spikes
+from gradclip.monitor.tables import percent
+
+_SPIKES = 5
+_AT_THE_TOP, _NEAR, _ENOUGH = 0.1, 5e-4, 20
+_OF_COMMON = (0.1, 0.3, 1.0, 3.0, 10.0)
+
+
+class Summary(NamedTuple):
+    """What a log shows. `assumed` says whether the threshold is a default of the program that wrote the log."""
+
+    log: Log
+    steps: Sequence[Step]
+    counts: Counts
+    spikes: Sequence[Spike]
+    advice: Advice
+    max_norm: float
+    assumed: bool
+    repeated: int
+
+    @classmethod
+    def of(cls, log: Log, max_norm: float | None = None) -> "Summary":
+        """Summarize a log. `max_norm` is the threshold of the run, if the user says it."""
+        rows, repeated = in_order(log.rows)
+        default = log.max_norm if max_norm is None else max_norm
+        default = math.inf if math.isnan(default) else default
+        own = [default if max_norm is not None or math.isnan(row.max_norm) else row.max_norm for row in rows]
+        steps = [
+            Step(row.step or 0, row.norm, threshold, row.skipped, None, row.loss)
+            for row, threshold in zip(rows, own, strict=True)
+        ]
+        found = Spikes(_SPIKES)
+        found.see([Seen(step, None) for step in steps])
+        assumed = log.assumed and max_norm is None
+        advice = advise(Columns.of(steps))
+        return cls(log, steps, Counts().plus(steps), found.kept(), advice, own[-1], assumed, repeated)
+
+    @property
+    def columns(self) -> Columns:
+        """The steps as arrays."""
+        return Columns.of(self.steps)
+
+    @property
+    def gap(self) -> int:
+        """The usual number of steps from one logged step to the next."""
+        numbers = np.array([step.step for step in self.steps])
+        return int(np.median(np.diff(numbers))) if len(numbers) > 1 else 1
+
+    @property
+    def overview(self) -> Overview:
+        """What the picture shows."""
+        return Overview.of(self.steps, self.counts, 0, self.spikes)
+
+    def lines(self) -> list[str]:
+        """Return it as lines of text."""
+        first, last = self.steps[0].step, self.steps[-1].step
+        every = f", one of every {self.gap:,}" if self.gap > 1 else ""
+        steps = "1 step" if len(self.steps) == 1 else f"{len(self.steps):,} steps from {first:,} to {last:,}{every}"
+        return [
+            f"{self.log.kind}: {steps}.",
+            *self.notes(),
+            "",
+            *self._clipping(),
+            *map(str, self.spikes),
+            "",
+            str(self.advice),
+        ]
+
+    def notes(self) -> list[str]:
+        """Return sentences on how to read the log."""
+        found = [f"The norms were measured {self.log.measured}."] if self.log.measured else []
+        if not self.log.measured:
+            found.append("The log does not say whether the norms were measured before clipping, which is assumed.")
+        if self.gap > 1:
+            found.append("The steps that were not logged are unknown: shares are those of the logged steps.")
+        if self.repeated:
+            found.append(f"{self.repeated:,} steps were logged again later, as after a restart: the last counts.")
+        return found + list(self.log.notes) + self._at_the_top()
+
+    def _at_the_top(self) -> list[str]:
+        """Say so if the norms look as if they were logged after clipping."""
+        norms = np.array([step.norm for step in self.steps if step.finite])
+        if len(norms) < _ENOUGH or self.log.measured:
+            return []
+        share = float((norms >= norms.max() * (1 - _NEAR)).mean())
+        if share < _AT_THE_TOP:
+            return []
+        return [
+            f"{percent(share)} of the norms equal the largest, {norms.max():.4g}: they were probably logged after "
+            "clipping, so the run's spikes cannot be seen."
+        ]
+
+    def _clipping(self) -> list[str]:
+        norms = np.array([step.norm for step in self.steps])
+        few = percentiles(norms, (1, 50, 99))
+        spread = ", ".join(f"{value:.4g} ({which}%)" for which, value in few.items())
+        found = [f"Percentiles of the norms: {spread}."] if few else []
+        if self.counts.nonfinite:
+            found.append(f"{self.counts.nonfinite:,} norms are NaN or infinite.")
+        if math.isinf(self.max_norm):
+            above = ", ".join(f"{percent(float((norms > one).mean()))} above {one:g}" for one in _OF_COMMON)
+            return [*found, f"The run's threshold is not known: say it with --max-norm. Of the norms, {above}."]
+        how = f" {self.max_norm:g} is the program's default: say another with --max-norm." if self.assumed else ""
+        clipped = (
+            f"{self.counts.clipped:,} of {self.counts.steps:,} logged steps ({percent(self.counts.share_clipped)})"
+        )
+        return [*found, f"Clipped: {clipped}, with max_norm = {self.max_norm:g}.{how}"]
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as dicts, lists and numbers."""
+        return {
+            "format": self.log.kind,
+            "measured": self.log.measured or None,
+            "first_step": self.steps[0].step,
+            "last_step": self.steps[-1].step,
+            "logged_every": self.gap,
+            **self.counts._asdict(),
+            "share_clipped": self.counts.share_clipped,
+            "max_norm": self.max_norm,
+            "max_norm_is_assumed": self.assumed,
+            "percentiles": {str(which): value for which, value in percentiles(self.columns.norms).items()},
+            "spikes": [{"step": s.step, "norm": s.norm, "level": s.level, "loss": s.loss} for s in self.spikes],
+            "advice": {
+                "state": self.advice.state,
+                "max_norm": self.advice.max_norm,
+                "try_values": list(self.advice.try_values),
+                "proposal": self.advice.proposal,
+                "reasons": list(self.advice.reasons),
+                "candidates": [vars(one) for one in self.advice.candidates],
+            },
+            "notes": self.notes(),
+        }

@@ -1,0 +1,44 @@
+"""Tables: CSV, with commas, semicolons or tabs."""
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+from gradclip.logs.files import lines
+from gradclip.logs.json_files import no_norm
+from gradclip.logs.rows import Keys, Log, LogError, plain
+
+_SEPARATORS = (",", ";", "\t")
+_BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
+
+
+def columns_of(first: str) -> tuple[list[str], str] | None:
+    """Return the names in the first line of a table, and what separates them; None if it is no table."""
+    found = [(next(csv.reader([first], delimiter=one), []), one) for one in _SEPARATORS]
+    names, separator = max(found, key=lambda one: len(one[0]))
+    return (names, separator) if len(names) > 1 or (names and plain(names[0]) == "grad_norm") else None
+
+
+def of_table(path: Path, key: str | None) -> Log:
+    """Read a table whose first line names the columns."""
+    every = lines(path)
+    first = next((line for line in every if line.strip()), "")
+    found = columns_of(first)
+    if found is None:
+        raise no_norm(path, (), key)
+    names, separator = found
+    keys = Keys.among([name for name in names if not name.endswith(_BOUNDS)], key)
+    if keys is None:
+        raise no_norm(path, names, key)
+    every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, path))
+    rows = [row for row in every_row if row is not None]
+    if not rows:
+        raise no_norm(path, names, key)
+    return Log("a table (CSV)", rows)
+
+
+def _entries(every: Iterator[str], separator: str, path: Path) -> Iterator[list[str]]:
+    try:
+        yield from csv.reader(every, delimiter=separator)
+    except csv.Error as error:
+        raise LogError(f"{path} is no readable table: {error}.") from error

@@ -1,0 +1,103 @@
+"""Text that programs print: Megatron-LM, Megatron-DeepSpeed, torchtitan, Hugging Face's Trainer, and the like."""
+
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from gradclip.logs.files import lines
+from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
+from gradclip.logs.rows import Log, Row, norm_or_nan, number
+
+_NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+_BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?"""
+_NORM = re.compile(r"(?<![a-z])(?:grad(?:ient)?[ _-]?norm)" + _BETWEEN + _NUMBER, re.I)
+_LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
+_MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
+_STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
+_SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
+_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_SETTING = re.compile(
+    r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I
+)
+_LONGEST = 2**16
+
+
+class _Program(NamedTuple):
+    """A program: its name, and the default of its threshold."""
+
+    name: str
+    default: float
+
+
+_MEGATRON_LM = _Program("text of Megatron-LM", 1.0)
+_TORCHTITAN = _Program("text of torchtitan", 1.0)
+_TRAINER = _Program("text of Hugging Face's Trainer", TRAINER_DEFAULT)
+_OTHER = _Program("text", math.nan)
+
+
+def holds_norm(line: str) -> bool:
+    """Say whether a line of text holds a norm."""
+    return _NORM.search(_COLOURS.sub("", line[:_LONGEST])) is not None
+
+
+def of_text(path: Path, key: str | None) -> Log:
+    """Read the lines that hold a norm; also the threshold, if the program printed its settings before."""
+    rows: list[Row] = []
+    threshold, skipped, program = math.nan, 0, _OTHER
+    for line in _plain(path):
+        norm = _NORM.search(line) if key is None else _named(key).search(line)
+        if match := _SKIPPED.search(line):
+            skipped += int(match[1])
+        if norm is None:
+            if not rows and (match := _SETTING.search(line)):
+                threshold = float(match[1])
+            continue
+        program = _program_of(line) if not rows else program
+        rows.append(_row(line, norm))
+    if not rows:
+        raise no_norm(path, (), key)
+    notes = (f"The program skipped {skipped:,} steps.",) if skipped else ()
+    assumed = math.isnan(threshold)
+    known = program is not _OTHER
+    return Log(
+        program.name,
+        rows,
+        program.default if assumed else threshold,
+        assumed and known,
+        BEFORE_CLIPPING if known else "",
+        notes,
+    )
+
+
+def _plain(path: Path) -> Iterator[str]:
+    for line in lines(path):
+        # A progress bar ends its lines with carriage returns.
+        for part in line[:_LONGEST].split("\r"):
+            yield _COLOURS.sub("", part)
+
+
+def _named(key: str) -> re.Pattern[str]:
+    return re.compile(r"(?<![\w])" + re.escape(key) + _BETWEEN + _NUMBER, re.I)
+
+
+def _row(line: str, norm: re.Match[str]) -> Row:
+    step = _MEGATRON.search(line) or _STEP.search(line)
+    loss = _LOSS.search(line)
+    value = number(norm[1])
+    return Row(
+        int(step[1]) if step else None,
+        norm_or_nan(math.nan if value is None else value),
+        float(loss[1]) if loss else math.nan,
+    )
+
+
+def _program_of(line: str) -> _Program:
+    if _MEGATRON.search(line):
+        return _MEGATRON_LM
+    if re.search(r"\bstep:\s{0,20}\d{1,16}\s{1,20}loss:", line):
+        return _TORCHTITAN
+    if re.search(r"['\"]grad_norm['\"]", line) and re.search(r"['\"]learning_rate['\"]", line):
+        return _TRAINER
+    return _OTHER
