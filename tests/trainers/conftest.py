@@ -14,7 +14,7 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZE
 
 MARKERS = ("after_error: asserts that after an error nothing has changed",)
 # Warnings are errors, but for what trainers warn of themselves: of their own code, or of machines without a GPU.
-WARNINGS = ("error",)
+WARNINGS = ("error", "ignore:'click:DeprecationWarning")
 
 
 def pytest_configure(config):
