@@ -157,7 +157,9 @@ class DifferentialPrivacyServerSideFixedClipping(_Private, theirs.DifferentialPr
         return _aggregated(self, server_round, listed)
 
 
-def _aggregated(wrapper: Any, server_round: int, replies: list[Message]) -> Aggregated:
+def _aggregated(
+    wrapper: theirs.DifferentialPrivacyClientSideFixedClipping, server_round: int, replies: list[Message]
+) -> Aggregated:
     """Aggregate replies that are clipped, with Flower's accounting."""
     if not replies:
         wrapper._pop_pending_event(server_round)
