@@ -23,6 +23,8 @@ TESTED_ELSEWHERE = {
     "core/protocols": "nothing that runs; mypy checks it",
     "core/values": "nothing that runs; mypy checks it",
     "backends/torch/distributed": "shards of processes, which tests/distributed/test_process_groups.py starts",
+    "integrations/flower": "needs Flower: tests/trainers/test_flower.py",
+    "integrations/flower_strategies": "needs Flower: tests/trainers/test_flower_strategies.py",
     "fused/optimizers": "fused optimizers, which tests/fused/test_fold.py has step",
     "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",
     "integrations/transformers": "needs transformers, by which tests/trainers/test_transformers.py trains",

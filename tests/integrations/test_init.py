@@ -8,8 +8,10 @@ NEEDED = {
     "autoclip": "torch",
     "brainstate": "jax",
     "declearn": "declearn",
+    "flower": "flwr",
     "jax_privacy": "jax",
     "keras": "keras",
+    "opacus": "opacus",
     "optax": "optax",
     "torch": "torch",
 }

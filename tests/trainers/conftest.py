@@ -20,6 +20,7 @@ WARNINGS = (
     "ignore:The '.*' does not have many workers:UserWarning",
     "ignore:Checkpoint directory .* exists and is not empty:UserWarning",
     "ignore:The number of training batches .* is smaller than the logging interval:UserWarning",
+    "ignore:'click:DeprecationWarning",
 )
 
 

@@ -61,7 +61,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
     """
 
     @wraps(opacus.PrivacyEngine.make_private)
-    def make_private(self, *, module: Any, clipping: str = "flat", grad_sample_mode: str = "hooks", **rest: Any) -> Any:
+    def make_private(
+        self, *, module: torch.nn.Module, clipping: str = "flat", grad_sample_mode: str = "hooks", **rest: object
+    ) -> Any:
         """Return the wrapped module, our optimizer and the data loader, as Opacus does."""
         _check_supported(module, clipping, grad_sample_mode)
         return super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
@@ -72,9 +74,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
         optimizer: torch.optim.Optimizer,
         distributed: bool = False,
         clipping: str = "flat",
-        noise_generator: Any = None,
+        noise_generator: torch.Generator | None = None,
         grad_sample_mode: str = "hooks",
-        **settings: Any,
+        **settings: object,
     ) -> DPOptimizer:
         plain = optimizer.original_optimizer if isinstance(optimizer, optimizers.DPOptimizer) else optimizer
         generator = self.secure_rng if self.secure_mode else noise_generator
@@ -82,7 +84,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         return kind(plain, generator=generator, secure_mode=self.secure_mode, **settings)
 
 
-def _check_supported(module: Any, clipping: str, grad_sample_mode: str) -> None:
+def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: str) -> None:
     """Raise before anything is wrapped."""
     if "ghost" in grad_sample_mode:
         raise NotImplementedError(
@@ -102,5 +104,5 @@ def _check_supported(module: Any, clipping: str, grad_sample_mode: str) -> None:
         raise NotImplementedError(f"clipping={clipping!r} is not supported {where}. Pass one of {known}.")
 
 
-def _is_distributed(module: Any) -> bool:
+def _is_distributed(module: object) -> bool:
     return isinstance(module, DifferentiallyPrivateDistributedDataParallel | DistributedDataParallel)

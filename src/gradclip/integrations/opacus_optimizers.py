@@ -58,7 +58,7 @@ class DPOptimizer(optimizers.DPOptimizer):
 
     """
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         super().__init__(*args, **kwargs)
         self.num_nonfinite = 0
         self._examples = 0
@@ -77,7 +77,7 @@ class DPOptimizer(optimizers.DPOptimizer):
             p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
             _mark_as_processed(p.grad_sample)
         self._examples += len(samples[0])
-        self._observe(samples, info.norms)
+        self._observe(samples, info.norms if isinstance(info.norms, list) else [info.norms])
 
     def add_noise(self) -> None:
         """Add noise to `p.summed_grad`, in float64, and write the result to `p.grad`."""
@@ -99,7 +99,7 @@ class DPOptimizer(optimizers.DPOptimizer):
         super().zero_grad(set_to_none)
 
     @property
-    def _max_norm(self) -> Any:
+    def _max_norm(self) -> float | list[float]:
         return float(self.max_grad_norm)
 
     @property
@@ -144,12 +144,11 @@ class DPOptimizer(optimizers.DPOptimizer):
         for p, total in zip(self.params, self._noised, strict=True):
             p.grad = _rounded(total, p.dtype, toward_zero=not self._multiplier).view_as(p)
 
-    def _observe(self, samples: Sequence[torch.Tensor], norms: Any) -> None:
-        """Count the examples that added nothing, and warn of them. A finite example may have a norm beyond float32."""
-        each = norms if isinstance(norms, list) else [norms]
-        strange = ~torch.stack([torch.isfinite(norm) for norm in each]).all(0)
+    def _observe(self, samples: Sequence[torch.Tensor], norms: Sequence[torch.Tensor]) -> int:
+        """Return how many examples are not finite, and warn of them. A finite one may have a norm beyond float32."""
+        strange = ~torch.stack([torch.isfinite(norm) for norm in norms]).all(0)
         if not strange.any():
-            return
+            return 0
         rows = [torch.isfinite(sample[strange]).flatten(1).all(1) for sample in samples]
         count = int((~torch.stack(rows).all(0)).sum())
         self.num_nonfinite += count
@@ -159,6 +158,7 @@ class DPOptimizer(optimizers.DPOptimizer):
                 "private sum. Look for what makes their loss overflow, or for a log or a division at 0.",
                 stacklevel=4,
             )
+        return count
 
 
 class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
@@ -168,7 +168,7 @@ class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):
     """
 
     @property
-    def _max_norm(self) -> Any:
+    def _max_norm(self) -> float | list[float]:
         return [float(threshold) for threshold in self.max_grad_norms]
 
 
@@ -211,10 +211,11 @@ class AdaClipDPOptimizer(DPOptimizer, optimizers.AdaClipDPOptimizer):
         own = float(self.noise_multiplier)
         return PrivateQuantile.gradient_noise(own, float(self.unclipped_num_std)) if own else 0.0
 
-    def _observe(self, samples: Sequence[torch.Tensor], norms: Any) -> None:
-        super()._observe(samples, norms)
-        self.sample_size += len(norms)
-        self.unclipped_num += int((norms <= self._max_norm).sum())
+    def _observe(self, samples: Sequence[torch.Tensor], norms: Sequence[torch.Tensor]) -> int:
+        refused = super()._observe(samples, norms)
+        self.sample_size += len(samples[0]) - refused
+        self.unclipped_num += int((norms[0] <= self.max_grad_norm).sum())
+        return refused
 
 
 class DistributedDPOptimizer(DPOptimizer, optimizers.DistributedDPOptimizer):
@@ -252,7 +253,7 @@ def _sensitivity(thresholds: tuple[float, ...], most: int, elements: int) -> Sen
     )
 
 
-def _as_tuple(max_norm: Any) -> tuple[float, ...]:
+def _as_tuple(max_norm: float | list[float]) -> tuple[float, ...]:
     return tuple(max_norm) if isinstance(max_norm, list) else (max_norm,)
 
 

@@ -1,0 +1,255 @@
+"""Flower's wrappers of strategies for central differential privacy, with gradclip's clipping and float64 noise.
+
+Each client's update is at most C long (`gradclip.integrations.flower_updates`), so with equal weights one of n clients
+moves the mean of the parameters by at most C / n. The mean is computed in float64, by the strategy that is wrapped: in
+each coordinate a term takes part in at most n + 2 roundings, so the mean of parameters of norm at most ||o|| + C is off
+by at most g * (||o|| + C), where o are the parameters that the server sent and g = (n + 2) * u / (1 - (n + 2) * u) with
+u = 2**-53. The standard deviation of the noise is noise_multiplier * (C / n + 2 * g * (||o|| + C)), rounded up. This is
+for strategies that average, as `FedAvg` does, and clients of equal weights: for others a warning is logged.
+
+**What no noise hides.** Arrays of integers and booleans, such as BatchNorm's counters, are not clipped and get no
+noise. So with noise they stay as the server sent them. Without noise they are the rounded mean.
+
+**The adaptive threshold.** With b the share of updates longer than C, C <- C * exp(rate * (b - target)): if too many
+are clipped, C grows. b is 1/2 + (clipped - m / 2 + noise) / n within [0, 1], for m finite updates of n clients. In this
+form one client changes the count by 1/2, for which Flower computes the noise. The noise on the mean is for the C by
+which updates were clipped. Flower moves C the other way, and takes the noise for the next C.
+
+The method is from Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping".
+"""
+
+import math
+from collections.abc import Iterable
+from logging import INFO, WARNING
+from typing import Any
+
+import numpy as np
+
+from gradclip.clip import global_norm
+from gradclip.integrations import needed_for
+from gradclip.integrations.flower_updates import clipped_parameters
+
+with needed_for("flower"):
+    from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord
+    from flwr.serverapp import Grid
+    from flwr.serverapp import strategy as theirs
+    from flwr.serverapp.exception import AggregationError
+    from flwr.serverapp.strategy.dp_fixed_clipping import validate_replies
+    from flwr.supercore import log
+    from flwr.supercore.differential_privacy import KEY_NORM_BIT
+
+_SMALLEST, _LARGEST = 1e-300, 1e300
+Aggregated = tuple[ArrayRecord | None, MetricRecord | None]
+
+
+class _Private:
+    """What all four wrappers do: remember what was sent, clip, and add noise.
+
+    Attributes:
+        num_refused: how many updates counted as zero so far: NaN or infinities, or other arrays than were sent.
+    """
+
+    num_refused = 0
+    current_arrays: ArrayRecord
+    strategy: Any
+    noise_multiplier: float
+    clipping_norm: float
+    num_sampled_clients: int
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Configure the next round of training."""
+        self.current_arrays = arrays
+        found: Iterable[Message] = super().configure_train(server_round, arrays, config, grid)  # type: ignore[misc]
+        return found
+
+    def _clip(self, replies: list[Message]) -> tuple[int, int]:
+        """Clip the arrays of all replies. Return how many were clipped, and how many are finite."""
+        found = []
+        for reply in (reply for reply in replies if not reply.has_error()):
+            for name, record in list(reply.content.array_records.items()):
+                clipped, record = self._clipped(record, reply.metadata.src_node_id)
+                found += [] if clipped is None else [clipped]
+                reply.content[name] = record
+        return sum(found), len(found)
+
+    def _clipped(self, record: ArrayRecord, node: int) -> tuple[bool | None, ArrayRecord]:
+        """Return whether an update was clipped, or None if it is refused, and what to add for it."""
+        keys = list(self.current_arrays.keys())
+        old = self.current_arrays.to_numpy_ndarrays()
+        problem = "its arrays are not those that were sent"
+        if set(record.keys()) == set(keys):
+            new = [record[key].numpy() for key in keys]
+            if [_kind(x) for x in new] == [_kind(o) for o in old]:
+                made = clipped_parameters(new, old, self.clipping_norm)
+                if made.finite:
+                    return made.clipped, _record(keys, made.parameters)
+                problem = "it has NaN or infinities"
+        self.num_refused += 1
+        log(WARNING, "aggregate_train: the update of node %d counts as zero: %s.", node, problem)
+        return None, _record(keys, old)
+
+    def _add_noise_to_aggregated_arrays(self, aggregated: ArrayRecord) -> ArrayRecord:
+        std = self._std()
+        log(INFO, "aggregate_train: central DP noise with %.4f stdev added", std)
+        keys = list(aggregated.keys())
+        return ArrayRecord({key: Array(self._noised(key, aggregated[key].numpy(), std)) for key in keys})
+
+    def _noised(self, key: str, mean: np.ndarray, std: float) -> np.ndarray:
+        sent = self.current_arrays[key].numpy() if key in self.current_arrays else mean
+        if sent.dtype.kind not in "fc":
+            return sent if std else np.asarray(np.rint(mean)).astype(sent.dtype)
+        wide = np.asarray(mean, np.result_type(mean, np.float64))
+        noise: Any = np.random.normal(0.0, std, mean.shape)
+        if wide.dtype.kind == "c":
+            noise = noise + 1j * np.random.normal(0.0, std, mean.shape)
+        return np.asarray(wide + noise).astype(sent.dtype)
+
+    def _std(self) -> float:
+        if not self.noise_multiplier:
+            return 0.0
+        roundings = (self.num_sampled_clients + 2) * 2.0**-53
+        floats = [x for x in self.current_arrays.to_numpy_ndarrays() if x.dtype.kind in "fc"]
+        longest = 1.001 * (float(global_norm(floats)) + self.clipping_norm)
+        moved = self.clipping_norm / self.num_sampled_clients + 2 * roundings / (1 - roundings) * longest
+        return self.noise_multiplier * moved * (1 + 2.0**-50)
+
+    def _note_weights(self, replies: list[Message]) -> None:
+        """Warn where clients count so differently that the noise does not cover the heaviest."""
+        key = getattr(self.strategy, "weighted_by_key", None)
+        metrics = [record for reply in replies for record in reply.content.metric_records.values()]
+        weights = [float(record[key]) for record in metrics if isinstance(record.get(key), float | int)]
+        if self.noise_multiplier and weights and max(weights) > min(weights):
+            log(
+                WARNING,
+                "aggregate_train: the noise is for clients of equal weights, but one counts %.3g times the mean. Have "
+                "all clients send the same number, and name it in weighted_by_key of the wrapped strategy.",
+                max(weights) * len(weights) / sum(weights),
+            )
+
+
+class DifferentialPrivacyClientSideFixedClipping(_Private, theirs.DifferentialPrivacyClientSideFixedClipping):
+    """Sends the threshold to clients, which clip with `fixedclipping_mod`, and adds noise to the mean.
+
+    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
+    """
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Aggregate what clients trained. A round without replies gives (None, None)."""
+        return _aggregated(self, server_round, _widened(replies))
+
+
+class DifferentialPrivacyServerSideFixedClipping(_Private, theirs.DifferentialPrivacyServerSideFixedClipping):
+    """Clips the update of each client on the server, and adds noise to the mean.
+
+    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`. An update with NaN or
+    infinities, or with other arrays, shapes or kinds of dtypes than were sent, counts as zero.
+
+    Attributes:
+        num_refused: how many such updates there were so far.
+    """
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
+        listed = list(replies)
+        self._clip(listed)
+        return _aggregated(self, server_round, listed)
+
+
+def _aggregated(
+    wrapper: theirs.DifferentialPrivacyClientSideFixedClipping, server_round: int, replies: list[Message]
+) -> Aggregated:
+    """Aggregate replies that are clipped, with Flower's accounting."""
+    if not replies:
+        wrapper._pop_pending_event(server_round)
+        return None, None
+    wrapper._note_weights([reply for reply in replies if not reply.has_error()])
+    return theirs.DifferentialPrivacyClientSideFixedClipping.aggregate_train(wrapper, server_round, replies)
+
+
+class _Adaptive(_Private):
+    """A threshold that moves toward the quantile."""
+
+    target_clipped_quantile: float
+    clip_norm_lr: float
+    clipped_count_stddev: float
+
+    def _release(self, server_round: int, replies: list[Message], clipped: int, finite: int) -> Aggregated:
+        """Aggregate, add noise for the threshold by which updates were clipped, and then move the threshold."""
+        self._note_weights(replies)
+        arrays, metrics = self.strategy.aggregate_train(server_round, replies)
+        if arrays:
+            arrays = self._add_noise_to_aggregated_arrays(arrays)
+        self._geometric_update(self._noisy_fraction(clipped, finite))
+        return arrays, metrics
+
+    def _noisy_fraction(self, count: int, total: int) -> float:
+        noised = count - total / 2 + float(np.random.normal(0.0, self.clipped_count_stddev))
+        return min(max(0.5 + noised / self.num_sampled_clients, 0.0), 1.0)
+
+    def _geometric_update(self, clipped_fraction: float) -> None:
+        moved = self.clipping_norm * math.exp(self.clip_norm_lr * (clipped_fraction - self.target_clipped_quantile))
+        self.clipping_norm = min(max(moved, _SMALLEST), _LARGEST)
+
+    def _usable(self, replies: list[Message]) -> bool:
+        return bool(replies) and validate_replies(replies, self.num_sampled_clients)
+
+
+class DifferentialPrivacyServerSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyServerSideAdaptiveClipping):
+    """Clips on the server as `DifferentialPrivacyServerSideFixedClipping`, by a threshold that follows a quantile.
+
+    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
+    """
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Clip and aggregate what clients trained. A round without replies gives (None, None)."""
+        listed = list(replies)
+        if not self._usable(listed):
+            return None, None
+        return self._release(server_round, listed, *self._clip(listed))
+
+
+class DifferentialPrivacyClientSideAdaptiveClipping(_Adaptive, theirs.DifferentialPrivacyClientSideAdaptiveClipping):
+    """Sends the threshold to clients, which clip with `adaptiveclipping_mod`, and moves it by what they answer.
+
+    Arguments and methods are those of Flower's class of this name in `flwr.serverapp.strategy`.
+
+    Raises:
+        AggregationError: a reply that does not say whether its update was clipped.
+    """
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Aggregated:
+        """Aggregate what clients trained. A round without replies gives (None, None)."""
+        listed = list(replies)
+        if not self._usable(listed):
+            return None, None
+        bits = [record.get(KEY_NORM_BIT) for reply in listed for record in reply.content.metric_records.values()]
+        if len(bits) < len(listed) or None in bits:
+            raise AggregationError(
+                f"a reply has no {KEY_NORM_BIT!r} in its MetricRecord, which says whether its update was clipped. Have "
+                "all clients use adaptiveclipping_mod."
+            )
+        return self._release(server_round, _widened(listed), sum(map(bool, bits)), len(listed))
+
+
+def _kind(array: np.ndarray) -> tuple[tuple[int, ...], str]:
+    """Return what must agree with the array that was sent: the shape, and floating, complex or another kind."""
+    return array.shape, array.dtype.kind
+
+
+def _record(keys: list[str], arrays: Iterable[Any]) -> ArrayRecord:
+    """Return arrays in float64, so that their mean is rounded once, at the end."""
+    return ArrayRecord({key: Array(_wide(np.asarray(x))) for key, x in zip(keys, arrays, strict=True)})
+
+
+def _wide(array: np.ndarray) -> np.ndarray:
+    return array.astype(np.result_type(array, np.float64), copy=False) if array.dtype.kind in "fc" else array
+
+
+def _widened(replies: Iterable[Message]) -> list[Message]:
+    listed = list(replies)
+    for reply in (reply for reply in listed if not reply.has_error()):
+        for name, record in list(reply.content.array_records.items()):
+            reply.content[name] = _record(list(record.keys()), record.to_numpy_ndarrays())
+    return listed

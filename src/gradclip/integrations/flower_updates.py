@@ -1,0 +1,184 @@
+"""Clip a client's update so that the bound holds for what the server computes from the parameters that are sent.
+
+A client does not send its clipped update u but parameters s near old + u. The server computes s - old. If s is old + u
+rounded to nearest, that difference may be longer than u: `gradclip` therefore rounds s toward old.
+
+**The update of a client.** Let x be the trained parameters, o those that the server sent. U is x - o, rounded away from
+zero: |x - o| <= |U| in each element. If ||U|| <= C the client sends x as it is. Otherwise u is U clipped, ||u|| <= C,
+and s is the float next to o + u on the side of o. It lies between o and o + u, so |s - o| <= |u| exactly.
+
+**What the server computes.** Rounding to nearest keeps order, and u is a float. So |s - o| <= |u| implies that the
+computed difference is at most |u| too, in this format or a wider one. The same holds for x and U. So the norm of
+the update, exact or computed element by element, is at most C in exact arithmetic.
+
+**How the side is found.** The error e of d = fl(a + b) is computed exactly (Knuth's TwoSum): a + b = d + e. If e points
+from d toward o, d is beyond o + u, and the float before it is not, as d is the nearest. Where an intermediate result
+overflows, e is NaN: then s moves one step toward o and U one step away from zero, which is right whatever e is.
+
+Everything is NumPy, so it needs no other library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableSequence, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gradclip.arguments import check_threshold
+from gradclip.clip import clip_by_global_norm, global_norm
+from gradclip.flush_mode import with_subnormals
+from gradclip.norm_at_most import norm_at_most
+
+Arrays = Sequence[Any]
+
+
+class ClippedUpdate(NamedTuple):
+    """What a client sends: its parameters, whether its update was clipped, and whether it was finite."""
+
+    parameters: list[Any]
+    clipped: bool
+    finite: bool
+
+
+@with_subnormals
+def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpdate:
+    """Return `new`, moved toward `old` so that the norm of the update, new - old, is at most max_norm.
+
+    Args:
+        new: a client's trained parameters, NumPy arrays. Those of other floating dtypes than `old` are converted.
+        old: the parameters it started from.
+        max_norm: the threshold, in the units of the parameters.
+
+    Arrays of integers and booleans, such as counters of batches, do not count and are sent as they are. An update with
+    NaN or infinities, or beyond the range of its dtype, becomes zero: `old` is returned.
+
+    Raises:
+        ValueError: lists of different lengths, arrays of different shapes, a threshold that is negative or NaN.
+
+    >>> new, old = [np.array([3.0, 4.0])], [np.zeros(2)]
+    >>> clipped_parameters(new, old, max_norm=1.0).parameters[0].round(6).tolist()
+    [0.6, 0.8]
+
+    """
+    max_norm = check_threshold(max_norm)
+    pairs = _pairs(new, old)
+    counted = [i for i, (x, o) in enumerate(pairs) if _is_floating(x) and _is_floating(o)]
+    with np.errstate(all="ignore"):
+        sent = [x.astype(o.dtype, copy=False) if i in counted else x for i, (x, o) in enumerate(pairs)]
+        updates = [_each_part(_difference, sent[i], pairs[i][1]) for i in counted]
+        if norm_at_most(updates, max_norm):
+            return ClippedUpdate(sent, clipped=False, finite=True)
+        finite = all(np.isfinite(update).all() for update in updates)
+        shorter, _ = clip_by_global_norm(updates, max_norm, nonfinite="skip")
+        for i, update in zip(counted, shorter, strict=True):
+            sent[i] = _each_part(_sum, pairs[i][1], np.asarray(update))
+    if not finite:
+        sent = [o.copy() for _, o in pairs]
+    return ClippedUpdate(sent, clipped=finite, finite=finite)
+
+
+def get_norm(input_arrays: Arrays) -> float:
+    """Return the L2 norm of all floating-point arrays together.
+
+    >>> get_norm([np.array([3.0]), np.array(4.0), np.array(7)])
+    5.0
+    """
+    return float(global_norm(_floats(input_arrays)))
+
+
+def clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_norm: float) -> None:
+    """Clip a model update in place to a norm of at most `clipping_norm`. One that is not finite becomes zero."""
+    adaptive_clip_inputs_inplace(input_arrays, clipping_norm)
+
+
+def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_norm: float) -> bool:
+    """Clip a model update in place, and return whether it was longer than `clipping_norm`.
+
+    >>> update = [np.array([3.0]), np.array(4.0)]
+    >>> adaptive_clip_inputs_inplace(update, 1.0), [round(float(x), 6) for x in update]
+    (True, [0.6, 0.8])
+    """
+    floats = _floats(input_arrays)
+    if norm_at_most(floats, check_threshold(clipping_norm)):
+        return False
+    finite = all(np.isfinite(x).all() for x in floats)
+    clipped = iter(clip_by_global_norm(floats, clipping_norm, nonfinite="skip")[0])
+    for i, array in enumerate(input_arrays):
+        if not _is_floating(np.asarray(array)):
+            continue
+        if isinstance(array, np.ndarray):
+            array[...] = next(clipped)
+        else:  # a scalar, as NumPy returns for 0-d arrays, cannot change
+            input_arrays[i] = next(clipped)
+    return finite
+
+
+def compute_clip_model_update(param1: MutableSequence[Any], param2: Arrays, clipping_norm: float) -> None:
+    """Clip the update param1 - param2 and write the parameters after it to the list `param1`."""
+    compute_adaptive_clip_model_update(param1, param2, clipping_norm)
+
+
+def compute_adaptive_clip_model_update(param1: MutableSequence[Any], param2: Arrays, clipping_norm: float) -> bool:
+    """Clip the update param1 - param2, write the parameters after it to `param1`, and return whether it was clipped.
+
+    >>> new = [np.array([3.0, 4.0], np.float32), np.array(12.0, np.float32)]
+    >>> compute_adaptive_clip_model_update(new, [np.zeros(2, np.float32), np.float32(0)], 6.5)
+    True
+    >>> [x.round(4).tolist() for x in new]
+    [[1.5, 2.0], 6.0]
+    """
+    made = clipped_parameters(param1, param2, clipping_norm)
+    param1[:] = made.parameters
+    return made.clipped
+
+
+def _pairs(new: Arrays, old: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Return the arrays in pairs. Raise a ValueError if they are not parameters of one model."""
+    what = "the trained parameters must have the shapes of those that were sent, but"
+    if len(new) != len(old):
+        raise ValueError(f"{what} there are {len(new)} and {len(old)} arrays.")
+    found = list(zip(map(np.asarray, new), map(np.asarray, old), strict=True))
+    for i, (x, o) in enumerate(found):
+        if x.shape != o.shape:
+            raise ValueError(f"{what} array {i} has shape {x.shape}, and {o.shape} was sent.")
+    return found
+
+
+def _is_floating(array: np.ndarray) -> bool:
+    return array.dtype.kind in "fc"
+
+
+def _floats(arrays: Arrays) -> list[np.ndarray]:
+    return [x for x in map(np.asarray, arrays) if _is_floating(x)]
+
+
+def _each_part(function: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Apply a function to real arrays, or to the real and the imaginary parts of complex ones."""
+    if a.dtype.kind != "c":
+        return np.asarray(function(a, b))
+    made = np.empty_like(a)
+    made.real, made.imag = function(a.real, b.real), function(a.imag, b.imag)
+    return made
+
+
+def _difference(new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    """Return new - old, rounded away from zero."""
+    nearest, error = _with_error(new, -old)
+    shorter = ~(error * np.sign(nearest) <= 0)
+    return np.where(shorter, np.nextafter(nearest, np.copysign(np.inf, nearest)), nearest).astype(new.dtype)
+
+
+def _sum(old: np.ndarray, update: np.ndarray) -> np.ndarray:
+    """Return old + update, rounded toward old."""
+    nearest, error = _with_error(old, update)
+    beyond = ~(error * np.sign(update) >= 0)
+    moved = np.where(beyond, np.nextafter(nearest, old), nearest)
+    return np.where(update == 0, old, moved).astype(old.dtype)
+
+
+def _with_error(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return a + b rounded to nearest, and the exact error (Knuth's TwoSum)."""
+    total = a + b
+    part = total - a
+    return total, (a - (total - part)) + (b - part)
