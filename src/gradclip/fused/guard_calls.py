@@ -22,7 +22,7 @@ from gradclip.parameters import ParameterList, reusable
 _BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ClipCall:
     """A call that has clipped gradients in place.
 
@@ -126,7 +126,8 @@ def _call(
 ) -> ClipCall:
     inside = current_pass() != -1
     try:
-        listed: Sequence[Any] | None = ParameterList.of(parameters).parameters
+        found = ParameterList.of(parameters)
+        listed: Sequence[Any] | None = (found.tree,) if found.tree is not None else found.parameters
     except Exception:
         listed = None
     filled = 1 if listed is None else sum(getattr(one, "grad", None) is not None for one in listed)

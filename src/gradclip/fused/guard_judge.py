@@ -190,10 +190,10 @@ class _Story:
         if not self.proper:
             if not (self.others and self.facts.above):
                 return None
-            call, norm = self.others[-1], f"{self.facts.norm:.4g}, above {self.facts.max_norm:.4g}"
+            call, got = self.others[-1], f"{self.facts.norm:.4g}, above {self.facts.max_norm:.4g}"
             return "other_parameters", (
                 f"a call of {call.function} got {len(call.parameters or ())} parameters, and none of them is the "
-                f"optimizer's, which got the norm {norm}."
+                f"optimizer's, which got the norm {got}."
             )
         if any(call.parameters is None for call in self.proper):
             return None
@@ -249,12 +249,21 @@ class _Story:
             if largest > facts.max_norm * (1.0 + facts.slack):
                 return "not_clipped", f"{got}: {self.proper[-1].function} was called with the threshold {largest:.4g}."
             other = any(call.norm is None or call.order not in (None, facts.order) for call in self.proper)
+            other = other or facts.norm <= self._together() * (1.0 + facts.slack)
             return None if other else ("not_clipped", f"{got}, although {self.proper[-1].function} was called.")
         if self.in_backward or not facts.after_step or facts.by_parts():
             return None
         if any(step.kind == "partly" for step in facts.happened[self.last :]):
             return "other_parameters", f"{got}: only some of the gradients were scaled before this step."
         return "not_clipped", f"{got}: nothing clipped them between backward() and this step."
+
+
+    def _together(self) -> float:
+        """Return the bound that calls for parts of the parameters have together."""
+        each = [threshold_of(call) for call in self.proper]
+        return max(each) if math.isinf(self.facts.order) else math.fsum(c**self.facts.order for c in each) ** (
+            1.0 / self.facts.order
+        )
 
 
 def saw(call: ClipCall) -> bool:

@@ -11,6 +11,9 @@ from gradclip.fused.guard_calls import ClipCall
 OFTEN = 3
 """A GradScaler finds its scale by trying: fewer skipped steps in a row are ordinary."""
 
+AT_FIRST = 40
+"""Before the first step it may skip so many, each time with half the scale, and these do not count."""
+
 
 class Skips:
     """The steps skipped so far: how many, and how many in a row until now.
@@ -20,7 +23,7 @@ class Skips:
 
     def __init__(self) -> None:
         self.count = self.streak = 0
-        self._taken = False
+        self._at_first = AT_FIRST
         self._scaler_alone = True
         self._call: ClipCall | None = None
         self._counted = 0.0  # what an AdaptiveNorm has counted
@@ -54,14 +57,10 @@ class Skips:
         else:
             self._later("flag", 0.0, by_scaler)
 
-    def left_out(self, scale: float) -> None:
-        """Note a step that a GradScaler did not call.
-
-        Before the first step it looks for its scale, so these do not count, unless the scale cannot be the reason.
-        """
+    def left_out(self) -> None:
+        """Note a step that a GradScaler did not call."""
         self._call = None
-        if self._taken or scale < 1:
-            self._note(True, by_scaler=True)
+        self._note(True, by_scaler=True)
 
     def read(self) -> None:
         """Count the steps whose results are still on a device."""
@@ -89,10 +88,12 @@ class Skips:
 
     def _note(self, skipped: bool, *, by_scaler: bool) -> None:
         if not skipped:
-            self.streak, self._taken, self._scaler_alone = 0, True, True
-            return
-        self.count, self.streak = self.count + 1, self.streak + 1
-        self._scaler_alone = self._scaler_alone and by_scaler
+            self.streak, self._at_first, self._scaler_alone = 0, 0, True
+        elif by_scaler and self._at_first:
+            self._at_first -= 1
+        else:
+            self.count, self.streak = self.count + 1, self.streak + 1
+            self._scaler_alone = self._scaler_alone and by_scaler
 
 
 def _same(one: ClipCall, other: ClipCall) -> bool:

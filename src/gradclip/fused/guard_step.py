@@ -94,7 +94,7 @@ class StepGuard:
         """Hear that it has stepped the optimizer, or skipped the step."""
         self._scaler = None
         if self.steps == self._steps_before:
-            self._skips.left_out(scaler.get_scale())
+            self._skips.left_out()
             self._tell_of_skips()
 
     # The step
