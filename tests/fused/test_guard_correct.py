@@ -10,22 +10,10 @@ from torch.nn.utils import clip_grad_norm_ as torch_clip
 from torch.nn.utils import clip_grad_value_ as torch_clip_value
 
 import gradclip
-from gradclip.integrations.torch import clip_grad_norm_ as drop_in
 from gradclip.integrations.torch import clip_in_backward, fold_into
+from loops import CLIPS, descent, loss_of, network, own_clip
 
 STEPS = 9
-
-
-def own_clip(parameters, max_norm):
-    """Clip as many projects do that have their own function."""
-    grads = [one.grad for one in parameters if one.grad is not None]
-    norm = torch.stack([grad.norm() for grad in grads]).norm()
-    for grad in grads:
-        grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
-    return norm
-
-
-CLIPS = {"torch": torch_clip, "gradclip": gradclip.clip_grad_norm_, "drop-in": drop_in, "own": own_clip}
 
 
 @pytest.fixture(autouse=True)
@@ -38,17 +26,6 @@ def clip(request):
     return CLIPS[request.param]
 
 
-def network(dtype=torch.float32):
-    layers = [torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)]
-    return torch.nn.Sequential(*layers).to(dtype)
-
-
-def loss_of(model, scale=30.0):
-    """Return a loss whose gradient is far above 1."""
-    dtype = next(model.parameters()).dtype
-    return (model(torch.randn(16, 4, dtype=dtype)) * scale).square().mean()
-
-
 def trained(optimizer, once, max_norm=1.0, steps=STEPS, looks=4, **settings):
     """Take steps with a guard that looks at the first two, and at each of a multiple of 4; it must say nothing."""
     watched = gradclip.guard(optimizer, max_norm, every=4, **settings)
@@ -59,10 +36,6 @@ def trained(optimizer, once, max_norm=1.0, steps=STEPS, looks=4, **settings):
     watched.remove()
     assert (watched.reports, watched.looks) == ([], looks), watched
     return watched
-
-
-def descent(model, lr=1e-4, make=torch.optim.SGD, **settings):
-    return make(model.parameters(), lr=lr, **settings)
 
 
 @pytest.mark.parametrize("set_to_none", [True, False])

@@ -257,12 +257,13 @@ class _Story:
             return "other_parameters", f"{got}: only some of the gradients were scaled before this step."
         return "not_clipped", f"{got}: nothing clipped them between backward() and this step."
 
-
     def _together(self) -> float:
         """Return the bound that calls for parts of the parameters have together."""
         each = [threshold_of(call) for call in self.proper]
-        return max(each) if math.isinf(self.facts.order) else math.fsum(c**self.facts.order for c in each) ** (
-            1.0 / self.facts.order
+        return (
+            max(each)
+            if math.isinf(self.facts.order)
+            else math.fsum(c**self.facts.order for c in each) ** (1.0 / self.facts.order)
         )
 
 
