@@ -36,6 +36,9 @@ Choose a threshold
   try thresholds with a short training                   find_max_norm(train)
   find the examples behind a loss spike                  explain_spike(loss, params, batch)
 
+Find mistakes
+  see what an optimizer really gets at its steps         guard(optimizer, max_norm)
+
 Keep the function names of another library               gradclip.integrations: torch, optax, tensorflow, keras, ...
 See which compiled kernels are in use                    native_status()
 
@@ -76,6 +79,8 @@ if TYPE_CHECKING:
     from gradclip.audit.report import SensitivityReport
     from gradclip.audit.self_test import check_sensitivity
     from gradclip.explained import SpikeExplanation, explain_spike
+    from gradclip.fused.guard import guard
+    from gradclip.fused.guard_words import ClippingError, ClippingWarning
     from gradclip.monitor.monitor import Monitor
     from gradclip.monitor.spike import Spike
     from gradclip.search.find import find_max_norm
@@ -86,6 +91,8 @@ __version__ = "0.1.0"
 __all__ = [
     "AdaptiveNorm",
     "ClippedFunction",
+    "ClippingError",
+    "ClippingWarning",
     "ExampleOutputs",
     "MaxNormSearch",
     "Monitor",
@@ -119,6 +126,7 @@ __all__ = [
     "find_max_norm",
     "global_norm",
     "grad_norm",
+    "guard",
     "layer_norms",
     "native_status",
     "norm_at_most",
@@ -127,6 +135,8 @@ __all__ = [
 ]
 
 _WHEN_USED = {
+    "ClippingError": "gradclip.fused.guard_words",
+    "ClippingWarning": "gradclip.fused.guard_words",
     "MaxNormSearch": "gradclip.search.result",
     "Monitor": "gradclip.monitor.monitor",
     "SensitivityReport": "gradclip.audit.report",
@@ -135,6 +145,7 @@ _WHEN_USED = {
     "check_sensitivity": "gradclip.audit.self_test",
     "explain_spike": "gradclip.explained",
     "find_max_norm": "gradclip.search.find",
+    "guard": "gradclip.fused.guard",
 }
 
 

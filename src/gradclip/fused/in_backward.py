@@ -250,7 +250,8 @@ def _check(parameter: Any, name: str) -> None:
             f"{name} is computed from other tensors, so no gradient accumulates in it. Pass the tensors it is computed "
             "from."
         )
-    if getattr(parameter, "_post_accumulate_grad_hooks", None):
+    hooks = (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values()
+    if not all(getattr(hook, "only_watches", False) for hook in hooks):
         raise ValueError(
             f"{name} already has hooks that run after its gradient is accumulated. If one steps an optimizer, it would "
             "do so before the gradient is clipped. Call clip_in_backward before registering other hooks. If an earlier "

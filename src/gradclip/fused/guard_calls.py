@@ -1,0 +1,191 @@
+"""Tell the guards of optimizers which calls have clipped, and which steps a GradScaler has skipped.
+
+gradclip's own functions announce their calls. Those of PyTorch do not: as long as a guard watches, the names by which
+`torch.nn.utils.clip_grad_norm_` reaches the function that scales, and `torch.amp.GradScaler.step`, lead to functions
+that call PyTorch's and tell the guards. They are put back when the last guard is removed.
+"""
+
+import functools
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch.nn import utils
+from torch.nn.utils import clip_grad
+
+from gradclip.core import announced
+from gradclip.core.norms import Order
+from gradclip.parameters import ParameterList, reusable
+
+_BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
+
+
+@dataclass(frozen=True, eq=False)
+class ClipCall:
+    """A call that has clipped gradients in place.
+
+    Attributes:
+        function: its name.
+        parameters: the parameters it was given; None if they are unknown.
+        filled: how many of them had a gradient.
+        max_norm: its threshold, as it was passed.
+        norm: the norm before clipping, if it clips by a global norm; else None.
+        order: the order of that norm; None if it is unknown.
+        nonfinite: its policy.
+        in_backward: whether it was made within a backward pass, by a hook.
+
+    """
+
+    function: str
+    parameters: Sequence[Any] | None
+    filled: int
+    max_norm: Any
+    norm: Any
+    order: float | None = None
+    nonfinite: str = "propagate"
+    in_backward: bool = False
+
+
+class Watcher(Protocol):
+    """What hears of calls."""
+
+    optimizer: Any
+
+    def clipped(self, call: ClipCall) -> None:
+        """Hear of a call that has clipped."""
+
+    def stepping(self, scaler: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer."""
+
+    def stepped(self, scaler: Any) -> None:
+        """Hear that it has done so, or skipped the step."""
+
+
+_watchers: "weakref.WeakSet[Any]" = weakref.WeakSet()
+_replaced: list[tuple[Any, str, Any, Any]] = []
+
+
+def watch(watcher: Watcher) -> None:
+    """Tell a watcher of all calls until `unwatch`."""
+    _watchers.add(watcher)
+    weakref.finalize(watcher, _put_back)
+    if not _replaced:
+        announced.listeners.append(_heard)
+        for owner, name, make in _PLACES:
+            original = getattr(owner, name, None)
+            if original is None:  # an older PyTorch
+                continue
+            made = make(original)
+            setattr(owner, name, made)
+            _replaced.append((owner, name, original, made))
+
+
+def unwatch(watcher: Watcher) -> None:
+    """Tell a watcher no more. After the last one, put PyTorch's own functions back."""
+    _watchers.discard(watcher)
+    _put_back()
+
+
+def _put_back() -> None:
+    if any(True for _ in _watchers) or not _replaced:
+        return
+    announced.listeners.remove(_heard)
+    for owner, name, original, made in _replaced:
+        if getattr(owner, name) is made:  # else somebody has wrapped it since: it stays inside, and tells nobody
+            setattr(owner, name, original)
+    _replaced.clear()
+
+
+def _tell(call: ClipCall) -> None:
+    for watcher in list(_watchers):
+        watcher.clipped(call)
+
+
+def _heard(call: announced.Call) -> None:
+    """Tell of a call of gradclip."""
+    if torch.compiler.is_compiling():
+        return
+    given, norm = call.arguments, None
+    if call.function in _BY_GLOBAL_NORM:
+        norm = given.get("total_norm", call.result)
+    threshold = next((given[name] for name in ("max_norm", "clip_value", "clipping") if name in given), None)
+    order = Order.parse(given["ord"]).p if "ord" in given else None
+    policy = given.get("nonfinite", "propagate")
+    _tell(_call(call.function, given["parameters"], threshold, norm, order, policy))
+
+
+def _call(
+    function: str,
+    parameters: Any,
+    max_norm: Any,
+    norm: Any,
+    order: float | None = None,
+    nonfinite: str = "propagate",
+) -> ClipCall:
+    inside = current_pass() != -1
+    try:
+        found = ParameterList.of(parameters)
+        listed: Sequence[Any] | None = (found.tree,) if found.tree is not None else found.parameters
+    except Exception:
+        listed = None
+    filled = 1 if listed is None else sum(getattr(one, "grad", None) is not None for one in listed)
+    return ClipCall(function, listed, filled, max_norm, norm, order, nonfinite, inside)
+
+
+def current_pass() -> int:
+    """Return the number of the backward pass that is running in this thread; -1 if none is."""
+    return torch._C._current_graph_task_id()
+
+
+# PyTorch's functions, told of
+
+
+def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def _clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _watchers:
+            return original(parameters, max_norm, total_norm, *args, **kwargs)
+        parameters = reusable(parameters)
+        result = original(parameters, max_norm, total_norm, *args, **kwargs)
+        _tell(_call("clip_grad_norm_", parameters, max_norm, total_norm))
+        return result
+
+    return _clip_grads_with_norm_
+
+
+def _clamping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip_grad_value_(parameters: Any, clip_value: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling() or not _watchers:
+            return original(parameters, clip_value, *args, **kwargs)
+        parameters = reusable(parameters)
+        result = original(parameters, clip_value, *args, **kwargs)
+        _tell(_call("clip_grad_value_", parameters, clip_value, None))
+        return result
+
+    return clip_grad_value_
+
+
+def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = [one for one in _watchers if one.optimizer is optimizer] if self.is_enabled() else ()
+        for watcher in mine:
+            watcher.stepping(self)
+        result = original(self, optimizer, *args, **kwargs)
+        for watcher in mine:
+            watcher.stepped(self)
+        return result
+
+    return step
+
+
+_PLACES: Sequence[tuple[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]]] = (
+    (clip_grad, "_clip_grads_with_norm_", _scaling),
+    (utils, "clip_grads_with_norm_", _scaling),
+    (clip_grad, "clip_grad_value_", _clamping),
+    (utils, "clip_grad_value_", _clamping),
+    (torch.amp.GradScaler, "step", _stepping),
+)

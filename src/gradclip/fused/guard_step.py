@@ -1,0 +1,282 @@
+"""Look at what the steps of an optimizer get, and tell of mistakes."""
+
+import math
+import sys
+import warnings
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.distributed.processes import processes_of
+from gradclip.fused import guard_calls
+from gradclip.fused.guard_calls import ClipCall
+from gradclip.fused.guard_judge import Facts, judged
+from gradclip.fused.guard_settings import Settings, as_number, seems_a_handle
+from gradclip.fused.guard_skips import Skips
+from gradclip.fused.guard_window import Window
+from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding
+from gradclip.inplace import grad_norm
+from gradclip.parameters import ParameterList
+
+
+class StepGuard:
+    """A guard of one optimizer, until `remove()`. Print it for all that it has found.
+
+    Attributes:
+        norm: the norm that the optimizer got at the last look; None before the first.
+        reports: what was found: of each kind of mistake the first, as a `Finding` with `.step`, `.kind`, `.sentence`
+            and `.fix`.
+        steps: the number of steps since the guard was made.
+        looks: the number of steps at which it has looked.
+        skipped: the number of steps that were skipped, as far as they are known.
+
+    """
+
+    def __init__(self, optimizer: Optimizer, max_norm: Any, settings: Settings) -> None:
+        self.optimizer = optimizer
+        self.norm: float | None = None
+        self.reports: list[Finding] = []
+        self.steps = self.looks = 0
+        self._max_norm, self._settings = max_norm, settings
+        self._skips = Skips()
+        self._scaler: Any = None
+        self._steps_before = 0
+        processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
+        self._ranks = settings.ranks(self._parameters())
+        self._window: Window | None = None
+        self._post = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
+        self._open(after_step=False)
+        guard_calls.watch(self)
+
+    @property
+    def skipped(self) -> int:
+        """The number of steps that were skipped, as far as they are known."""
+        return self._skips.count
+
+    def remove(self) -> None:
+        """Stop. If no other guard is left, PyTorch's functions are again its own."""
+        self._pre.remove()
+        self._post.remove()
+        if self._window is not None:
+            self._window.close()
+        self._window = None
+        guard_calls.unwatch(self)
+
+    def __repr__(self) -> str:
+        parts = [
+            _many(self.steps, "step"),
+            f"{self.skipped} skipped" if self.skipped else "",
+            _many(self.looks, "look"),
+        ]
+        parts.append("" if self.norm is None else f"norm {self.norm:.4g} at the last")
+        parts.append(_many(len(self.reports), "mistake") if self.reports else "no mistake")
+        head = f"StepGuard({', '.join(filter(None, parts))})"
+        return "\n".join([head, *(f"- {one.kind}, {one}" for one in self.reports)])
+
+    # What it hears of
+
+    def clipped(self, call: ClipCall) -> None:
+        """Hear of a call that has clipped."""
+        if self._window is not None:
+            self._window.clipped(call)
+        given = call.parameters
+        mine = given is None or (len(given) > 0 and id(given[0]) in self._mine)
+        if mine and not call.in_backward and self._skips.clipped(call):
+            self._tell_of_skips()
+
+    def stepping(self, scaler: Any) -> None:
+        """Hear that a GradScaler is about to step the optimizer."""
+        self._scaler, self._steps_before = scaler, self.steps
+
+    def stepped(self, scaler: Any) -> None:
+        """Hear that it has stepped the optimizer, or skipped the step."""
+        self._scaler = None
+        if self.steps == self._steps_before:
+            self._skips.left_out()
+            self._tell_of_skips()
+
+    # The step
+
+    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Look before the step; if a closure computes the gradients, after its first call."""
+        self.steps += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if closure is None:
+            self._arrived()
+            return None
+        arrived = False
+
+        def looked_after() -> Any:
+            nonlocal arrived
+            loss = closure()
+            if not arrived:
+                arrived = True
+                self._arrived()
+            return loss
+
+        return (args[0],), {**kwargs, "closure": looked_after}
+
+    def _arrived(self) -> None:
+        """Take note of what the step gets, and look at it if it is time."""
+        found_inf = vars(self.optimizer).get("found_inf")
+        self._skips.passed(found_inf, by_scaler=self._scaler is not None)
+        window = self._window
+        if window is not None and self._is_last() and not _being_captured():
+            self._window = None
+            try:
+                self._look(window, found_inf)
+            finally:
+                window.close()
+        if self._skips.streak:
+            self._tell_of_skips()
+        if self._ranks is not None and self._ranks.open and (said := self._ranks.differing()):
+            self._tell("ranks_disagree", said)
+
+    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Start to watch what happens until the next step, if that is one to look at, or if this look was put off."""
+        put_off = self._window is not None
+        if self._window is not None:
+            self._window.close()
+            self._window = None
+        if put_off or self._settings.is_look(self.steps + 1):
+            self._pre.remove()
+            self._open(after_step=True)
+
+    def _open(self, *, after_step: bool) -> None:
+        """Watch until the next step. The hook comes after those that others have registered, such as `fold_into`."""
+        parameters = self._parameters()
+        self._pre = self.optimizer.register_step_pre_hook(torch.compiler.disable(self._before))
+        self._mine = set(map(id, parameters))
+        self._observed = self._adaptive.steps if self._adaptive is not None else 0
+        self._window = Window.opened(parameters, after_step=after_step)
+
+    def _is_last(self) -> bool:
+        hooks = self.optimizer._optimizer_step_pre_hooks
+        return next(reversed(hooks), None) == self._pre.id
+
+    # A look
+
+    def _look(self, window: Window, found_inf: Any) -> None:
+        self.looks += 1
+        self._skips.read()
+        parameters = [one for one in self._parameters() if one.grad is not None]
+        scale = vars(self.optimizer).get("grad_scale")
+        divided = 1.0 if scale is None else float(scale)
+        self.norm = norm = self._norm_of(self._groups()) / divided
+        if found_inf is not None and float(found_inf) == 1.0:
+            return
+        facts = Facts(
+            norm,
+            self._threshold(),
+            window.steps(),
+            window.after_step,
+            parameters,
+            _slack(parameters),
+            self._settings.order.p,
+            1.0 if self._scaler is None else self._scaler.get_scale(),
+            self._known(),
+            lambda some: self._norm_of(some) / divided,
+            lambda: self._by_parts(parameters),
+        )
+        for kind, sentence in judged(facts):
+            self._tell(kind, sentence)
+        if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step:
+            self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
+        if self._ranks is not None:
+            self._ranks.publish(self.steps, parameters, norm)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        read = ("params", "process_group", "mesh")
+        return [{name: group[name] for name in read if name in group} for group in self.optimizer.param_groups]
+
+    def _parameters(self) -> list[Any]:
+        return [one for group in self.optimizer.param_groups for one in group["params"]]
+
+    @torch.no_grad()
+    def _norm_of(self, parameters: Any, order: float | None = None) -> float:
+        asked = self._settings
+        order = asked.order.p if order is None else order
+        return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))
+
+    @property
+    def _adaptive(self) -> AdaptiveNorm | None:
+        found = self._max_norm
+        found = found if isinstance(found, AdaptiveNorm) else getattr(found, "max_norm", None)
+        return found if isinstance(found, AdaptiveNorm) else None
+
+    def _threshold(self) -> float:
+        """Return the threshold of this step."""
+        found = self._adaptive
+        if found is None:
+            return as_number(self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
+        # A call has observed its norm by now. Clipping within the step observes it at the end of the step.
+        return as_number(found.max_norm if found.steps == self._observed else found.threshold)
+
+    def _known(self) -> tuple[float, float] | None:
+        """Return the norm and the threshold of a handle that clips within the step."""
+        handle = self._max_norm
+        if isinstance(handle, AdaptiveNorm) or not seems_a_handle(handle):
+            return None
+        return math.nan if handle.norm is None else float(handle.norm), self._threshold()
+
+    def _by_parts(self, parameters: list[Any]) -> bool:
+        """Say whether each element, or each gradient, seems to be clipped to the threshold by itself."""
+        limit, slack = self._threshold(), _slack(parameters)
+        largest = max((self._norm_of([one]) for one in parameters), default=0.0)
+        return any(abs(one - limit) <= slack * limit for one in (largest, self._norm_of(parameters, math.inf)))
+
+    # What it tells
+
+    def _tell(self, kind: str, sentence: str) -> None:
+        if any(one.kind == kind for one in self.reports):
+            return
+        finding = Finding.of(self.steps, kind, sentence[:1].upper() + sentence[1:])
+        self.reports.append(finding)
+        if self._settings.on_mistake == "raise":
+            raise ClippingError(str(finding))
+        warnings.warn(str(finding), ClippingWarning, stacklevel=_level_of_user())
+
+    def _tell_of_skips(self) -> None:
+        streak, most = self._skips.streak, self._settings.stop_after
+        told = "a step was" if streak == 1 else f"{streak} steps in a row were"
+        if most is not None and streak >= most:
+            raise ClippingError(f"Step {self.steps}: {told} skipped, and stop_after is {most}. {FIXES['skipped']}")
+        if self._skips.unusual:
+            self._tell("skipped", f"{told} skipped.")
+
+
+def checked(optimizer: Any) -> Optimizer:
+    """Return an optimizer without what a trainer has wrapped around it. Raises a TypeError for anything else."""
+    inside = optimizer
+    while isinstance(getattr(inside, "optimizer", None), Optimizer):
+        inside = inside.optimizer
+    if not isinstance(inside, Optimizer):
+        raise TypeError(
+            f"optimizer must be an optimizer of PyTorch, such as torch.optim.AdamW(...), got "
+            f"{type(optimizer).__name__}."
+        )
+    return inside
+
+
+def _many(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _slack(parameters: list[Any]) -> float:
+    """Return by how much the norm may exceed the threshold: other libraries round in the dtype of the gradients."""
+    return 0.02 if any(one.grad.dtype in (torch.float16, torch.bfloat16) for one in parameters) else 1e-3
+
+
+def _being_captured() -> bool:
+    """Say whether a CUDA graph records this step: it cannot wait for the device."""
+    return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel` with which the caller of this function warns about the user's code."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("gradclip", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level

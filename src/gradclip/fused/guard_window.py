@@ -1,0 +1,197 @@
+"""What happens to gradients between two steps: backward passes, calls that clip, and other changes, in their order.
+
+A few small gradients are the witnesses: their norms are taken before and after each backward pass accumulates. A call
+that scales all gradients scales them too. Norms stay on the device until the step.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+
+from gradclip.fused.guard_calls import ClipCall, current_pass
+
+_MOST, _ELEMENTS = 8, 2**22
+"""The number of witnesses, and of the elements of gradients of the last step that are kept until the next pass."""
+
+
+@dataclass
+class Event:
+    """Something that happened, and the norms of the witnesses then: "step", "before", "after" or "clip".
+
+    "before" and "after" are those of a backward pass. A norm is None where there is no gradient, or none was taken.
+    """
+
+    kind: str
+    norms: list[Any]
+    call: ClipCall | None = None
+
+
+@dataclass
+class Step:
+    """One thing that happened to the gradients, in plain numbers.
+
+    Attributes:
+        kind: "backward"; "clip", a call that was seen; "scaled" or "partly", if all witnesses or only some were scaled
+            by one number, unseen.
+        fresh: whether a backward pass found no gradients before it.
+        call: the call.
+        ratio: the number they were scaled by.
+
+    """
+
+    kind: str
+    fresh: bool = False
+    call: ClipCall | None = None
+    ratio: float = 1.0
+
+
+@dataclass
+class Window:
+    """The time from one step, or from the start, until the next."""
+
+    after_step: bool
+    witnesses: Sequence[Any]
+    held: Sequence[Any] = ()
+    events: list[Event] = field(default_factory=list)
+    _hooks: list[Any] = field(default_factory=list)
+    _pass: int | None = None
+
+    @classmethod
+    def opened(cls, parameters: Sequence[Any], *, after_step: bool) -> "Window":
+        """Start to watch the gradients of parameters."""
+        window = cls(after_step, _witnesses(parameters))
+        if after_step:
+            window.held = [_small(one.grad) for one in window.witnesses]
+            window.events.append(Event("step", window._norms()))
+        for number, one in enumerate(window.witnesses):
+            window._hooks.append(one.register_hook(Watching(window.before)))
+            window._hooks.append(one.register_post_accumulate_grad_hook(Watching(partial(window.after, number))))
+        return window
+
+    def close(self) -> None:
+        """Stop watching."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self.held = ()
+
+    # What happens
+
+    def before(self) -> None:
+        """Before a pass accumulates its first gradient, take the norms; those of what the last step used, too."""
+        if self._is_new_pass():
+            self._look(self._norms())
+
+    def after(self, number: int) -> None:
+        """Take the norm after a pass has accumulated a gradient."""
+        if self._is_new_pass():  # FSDP2 accumulates itself, and calls only this hook
+            self._look([None if n == number else norm for n, norm in enumerate(self._norms())])
+        if self.events[-1].kind != "after":
+            self.events.append(Event("after", [None] * len(self.witnesses)))
+        self.events[-1].norms[number] = _norm(self.witnesses[number].grad)
+
+    def _is_new_pass(self) -> bool:
+        before, self._pass = self._pass, current_pass()
+        return self._pass != before
+
+    def _look(self, norms: list[Any]) -> None:
+        if any(one is not None for one in self.held):
+            self.events.append(Event("left", list(map(_norm, self.held))))
+        self.held = ()
+        self.events.append(Event("before", norms))
+
+    def clipped(self, call: ClipCall) -> None:
+        """Note a call. Within a backward pass there may be one for each parameter, so no norms are taken then."""
+        norms = [None] * len(self.witnesses) if call.in_backward else self._norms()
+        self.events.append(Event("clip", norms, call))
+
+    def steps(self) -> list[Step]:
+        """Return what has happened until now. This waits for the device."""
+        self.events.append(Event("end", self._norms()))
+        return read(self.events, fetched([event.norms for event in self.events]))
+
+    def _norms(self) -> list[Any]:
+        return [_norm(one.grad) for one in self.witnesses]
+
+
+class Watching:
+    """A hook of a witness. It changes nothing, so others need not come before it, and files leave it out."""
+
+    only_watches = True
+    __torch_unserializable__ = True
+
+    def __init__(self, told: Callable[[], None]) -> None:
+        self._told = told
+
+    def __call__(self, _tensor: Any) -> None:
+        self._told()
+
+
+def _witnesses(parameters: Sequence[Any]) -> list[Any]:
+    """Choose parameters with small gradients from all parts of the list."""
+    leaves = [one for one in parameters if one.requires_grad and one.is_leaf]
+    parts = [leaves[len(leaves) * n // _MOST : len(leaves) * (n + 1) // _MOST] for n in range(_MOST)]
+    chosen = [min(part, key=lambda one: one.numel()) for part in parts if part]
+    return chosen
+
+
+def _small(grad: Any) -> Any:
+    """Return a gradient if it is small: what is kept until the next pass takes memory."""
+    return None if grad is None or grad.numel() > _ELEMENTS // _MOST else grad
+
+
+@torch.no_grad()
+def _norm(grad: Any) -> Any:
+    """Return the norm of a gradient, or of this process's shard, on its device."""
+    if grad is None:
+        return None
+    values = getattr(grad, "_local_tensor", grad).detach()
+    if values.layout is not torch.strided:
+        values = values._values()
+    if not values.is_floating_point() and not values.is_complex():
+        return None
+    half = values.dtype in (torch.float16, torch.bfloat16)
+    return torch.linalg.vector_norm(values, dtype=torch.float32 if half else None)
+
+
+def fetched(rows: Sequence[Sequence[Any]]) -> list[list[float | None]]:
+    """Return scalars as numbers, with one wait for each device."""
+    found: dict[int, float] = {}
+    scalars = [one for row in rows for one in row if one is not None]
+    for device in {one.device for one in scalars}:
+        there = [one for one in scalars if one.device == device]
+        values = torch.stack([one.to(torch.float32) for one in there]).tolist()
+        found.update(zip(map(id, there), values, strict=True))
+    return [[None if one is None else found[id(one)] for one in row] for row in rows]
+
+
+def read(events: Sequence[Event], norms: Sequence[Sequence[float | None]]) -> list[Step]:
+    """Say what happened, from the norms of the witnesses."""
+    steps: list[Step] = []
+    known: list[float | None] = [None] * max((len(row) for row in norms), default=0)
+    fresh = False
+    for event, row in zip(events, norms, strict=True):
+        if event.kind in ("left", "before", "end"):
+            steps += _unseen(known, row)
+        if event.kind == "before":
+            fresh = not any(row)
+        elif event.kind == "after":
+            steps.append(Step("backward", fresh=fresh))
+        elif event.kind == "clip":
+            steps.append(Step("clip", call=event.call))
+        partly = event.kind in ("after", "clip")
+        known = [old if new is None and partly else new for old, new in zip(known, row, strict=True)]
+    return steps
+
+
+def _unseen(before: Sequence[float | None], now: Sequence[float | None]) -> list[Step]:
+    """Return what was done to the gradients unseen: that needs two norms."""
+    both = [(old, new) for old, new in zip(before, now, strict=True) if old and new and math.isfinite(old + new)]
+    lower = [ratio for ratio in (new / old for old, new in both) if ratio != 1.0]
+    if len(both) < 2 or not lower or max(lower) > 1.0 - 1e-3 or max(lower) > min(lower) * (1.0 + 1e-3):
+        return []
+    return [Step("scaled" if len(lower) == len(both) else "partly", ratio=max(lower))]

@@ -1,0 +1,432 @@
+"""Each mistake, planted in a real loop: the guard names it and how to mend it."""
+
+import math
+import warnings
+
+import pytest
+import torch
+from torch.nn.utils import clip_grad_norm_ as torch_clip
+
+import gradclip
+from gradclip.integrations.torch import fold_into
+from loops import CLIPS, SEEN, descent, loss_of, network, own_clip
+
+pytestmark = pytest.mark.filterwarnings("ignore:no parameter has a gradient", "ignore:.*empty generator")
+
+
+@pytest.fixture(autouse=True)
+def seeded():
+    torch.manual_seed(0)
+
+
+def named(optimizer, once, kind, words, steps=6, max_norm=1.0, **settings):
+    """Take steps with a guard; check that it names one kind of mistake, once, and return the finding."""
+    watched = gradclip.guard(optimizer, max_norm, every=3, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            once()
+    watched.remove()
+    told = [one for one in caught if one.category is gradclip.ClippingWarning]
+    assert [one.kind for one in watched.reports] == [kind], watched
+    (found,) = watched.reports
+    assert words in found.sentence
+    assert [str(one.message) for one in told] == [str(found)]
+    assert found.fix in str(found)
+    # The warning is about the user's line, not about PyTorch's or gradclip's.
+    assert told[0].filename == __file__
+    assert f"1 mistake)\n- {kind}, step {found.step}: " in repr(watched)
+    return found
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("zero", ["first", "last", "with zeros"])
+def test_clipped_after_the_step(clip, zero):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        if zero == "first":
+            optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+        clip(model.parameters(), 1.0)
+        if zero != "first":
+            optimizer.zero_grad(set_to_none=zero == "last")
+
+    if clip is own_clip and zero == "with zeros":  # zeros hide what was done to the gradients before
+        named(optimizer, once, "not_clipped", "nothing clipped them between backward() and this step")
+        return
+    found = named(optimizer, once, "after_step", "after the step that used the gradients")
+    assert "above 1." in found.sentence
+    assert found.step == 2
+    assert found.fix == "Clip between loss.backward() and optimizer.step()."
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_clipped_before_backward(clip, set_to_none):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad(set_to_none=set_to_none)
+        loss = loss_of(model)
+        clip(model.parameters(), 1.0)
+        loss.backward()
+        optimizer.step()
+
+    found = named(optimizer, once, "before_backward", "came before backward(), and found no gradients")
+    assert found.fix == "Clip after loss.backward() and before optimizer.step()."
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_clipped_before_a_step_whose_closure_computes_the_gradients(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        return loss
+
+    def once():
+        clip(model.parameters(), 1.0)
+        optimizer.step(closure)
+
+    named(optimizer, once, "before_backward", "came before backward()")
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+def test_clipped_a_part_of_the_parameters(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clip(model[2:].parameters(), 1.0)
+        optimizer.step()
+
+    if clip is own_clip:
+        found = named(optimizer, once, "other_parameters", "only some of the gradients were scaled")
+    else:
+        found = named(optimizer, once, "other_parameters", "did not get 2 of the 6 parameters")
+    assert "all parameters of the optimizer" in found.fix
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_clipped_parameters_of_another_model(clip):
+    model, old = network(), network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        (loss_of(model) + loss_of(old)).backward()
+        clip(old.parameters(), 1.0)
+        optimizer.step()
+
+    named(optimizer, once, "other_parameters", "got 6 parameters, and none of them is the optimizer's")
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("late", [False, True])
+def test_clipped_before_unscale(clip, fused, late):
+    model = network()
+    optimizer = descent(model, make=torch.optim.AdamW, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+
+    def once():
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model)).backward()
+        clip(model.parameters(), 1.0)
+        if late:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+
+    found = named(optimizer, once, "still_scaled", "scale 65536")
+    assert "1.526e-05" in found.sentence
+    assert "scaler.unscale_(optimizer)" in found.fix
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_a_generator_that_is_used_up(clip):
+    model = network()
+    optimizer, parameters = descent(model), model.parameters()
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clip(parameters, 1.0)
+        optimizer.step()
+
+    if clip is gradclip.clip_grad_norm_:
+        once()
+        with pytest.raises(ValueError, match="used up by an earlier loop"):
+            once()
+        return
+    found = named(optimizer, once, "used_up", "got no parameters, so it clipped nothing")
+    assert found.step == 2
+    assert "list(model.parameters())" in found.fix
+
+
+def test_an_iterator_of_which_pytorch_does_not_warn():
+    model = network()
+    optimizer, parameters = descent(model), filter(None, [])
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        torch_clip(parameters, 1.0)
+        optimizer.step()
+
+    named(optimizer, once, "used_up", "got no parameters")
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("at_the_end", [True, False])
+def test_clipped_at_every_micro_batch(clip, at_the_end):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        for number in range(4):
+            loss_of(model).backward()
+            if number < 3 or at_the_end:
+                clip(model.parameters(), 1.0)
+        optimizer.step()
+
+    words = "do not count equally"
+    found = named(optimizer, once, "clipped_twice", words)
+    if clip is not own_clip:
+        assert ("clipped 4 times" if at_the_end else "before the last micro-batch") in found.sentence
+    assert "after the last backward() of the accumulation" in found.fix
+
+
+@pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_tiny_coefficient(clip, scaled):
+    model = network()
+    optimizer = descent(model, lr=1e-9)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**4, enabled=scaled)
+
+    def once():
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, scale=1e5)).backward()
+        scaler.unscale_(optimizer)
+        clip(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    found = named(optimizer, once, "tiny_coefficient", "The gradients were multiplied by")
+    number = float(found.sentence.partition("multiplied by ")[2].partition(" ")[0])
+    assert 1e-12 < number < 1e-7
+    assert "Muon" in found.fix
+
+
+def test_a_tiny_coefficient_within_the_step():
+    model = network()
+    optimizer = descent(model, lr=1e-9, fused=True)
+    clipping = fold_into(optimizer, 1.0)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model, scale=1e5).backward()
+        optimizer.step()
+
+    named(optimizer, once, "tiny_coefficient", "multiplied by", max_norm=clipping)
+
+
+# Skipped steps
+
+
+def broken(model, when):
+    return loss_of(model) * (math.nan if when else 1.0)
+
+
+def test_the_first_step_that_a_policy_skips_is_told():
+    model = network()
+    optimizer = descent(model)
+    turns = iter(range(100))
+
+    def once():
+        optimizer.zero_grad()
+        broken(model, next(turns) == 4).backward()
+        gradclip.clip_grad_norm_(model.parameters(), 1.0, nonfinite="skip")
+        optimizer.step()
+
+    found = named(optimizer, once, "skipped", "A step was skipped", steps=20)
+    assert found.step == 5
+    assert "NaN or infinity in the batch" in found.fix
+
+
+def test_the_first_step_that_an_adaptive_norm_skips_is_told():
+    model, max_norm = network(), gradclip.AdaptiveNorm(skip_above=4.0)
+    optimizer = descent(model)
+    turns = iter(range(100))
+
+    def once():
+        optimizer.zero_grad()
+        (loss_of(model) * (1e6 if next(turns) == 13 else 1.0)).backward()
+        gradclip.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+
+    found = named(optimizer, once, "skipped", "A step was skipped", steps=20, max_norm=max_norm)
+    assert found.step == 14
+
+
+def test_the_first_step_that_is_skipped_within_the_step_is_told():
+    model = network()
+    optimizer = descent(model, fused=True)
+    clipping = fold_into(optimizer, 1.0, nonfinite="skip")
+    turns = iter(range(100))
+
+    def once():
+        optimizer.zero_grad()
+        broken(model, next(turns) == 7).backward()
+        optimizer.step()
+
+    found = named(optimizer, once, "skipped", "A step was skipped", steps=20, max_norm=clipping)
+    assert found.step == 8
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_the_first_step_that_the_loop_leaves_out_is_told(clip):
+    model = network()
+    optimizer = descent(model)
+    turns = iter(range(100))
+
+    def once():
+        optimizer.zero_grad()
+        broken(model, next(turns) == 4).backward()
+        if clip(model.parameters(), 1.0).isfinite():
+            optimizer.step()
+
+    assert named(optimizer, once, "skipped", "A step was skipped", steps=20).step == 4
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_streak_of_steps_that_a_scaler_skips(fused):
+    model = network()
+    optimizer = descent(model, fused=fused)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    turns = iter(range(100))
+
+    def once():
+        optimizer.zero_grad()
+        scaler.scale(broken(model, next(turns) in (2, 5, 6, 10, 11, 12, 13))).backward()
+        scaler.unscale_(optimizer)
+        torch_clip(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+    named(optimizer, once, "skipped", "3 steps in a row were skipped", steps=20)
+
+
+@pytest.mark.filterwarnings("ignore:step .* skipped")
+@pytest.mark.parametrize("way", ["policy", "loop", "scaler", "fused scaler", "fold_into"])
+def test_too_many_skipped_steps_raise(way):
+    model = network()
+    optimizer = descent(model, fused=way in ("fused scaler", "fold_into"))
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled="scaler" in way)
+    if way == "fold_into":
+        fold_into(optimizer, 1.0, nonfinite="skip")
+    watched = gradclip.guard(optimizer, 1.0, stop_after=5)
+    taken = []
+
+    def once(turn):
+        taken.append(turn)
+        optimizer.zero_grad()
+        scaler.scale(broken(model, turn in (3, 4, 5, 6) or turn > 10)).backward()
+        scaler.unscale_(optimizer)
+        norm = torch.tensor(1.0)
+        if way != "fold_into":
+            norm = gradclip.clip_grad_norm_(
+                model.parameters(), 1.0, nonfinite="skip" if way == "policy" else "propagate"
+            )
+        if way != "loop" or norm.isfinite():
+            scaler.step(optimizer)
+        scaler.update()
+
+    with pytest.raises(gradclip.ClippingError, match="5 steps in a row were skipped, and stop_after is 5"):
+        list(map(once, range(30)))
+    assert taken[-1] == (16 if way == "loop" else 15)  # where a loop leaves a step out, the next call shows it
+    assert watched.skipped == 9
+    assert [one.kind for one in watched.reports] == ["skipped"]
+    watched.remove()
+
+
+# What else a step gets
+
+
+def test_not_clipped_at_all():
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+    named(optimizer, once, "not_clipped", "nothing clipped them between backward() and this step")
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_clipped_to_another_threshold(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clip(model.parameters(), 5.0)
+        optimizer.step()
+
+    named(optimizer, once, "not_clipped", "of norm 5, above 1: clip_grad_norm_ was called with the threshold 5.")
+
+
+def test_an_adaptive_norm_that_nothing_uses():
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+
+    named(optimizer, once, "not_clipped", "nothing has used the AdaptiveNorm", max_norm=gradclip.AdaptiveNorm())
+
+
+@pytest.mark.parametrize("clip", SEEN.values(), ids=SEEN)
+def test_a_step_with_nan(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        broken(model, True).backward()
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+
+    found = named(optimizer, once, "nonfinite", "norm nan")
+    assert "norm.isfinite()" in found.fix
+
+
+@pytest.mark.after_error
+def test_raising_leaves_the_parameters_as_they_were():
+    model = network()
+    optimizer = descent(model)
+    watched = gradclip.guard(optimizer, 1.0, on_mistake="raise")
+    before = [one.detach().clone() for one in model.parameters()]
+    loss_of(model).backward()
+    torch_clip(model[0].parameters(), 1.0)
+    with pytest.raises(gradclip.ClippingError, match=r"step 1: The call of clip_grad_norm_ did not get 4 of the 6"):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.parameters()))
+    optimizer.step()  # once for each kind
+    assert not all(map(torch.equal, before, model.parameters()))
+    watched.remove()

@@ -1,0 +1,35 @@
+"""Small trainings whose gradients are far above 1, and functions that clip them."""
+
+import torch
+from torch.nn.utils import clip_grad_norm_ as torch_clip
+
+import gradclip
+from gradclip.integrations.torch import clip_grad_norm_ as drop_in
+
+
+def own_clip(parameters, max_norm):
+    """Clip as many projects do that have their own function."""
+    grads = [one.grad for one in parameters if one.grad is not None]
+    norm = torch.stack([grad.norm() for grad in grads]).norm()
+    for grad in grads:
+        grad.mul_((max_norm / (norm + 1e-6)).clamp(max=1.0))
+    return norm
+
+
+SEEN = {"torch": torch_clip, "gradclip": gradclip.clip_grad_norm_, "drop-in": drop_in}
+CLIPS = SEEN | {"own": own_clip}
+
+
+def network(dtype=torch.float32):
+    layers = [torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1)]
+    return torch.nn.Sequential(*layers).to(dtype)
+
+
+def loss_of(model, scale=30.0):
+    """Return a loss whose gradient is far above 1."""
+    dtype = next(model.parameters()).dtype
+    return (model(torch.randn(16, 4, dtype=dtype)) * scale).square().mean()
+
+
+def descent(model, lr=1e-4, make=torch.optim.SGD, **settings):
+    return make(model.parameters(), lr=lr, **settings)
