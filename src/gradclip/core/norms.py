@@ -104,6 +104,15 @@ def rooted(xp: ModuleType, total: Any, order: Order) -> Any:
     return xp.sqrt(total) if order.p == 2 else total ** (1.0 / order.p)
 
 
+def of_all(xp: ModuleType, values: Any, order: Order) -> Any:
+    """Return the norm of gradients of which each has one of these norms, a vector with at least one entry."""
+    if order.extreme:
+        return xp.max(values) if order.p > 0 else xp.min(values)
+    largest = xp.max(values)
+    unit = xp.where((largest > 0) & xp.isfinite(largest), largest, 1.0)
+    return rooted(xp, xp.sum((values / unit) ** order.p), order) * unit
+
+
 def stacked(backend: Arithmetic, norms: Sequence[Norm]) -> Norm:
     """Return several norms as one vector."""
     values = [norm.value for norm in norms]
