@@ -1,7 +1,7 @@
 """Thresholds of parts of the parameters: those of parameter groups, or those of patterns that match names."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import accumulate, pairwise
@@ -154,7 +154,7 @@ def _check_matches(names: Sequence[str], patterns: Sequence[str], matched: Seque
         )
 
 
-def _check_once(items: Sequence[Any], parts: Iterable[Sequence[int]], name: Any) -> None:
+def _check_once(items: Sequence[Any], parts: Iterable[Sequence[int]], name: Callable[[int], str]) -> None:
     """Raise a ValueError that names a parameter which is in two parts."""
     if len(set(map(id, items))) == len(items):
         return

@@ -26,7 +26,7 @@ from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, clip_each, entered
-from gradclip.inplace_groups import clip_by_parts, several_norms
+from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
 from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
@@ -181,6 +181,8 @@ class _Call(NamedTuple):
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
                 return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
+        if self.alone and several_norms(self.parameters, max_norm):
+            return self.by_parts(max_norm), None
         params, processes = _listed(self.parameters, self.process_group, self.mesh)
         if several_norms(params.groups, max_norm):
             return clip_by_parts(params, processes, max_norm, (self.ord, self.nonfinite)), None
@@ -204,8 +206,12 @@ class _Call(NamedTuple):
 
     def by_parts(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor | None = None) -> Scalar:
         """Clip parts of the parameters by norms of their own."""
-        params, processes = _listed(self.parameters, self.process_group, self.mesh)
-        return clip_by_parts(params, processes, max_norm, (self.ord, self.nonfinite), monitor)
+        params, settings = _told(self.parameters, self.process_group, self.mesh), (self.ord, self.nonfinite)
+        norm = clip_ordinary(params, max_norm, settings) if self.alone and monitor is None else None
+        if norm is not None:
+            return norm
+        processes = processes_of(params, self.process_group, self.mesh)
+        return clip_by_parts(params, processes, max_norm, settings, monitor)
 
     def watched(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor) -> Scalar:
         """Clip, then have the monitor record the call; return the norm.

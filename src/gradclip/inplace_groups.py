@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_threshold
 from gradclip.backends import whole_scalar
+from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Holders
@@ -25,6 +27,7 @@ from gradclip.core.pipeline import Seen, decide, decide_jointly, seen
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
 from gradclip.core.several import Each
+from gradclip.core.values import Array
 from gradclip.distributed.processes import ONE_PROCESS, Processes
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.group_thresholds import Part, parts_of
@@ -38,6 +41,27 @@ if TYPE_CHECKING:
 def several_norms(parameters: object, max_norm: object) -> bool:
     """Return whether parts of the parameters have thresholds of their own."""
     return isinstance(max_norm, Mapping) or have_thresholds(parameters)
+
+
+def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:
+    """Clip ordinary gradients that no other process shares, as `clip_by_parts` does. None if that is not possible."""
+    given = ordinary.gradients(params.parameters if params.tree is None else params.tree)
+    if given is None or not given.kernels.writable:
+        return None
+    order, _ = Order.parse(settings[0]), Nonfinite.named(settings[1])
+    parts = parts_of(params, max_norm, alone=True)
+    if any(part.adaptive is not None for part in parts):
+        return None
+    limits = ordinary.known_thresholds([part.threshold(order) for part in parts])
+    every = [0] * (sum(len(part.places) for part in parts))
+    for number, part in enumerate(parts):
+        for place in part.places:
+            every[place] = number
+    if params.tree is None and len(every) > len(given.leaves):
+        every = [part for part, owner in zip(every, params.parameters, strict=True) if owner.grad is not None]
+    if limits is None or len(every) != len(given.leaves):
+        return None
+    return given.clip_parts_(every, limits, order)
 
 
 def clip_by_parts(
@@ -155,7 +179,7 @@ def _clip_elsewhere(
     return norms
 
 
-def _unless_spike(backend: Backend, norm: Norm, limit: Any, skip_above: float) -> Any:
+def _unless_spike(backend: Backend, norm: Norm, limit: float | Array, skip_above: float) -> Any:
     """Return the threshold, 0 if the norm is so many times larger."""
     if skip_above == math.inf:
         return limit
@@ -187,7 +211,7 @@ class Found(NamedTuple):
             taken, places, norms, finite, of_all(xp, xp.stack([norm.product() for norm in some]), order), holders
         )
 
-    def scalar(self, norm: Any, arrays: Any, leaves: Sequence[Any]) -> Scalar:
+    def scalar(self, norm: Array, arrays: Arrays, leaves: Sequence[Any]) -> Scalar:
         """Return a wide number as a scalar of the framework."""
         backend, gradients = self.taken.backend, self.taken.gradients
         return backend.leave_scalar(norm, self.holders.norm_dtype(arrays), leaves or gradients.grads)
@@ -200,7 +224,7 @@ class Found(NamedTuple):
         return self.scalar(norm, backend.chosen(self.taken.arrays, indices), leaves)
 
 
-def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: Any, asked: Clipping) -> None:
+def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: float | Array, asked: Clipping) -> None:
     """Have an `AdaptiveNorm` observe the norm of its part, and that the step is not finite if another part is not."""
     norm = found.of_part(number)
     beyond = seen(found.taken.backend, found.norms[number], limit, adaptive.skip_above)

@@ -52,7 +52,7 @@ class ParameterList:
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
-        if _is_array_tree(without_thresholds(parameters) if have_thresholds(parameters) else parameters):
+        if _is_array_tree(_without_thresholds(parameters) if have_thresholds(parameters) else parameters):
             return cls((), tree=parameters)
         listed, names = _with_names(parameters)
         if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
@@ -173,9 +173,9 @@ def have_thresholds(parameters: object) -> bool:
     return any(_is_group(group) and "max_norm" in group for group in parameters)
 
 
-def without_thresholds(groups: Any) -> list[dict[str, Any]]:
+def _without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
     """Return parameter groups without their thresholds."""
-    return [{key: value for key, value in group.items() if key != "max_norm"} for group in groups]
+    return [{key: value for key, value in group.items() if key != "max_norm"} for group in groups]  # type: ignore[union-attr]
 
 
 def _check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
