@@ -12,7 +12,8 @@ LAYERS = [
     {"backends"},
     {"adaptive", "arguments", "leaves", "parameters", "versions"},
     {"distributed", "monitor", "ordinary", "search", "unit_axes"},
-    {"differentiable", "gradients"},
+    {"differentiable", "gradients", "group_thresholds"},
+    {"inplace_groups"},
     {"functional", "inplace", "inplace_given", "inplace_layers", "norm_at_most", "per_example"},
     {"audit", "clip", "clip_units", "explained", "fused"},
     {"gradclip", "integrations"},
@@ -124,7 +125,7 @@ def test_names_of_backends_are_counted(written, tmp_path):
 
 
 def test_there_are_as_many_layers_as_floors_and_no_long_chains(edges):
-    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 13
+    assert len(structure.longest_chain(structure.graph_of_rooms(edges))) == len(LAYERS) == 14
     assert len(structure.longest_chain(edges)) <= MOST_IN_A_CHAIN
 
 

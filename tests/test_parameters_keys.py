@@ -6,7 +6,9 @@ import pytest
 import torch
 
 import gradclip
-from gradclip.integrations.torch import fold_into
+from gradclip.inplace_given import clip_grads_with_norm_
+from gradclip.integrations import torch as of_torch
+from gradclip.integrations.torch import clip_in_backward, fold_into
 
 SCHEDULERS = {
     "StepLR": lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
@@ -66,7 +68,7 @@ def test_keys_of_other_optimizers(keys):
 
 
 REFUSED = [
-    *("max_norm", "clip_grad", "clip_norm", "clipnorm", "clip_value", "clipping", "gradient_clip_val", "grad_clip"),
+    *("clip_grad", "clip_norm", "clipnorm", "clip_value", "clipping", "gradient_clip_val", "grad_clip"),
     *("clip_grad_max_norm", "norm_type", "ord", "nonfinite", "error_if_nonfinite", "skip_above", "max_gradient_norm"),
     *("max_grad_norm", "gradient_clipping", "process_groups", "device_mesh", "clip_threshold"),
 ]
@@ -90,12 +92,44 @@ def test_keys_that_would_set_clipping(key):
 
 
 def test_all_such_keys_of_a_group_are_named():
-    groups = torch.optim.AdamW([{"params": [weight()], "max_norm": 1.0, "clip_grad": True}]).param_groups
-    with pytest.raises(ValueError, match="the keys 'max_norm', 'clip_grad', which"):
+    groups = torch.optim.AdamW([{"params": [weight()], "grad_clip": 1.0, "clip_grad": True}]).param_groups
+    with pytest.raises(ValueError, match="the keys 'grad_clip', 'clip_grad', which"):
         gradclip.clip_grad_norm_(groups, 1.0)
 
 
-def test_folding_refuses_them_at_once():
+DO_NOT_READ_THRESHOLDS = {
+    "value": lambda p: gradclip.clip_grad_value_(p, 1.0),
+    "layer": lambda p: gradclip.clip_grad_layer_norm_(p, 1.0),
+    "unit": lambda p: gradclip.clip_grad_unit_norm_(p, 1.0),
+    "adaptive": lambda p: gradclip.adaptive_grad_clip_(p, 0.1),
+    "given norm": lambda p: clip_grads_with_norm_(p, 1.0, 5.0),
+    "in backward": lambda p: clip_in_backward(p, 1.0),
+    "torch's clip_grad_norm_": lambda p: of_torch.clip_grad_norm_(p, 1.0),
+    "torch's clip_grad_value_": lambda p: of_torch.clip_grad_value_(p, 1.0),
+    "torch's clip_grads_with_norm_": lambda p: of_torch.clip_grads_with_norm_(p, 1.0, torch.tensor(5.0)),
+}
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("call", DO_NOT_READ_THRESHOLDS.values(), ids=DO_NOT_READ_THRESHOLDS)
+@pytest.mark.parametrize("threshold", [0.5, None])
+def test_functions_that_do_not_read_thresholds_of_groups_refuse_them(call, threshold):
+    parameter = weight()
+    groups = [{"params": [weight()]}, {"params": [parameter], "max_norm": threshold}]
+    with pytest.raises(ValueError, match=r"parameters\[1\] has the key 'max_norm'.*clip_grad_norm_ reads it"):
+        call(groups)
+    assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
+
+
+def test_folding_refuses_thresholds_of_groups_at_once():
     optimizer = torch.optim.SGD([{"params": [weight()], "max_norm": 1.0}], lr=0.1, fused=True)
-    with pytest.raises(ValueError, match="the keys 'max_norm'"):
+    with pytest.raises(ValueError, match=r"the key 'max_norm', .*gradclip\.integrations\.torch\.clip_at_step"):
         fold_into(optimizer, 1.0)
+
+
+@pytest.mark.after_error
+def test_the_drop_in_of_torch_takes_no_patterns():
+    parameter = weight()
+    with pytest.raises(TypeError, match="max_norm must be a real number"):
+        of_torch.clip_grad_norm_([("w", parameter)], {"*": 1.0})
+    assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]

@@ -26,6 +26,7 @@ from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, clip_each, entered
+from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
 from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
@@ -180,7 +181,11 @@ class _Call(NamedTuple):
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
                 return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
+        if self.alone and several_norms(self.parameters, max_norm):
+            return self.by_parts(max_norm), None
         params, processes = _listed(self.parameters, self.process_group, self.mesh)
+        if several_norms(params.groups, max_norm):
+            return clip_by_parts(params, processes, max_norm, (self.ord, self.nonfinite)), None
         with processes.preparing():
             order, policy, bound = Order.parse(self.ord), Nonfinite.named(self.nonfinite), whole_scalar(max_norm)
             processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
@@ -195,7 +200,18 @@ class _Call(NamedTuple):
             call = self._replace(parameters=repeatable(self.parameters))
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
             max_norm.check_order(order)
+        if several_norms(call.parameters, max_norm):
+            return call.by_parts(max_norm)
         return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
+
+    def by_parts(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor | None = None) -> Scalar:
+        """Clip parts of the parameters by norms of their own."""
+        params, settings = _told(self.parameters, self.process_group, self.mesh), (self.ord, self.nonfinite)
+        norm = clip_ordinary(params, max_norm, settings) if self.alone and monitor is None else None
+        if norm is not None:
+            return norm
+        processes = processes_of(params, self.process_group, self.mesh)
+        return clip_by_parts(params, processes, max_norm, settings, monitor)
 
     def watched(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor) -> Scalar:
         """Clip, then have the monitor record the call; return the norm.
@@ -204,14 +220,16 @@ class _Call(NamedTuple):
         """
         with telling(self.parameters, self.process_group, self.mesh):
             check_monitor(monitor)
-            each = monitor.watching() if self.alone else None
-            call = self if each is None else self._replace(parameters=repeatable(self.parameters), each=each)
+            call = self._replace(parameters=repeatable(self.parameters))
+        if several_norms(call.parameters, max_norm):
+            return call.by_parts(max_norm, monitor)
+        call = call._replace(each=monitor.watching() if self.alone else None)
         try:
             norm = call.clip(max_norm)
         except FloatingPointError:
-            monitor.missed(each)
+            monitor.missed(call.each)
             raise
-        monitor.watched(each)
+        monitor.watched(call.each)
         monitor.record(norm, max_norm, nonfinite=self.nonfinite)
         return norm
 
@@ -240,4 +258,4 @@ def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) 
 
 def _told(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
     with telling(parameters, process_group, mesh):
-        return ParameterList.of(parameters)
+        return ParameterList.of(parameters, own_thresholds=True)

@@ -21,7 +21,7 @@ from gradclip.backends.sums import ENOUGH, kernels_norm_error
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import KEPT, of_number
 from gradclip.core.formats import FLOAT64
-from gradclip.core.norms import Order, norm_dtype
+from gradclip.core.norms import Order, norm_dtype, of_numbers
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
@@ -61,6 +61,34 @@ class Ordinary(NamedTuple):
             self.kernels.scale(self.kernels, factors[0], factors[1], self.backend.threads())
             self.backend.wrote(self.leaves)
         return self.backend.number(found[0], found[2])
+
+    def clip_parts_(self, part_of: Sequence[int], max_norms: Sequence[float], order: Order) -> Any:
+        """Clip parts of the arrays in place, each by its own norm; return the norm of all as such a scalar.
+
+        `part_of` is the number of each array's part.
+        """
+        kernels, threads, halves = self.kernels, self.backend.threads(), kind_of(tuple(self.kernels.dtypes))
+        if halves.any_complex or order.p not in (1, 2):
+            return None
+        sums = kernels.group_sums(part_of, len(max_norms), order.p, halves.only_halves, threads)
+        counts = [0] * len(max_norms)
+        for part, count in zip(part_of, kernels.counts, strict=True):
+            counts[part] += count
+        found = []
+        for total, count, max_norm in zip(sums, counts, max_norms, strict=True):
+            norm = math.sqrt(total) if order.p == 2 else total
+            settled = total > halves.enough and norm < _LARGEST_NORM
+            error = kernels_norm_error(count, order.p, halves.only_halves)
+            factors = of_number(norm, error, max_norm) if settled else None
+            if factors is None:
+                return None
+            found.append((norm, factors))
+        keep = [factors is KEPT for _, factors in found]
+        if not all(keep):
+            each = [[factors[pair][place] for _, factors in found] for pair in (0, 1) for place in (0, 1)]
+            kernels.scale_groups(kernels, part_of, keep, each, threads)
+            self.backend.wrote([leaf for leaf, part in zip(self.leaves, part_of, strict=True) if not keep[part]])
+        return self.backend.number(of_numbers([norm for norm, _ in found], order), halves.dtype_of_norm)
 
     def clipped(self, max_norm: float, order: Order) -> tuple[list[Any], list[Any]] | None:
         """Return new arrays, clipped, and a list of their norm as a scalar of their framework."""

@@ -17,7 +17,7 @@ from gradclip.words import level_of_caller
 
 UNNAMED = object()
 
-_READ = frozenset(("params", "param_names", "process_group", "mesh"))
+_READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm"))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
 """In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
 _OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "clip_lambda", "clip_exp"))
@@ -28,7 +28,8 @@ _OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "cl
 class ParameterList:
     """Parameters, the sizes of their parameter groups, and the process groups `beside` each parameter group.
 
-    If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays.
+    If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays. `groups` are the parameter
+    groups as they were passed.
     """
 
     parameters: Sequence[Any]
@@ -36,39 +37,41 @@ class ParameterList:
     beside: Sequence[Any] = ()
     tree: Any = None
     names: Sequence[str | None] = ()
+    groups: Sequence[Mapping[str, Any]] = ()
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
 
     @classmethod
-    def of(cls, parameters: Parameters) -> "ParameterList":
+    def of(cls, parameters: Parameters, *, own_thresholds: bool = False) -> "ParameterList":
         """List the parameters a user passes: one, an iterable, an optimizer's parameter groups, or a tree.
 
         Parameters may have names, as pairs or in a dict. A parameter group is a dict with its parameters under
-        "params"; of its other keys only "param_names", "process_group" and "mesh" are read, and those that look like
-        other settings of clipping are refused. Raises TypeError and ValueError as `as_list` does.
+        "params"; of its other keys only "param_names", "process_group", "mesh" and, if the call reads `own_thresholds`,
+        "max_norm" are read. Others that look like settings of clipping are refused. Raises TypeError and ValueError as
+        `as_list` does.
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
-        if _is_array_tree(parameters):
+        if _is_array_tree(_without_thresholds(parameters) if have_thresholds(parameters) else parameters):
             return cls((), tree=parameters)
         listed, names = _with_names(parameters)
         if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
             return cls(listed, names=names)
         for number, group in enumerate(listed):
-            _check_keys(group, number)
+            _check_keys(group, number, own_thresholds=own_thresholds)
         groups = [_with_names(group["params"]) for group in listed]
         sizes = [len(params) for params, _ in groups]
         named = [
             names or _names_beside(group, size) for (_, names), group, size in zip(groups, listed, sizes, strict=True)
         ]
         params = list(chain.from_iterable(params for params, _ in groups))
-        return cls(params, sizes, list(map(_beside, listed)), names=list(chain.from_iterable(named)))
+        return cls(params, sizes, list(map(_beside, listed)), None, list(chain.from_iterable(named)), listed)
 
     @classmethod
     def as_far_as_listed(cls, parameters: Parameters) -> "ParameterList":
         """List what can be listed of parameters that `of` may refuse. Their processes must hear of the error."""
         try:
-            return cls.of(parameters)
+            return cls.of(parameters, own_thresholds=True)
         except Exception:
             entries = parameters if isinstance(parameters, list | tuple) else ()
             groups = [group for group in entries if _is_group(group)]
@@ -169,15 +172,32 @@ def _is_group(entry: object) -> bool:
     return isinstance(entry, dict) and "params" in entry
 
 
-def _check_keys(group: dict[str, Any], number: int) -> None:
+def have_thresholds(parameters: object) -> bool:
+    """Return whether parameters are parameter groups of which one has a threshold of its own."""
+    if not isinstance(parameters, list | tuple) or not parameters or not _is_group(parameters[0]):
+        return False
+    return any(_is_group(group) and "max_norm" in group for group in parameters)
+
+
+def _without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
+    """Return parameter groups without their thresholds."""
+    return [{key: value for key, value in group.items() if key != "max_norm"} for group in groups]  # type: ignore[union-attr]
+
+
+def _check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
     """Raise a ValueError for keys that would set clipping if they were read, among any that an optimizer may have."""
     own = _OF_OPTIMIZERS if "lr" in group else frozenset()
     unread = [key for key in group if isinstance(key, str) and _SETS_CLIPPING.search(key) and key not in _READ | own]
     if unread:
         raise ValueError(
-            f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read: one "
-            "threshold and one norm apply to all parameter groups. Leave the keys out. For different thresholds, make "
-            "one call for each group. A group names its processes under 'process_group' or 'mesh'."
+            f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "
+            "them out. A group names its own threshold under 'max_norm', its processes under 'process_group' or 'mesh'."
+        )
+    if "max_norm" in group and not own_thresholds:
+        raise ValueError(
+            f"parameters[{number}] has the key 'max_norm', a threshold of its own, which this function does not read. "
+            "gradclip.clip_grad_norm_ reads it, and so does gradclip.integrations.torch.clip_at_step. Call one of "
+            "them, or leave the key out."
         )
 
 

@@ -49,6 +49,13 @@ class EachNorm:
         self.norms: Any = None
         self._found = Names() if found is None else found
 
+    def of(self, indices: Sequence[int]) -> "EachNorm":
+        """Return the names and norms of some of the gradients."""
+        chosen = EachNorm()
+        if self.names is not None:
+            chosen.names, chosen.norms = [self.names[index] for index in indices], self.norms[list(indices)]
+        return chosen
+
     def take(
         self,
         sums: Sequence[float],

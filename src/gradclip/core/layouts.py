@@ -35,10 +35,14 @@ class Units(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Groups:
-    """Each group of arrays, given by their indices, shares a norm. `alone`: group i holds array i and nothing else."""
+    """Each group of arrays, given by their indices, shares a norm. `alone`: group i holds array i and nothing else.
+
+    `joint`: NaN and infinity in one group count for all groups, as if all were one.
+    """
 
     groups: Sequence[Sequence[int]]
     alone: bool = False
+    joint: bool = False
     whole: ClassVar[bool] = False
 
     @classmethod
@@ -97,6 +101,7 @@ class Rows:
     scopes: Sequence[Scope]
     shapes: Sequence[tuple[int, ...]]
     whole: ClassVar[bool] = False
+    joint: ClassVar[bool] = False
 
     @property
     def parts(self) -> list[Part]:

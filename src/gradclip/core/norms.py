@@ -32,7 +32,7 @@ import numpy as np
 
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64, Format
-from gradclip.core.values import Arithmetic
+from gradclip.core.values import Arithmetic, Array
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -102,6 +102,25 @@ def rooted(xp: ModuleType, total: Any, order: Order) -> Any:
     if order.extreme or order.p == 1:
         return total
     return xp.sqrt(total) if order.p == 2 else total ** (1.0 / order.p)
+
+
+def of_all(xp: ModuleType, values: Array, order: Order) -> Any:
+    """Return the norm of gradients of which each has one of these norms, a vector with at least one entry."""
+    if order.extreme:
+        return xp.max(values) if order.p > 0 else xp.min(values)
+    largest = xp.max(values)
+    unit = xp.where((largest > 0) & xp.isfinite(largest), largest, 1.0)
+    return rooted(xp, xp.sum((values / unit) ** order.p), order) * unit
+
+
+def of_numbers(norms: Sequence[float], order: Order) -> float:
+    """Return the same for plain numbers, of which there may be none."""
+    if order.extreme:
+        return (max if order.p > 0 else min)(norms, default=0.0)
+    largest = max(norms, default=0.0)
+    if order.p == 2 or not 0 < largest < math.inf:
+        return math.hypot(*norms)
+    return sum((norm / largest) ** order.p for norm in norms) ** (1.0 / order.p) * largest
 
 
 def stacked(backend: Arithmetic, norms: Sequence[Norm]) -> Norm:

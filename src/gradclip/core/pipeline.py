@@ -1,5 +1,6 @@
 """From arrays and thresholds to norms and coefficients: the one path for all ways of clipping, for any layout."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -112,8 +113,14 @@ def _decide_in_host_memory(
     known = quickly(backend, arrays, layout, order, thresholds) if clipping.target.keeps else None
     if known is not None and not known.undecided:
         return Decision(known.norm, known.coefficient, arrays, layout)
+    waiting = range(layout.number) if known is None else known.undecided
+    if layout.joint and not clipping.nonfinite.zeroes:
+        parts = (backend.chosen(arrays, layout.part(number).indices) for number in waiting)
+        if not all(np.isfinite(holders.measure(backend, part, order).value) for part in parts):
+            one = decide(backend, arrays, replace(clipping, max_norm=math.inf), names, holders=holders)
+            return replace(one, norm=measure_all(backend, arrays, layout, order, holders))
     table, finite = Table(layout, known), True
-    for number in range(layout.number) if known is None else known.undecided:
+    for number in waiting:
         indices, scope = layout.part(number)
         part = backend.chosen(arrays, indices)
         asked = replace(clipping, max_norm=thresholds.of_part(backend, layout, number, order))
@@ -122,6 +129,34 @@ def _decide_in_host_memory(
         table.put(number, made.norm, made.coefficient)
     new = arrays if finite else backend.without_nonfinite(arrays)
     return Decision(table.norm, table.coefficient, new, layout)
+
+
+def decide_jointly(
+    backend: Backend,
+    arrays: Arrays,
+    clipping: Clipping,
+    names: Callable[[], Sequence[str]],
+    layout: Groups,
+    holders: "Holders",
+    thresholds: Callable[[Sequence[Norm]], Sequence[Any]],
+) -> tuple[list[Norm], list[Decision]]:
+    """Measure each group where values cannot be read, and decide for each what happens to it.
+
+    `thresholds` returns the threshold of each group, given all norms. NaN and infinity in one group count for all.
+    """
+    clipping.nonfinite.check_visible(backend)
+    if clipping.nonfinite.zeroes:
+        arrays = backend.without_nonfinite(arrays)
+    parts = [backend.chosen(arrays, part.indices) for part in layout.parts]
+    norms = [holders.measure(backend, part, clipping.order) for part in parts]
+    finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
+    if clipping.nonfinite.raises and not finite:
+        holders.raise_nonfinite(backend, arrays, names())
+    judged = [replace(norm, value=backend.xp.where(finite, norm.value, math.nan)) for norm in norms]
+    each = zip(parts, judged, thresholds(norms), strict=True)
+    return norms, [
+        decided(backend, part, replace(clipping, max_norm=limit), norm, TREE, holders) for part, norm, limit in each
+    ]
 
 
 def _decide_without_values(

@@ -19,19 +19,22 @@ inside the step of a fused optimizer, which saves a pass over the gradients.
 """
 
 import contextlib
+import math
 import types
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 
 from gradclip import inplace, inplace_given
-from gradclip.arguments import check_flag
+from gradclip.arguments import check_flag, check_threshold
 from gradclip.backends import any_distributed
 from gradclip.clip import global_norm
 from gradclip.core.nonfinite import TO_GO_ON
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import telling
+from gradclip.inplace_groups import several_norms
 from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
+from gradclip.parameters import ParameterList
 from gradclip.typing import Parameters, Policy
 from gradclip.words import with_advice
 
@@ -87,7 +90,7 @@ def clip_grad_norm_(
     (tensor(5.), tensor([0.6000, 0.8000]))
     """
     listed = _listed(parameters)
-    order = _checked(listed, norm_type, error_if_nonfinite)
+    order = _checked(listed, norm_type, error_if_nonfinite, max_norm)
     policy: Policy = "raise" if error_if_nonfinite else "propagate"
     with _runtime_errors(norm_type):
         norm = inplace.clip_grad_norm_(listed, max_norm, order, nonfinite=policy)
@@ -182,9 +185,14 @@ def order_of(norm_type: float | str) -> Order:
     raise ValueError(f"norm_type must be a number > 0, 'inf' or '-inf', got {norm_type!r}. The default is 2.0.")
 
 
-def _checked(parameters: Parameters, norm_type: float | str, error_if_nonfinite: bool) -> Order:
+def _checked(
+    parameters: Parameters, norm_type: float | str, error_if_nonfinite: bool, max_norm: object = math.inf
+) -> Order:
     """Return the order of the norm. Errors also reach the other processes that hold parts of the parameters."""
     try:
+        if several_norms(parameters, max_norm):  # PyTorch has none
+            ParameterList.of(parameters)
+            check_threshold(max_norm)
         check_flag("error_if_nonfinite", error_if_nonfinite)
         return order_of(norm_type)
     except Exception:

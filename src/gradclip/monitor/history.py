@@ -52,6 +52,16 @@ class History:
         self._set_apart()
 
     @property
+    def settings(self) -> dict[str, int]:
+        """The settings of a monitor with as much room. It keeps no layers but those of spikes."""
+        assert self._kept.maxlen is not None
+        return {
+            "capacity": self._kept.maxlen,
+            "fetch_every": self.fetch_every,
+            "keep_spikes": self._spikes.keep,
+        }
+
+    @property
     def wants_layers(self) -> bool:
         """Whether the layers of the next call are to be kept with its step."""
         return self.layers_every > 0 and self._calls % self.layers_every == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.history import History, setting
 from gradclip.monitor.pending import Note, Pending, named
 from gradclip.monitor.records import Columns, Counts, LayerTable, Overview, Step
-from gradclip.monitor.saved import State, from_lines, to_line
+from gradclip.monitor.saved import State, from_lines, groups_of, to_line
 from gradclip.monitor.spike import Spike
 from gradclip.monitor.spikes import Spikes
+from gradclip.monitor.totals import Totals
 from gradclip.typing import Policy
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ Callback = Callable[[int, dict[str, float]], object]
 _CAPACITY = 10_000  # steps
 
 
-class Monitor:
+class Monitor(Totals):
     """Record what clipping does at each step: the norm before clipping, the threshold, and whether it clipped.
 
     Pass it as `monitor=` to `gradclip.clip_grad_norm_`, or call `record` with the result of a clipping call. A step
@@ -43,14 +45,16 @@ class Monitor:
             them.
         top: how many of the layers with the largest norms `callback` and `top_layers` name.
         callback: called as `callback(step, numbers)` for each step in order, once its values are fetched. `numbers` is
-            a dict of plain floats, ready for a logger: "norm", "max_norm", "coefficient", "clipped", "skipped" and
-            "nonfinite" (flags are 0.0 or 1.0), and "layers/NAME" for each of the `top` layers. If several threads
-            record or read, one of them at a time calls it.
+            a dict of plain floats: "norm", "max_norm", "coefficient", "clipped", "skipped" and "nonfinite" (flags are
+            0.0 or 1.0), and "layers/NAME" for each of the `top` layers. Of several threads, one at a time calls it.
 
     Raises:
-        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every`,
-        `keep_spikes` or `top`. TypeError: a `callback`
-        that cannot be called.
+        ValueError: a `capacity` or `fetch_every` below 1, a negative `layers_every`, `keep_spikes` or `top`.
+        TypeError: a `callback` that cannot be called.
+
+    If parameter groups or patterns of names have thresholds of their own, each of them has a monitor in `groups`, and
+    `callback` is also called for it, with names such as "groups/NAME/norm". The step is what the other groups have in
+    common; without any, the last group. Its layers are those of all groups. NaN and infinity in one count for all.
 
     A step counts as clipped if the norm that the call returned is finite and above the threshold, and the step was not
     skipped. With `nonfinite="zero"`, that norm covers the finite elements only.
@@ -78,6 +82,7 @@ class Monitor:
         if not (callback is None or callable(callback)):
             raise TypeError(f"callback must be a function of a step and a dict, got {callback!r:.80}.")
         self.top, self.callback = setting("top", top), callback
+        self._groups: dict[str, Monitor] = {}
         self._history = History(
             setting("capacity", capacity, 1),
             setting("fetch_every", fetch_every, 1),
@@ -207,29 +212,20 @@ class Monitor:
         return self._history.spikes()
 
     @property
-    def counts(self) -> Counts:
-        """The numbers of all steps, of clipped, skipped and non-finite steps, and the share clipped."""
-        return self._history.counts()
+    def groups(self) -> dict[str, Monitor]:
+        """The monitors of parameter groups, or of patterns of names, with thresholds of their own, by name."""
+        return dict(self._groups)
 
-    @property
-    def steps(self) -> int:
-        """The number of steps recorded, including those that are no longer kept."""
-        return self.counts.steps
+    def of_group(self, name: str) -> Monitor:
+        """Return the monitor of a group with a threshold of its own; make it at the first call."""
+        if name not in self._groups:
+            tell = None if self.callback is None else partial(self._tell_of_group, name)
+            self._groups[name] = Monitor(**self._history.settings, top=self.top, callback=tell)
+        return self._groups[name]
 
-    @property
-    def clipped(self) -> int:
-        """The number of steps that were clipped."""
-        return self.counts.clipped
-
-    @property
-    def skipped(self) -> int:
-        """The number of steps that were skipped."""
-        return self.counts.skipped
-
-    @property
-    def nonfinite(self) -> int:
-        """The number of steps with a non-finite norm."""
-        return self.counts.nonfinite
+    def _tell_of_group(self, name: str, step: int, numbers: dict[str, float]) -> None:
+        if self.callback is not None:
+            self.callback(step, {f"groups/{name}/{key}": number for key, number in numbers.items()})
 
     def _overview(self) -> Overview:
         return Overview.of(self.records, self.counts, self.top, self.spikes, self._history.handling)
@@ -289,11 +285,16 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the kept steps and the counts as lists and numbers, for any checkpoint format."""
-        return self._history.state().plain()
+        groups = {name: one.state_dict() for name, one in self._groups.items()}
+        return self._history.state().plain() | ({"groups": groups} if groups else {})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load a state from `state_dict`. It replaces the steps and counts; capacity and settings do not change.
 
         Raises ValueError if it is not a state of a `Monitor`, and says what is wrong; the monitor then stays unchanged.
         """
-        self._history.replace(State.of(state))
+        loaded, groups = State.of(state), groups_of(state)
+        self._history.replace(loaded)
+        self._groups = {}
+        for name, one in groups.items():
+            self.of_group(name).load_state_dict(one)

@@ -62,6 +62,19 @@ class State(NamedTuple):
         return cls(steps, counts, calls, spikes)
 
 
+def groups_of(plain: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """Return the states of groups in a state. Raises ValueError if one of them is not a state."""
+    groups = plain.get("groups", {})
+    if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
+        raise ValueError(
+            f"this is not the state of a Monitor: groups must map names to states, got {groups!r:.80}. Pass the result "
+            "of its state_dict()."
+        )
+    for one in groups.values():
+        State.of(one)
+    return {name: {key: value for key, value in one.items() if key != "groups"} for name, one in groups.items()}
+
+
 def to_line(step: Step) -> str:
     """Return one step as a line, without the newline."""
     told: dict[str, object] = {name: getattr(step, name) for name in _OF_A_LINE}
