@@ -70,7 +70,8 @@ from gradclip.inplace_layers import clip_grad_layer_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example.clip import PerExampleInfo, per_example_clip
-from gradclip.per_example.function import ClippedFunction, ExampleOutputs
+from gradclip.per_example.function import ClippedFunction
+from gradclip.per_example.outputs import ExampleOutputs
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.per_example.transforms import clipped_fun, clipped_grad
 from gradclip.words import advise_on_imports, no_attribute

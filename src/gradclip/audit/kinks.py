@@ -86,7 +86,8 @@ def kinked(clipped: ClippedFunction) -> ClippedFunction:
         return xp.sum(abs(predicted - y)), predicted
 
     settings = replace(clipped.settings, max_norm=threshold_of(clipped))
-    return replace(clipped, fun=loss, settings=settings, batch_argnums=(1, 2), has_aux=True, **_BARE)
+    bare = _BARE | {"pre_clipping_transform": None}
+    return replace(clipped, fun=loss, settings=settings, batch_argnums=(1, 2), has_aux=True, **bare)
 
 
 def _namespace(array: object) -> ModuleType:

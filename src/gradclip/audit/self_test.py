@@ -90,6 +90,8 @@ def check_sensitivity(
     if sensitivity.relation == "replace_one":
         threshold /= 2
     clipped = function if isinstance(function, ClippedFunction) else None
+    if clipped is not None and clipped.settings.to_unit:
+        threshold = min(threshold_of(clipped), sys.float_info.max)
     unit = Fraction(1) if clipped is None else step_of(clipped)
     framework = framework_of(flat.leaves[0])
     call = function if clipped is None else framework.compiled(of_gradients(clipped, _zeros_like_one))

@@ -1,10 +1,11 @@
-"""Drop-in replacements for `clip_pytree`, `clipped_fun` and `clipped_grad` of `jax_privacy.clipping`.
+"""Drop-in replacements for the functions of `jax_privacy.clipping`.
 
 To switch, write `from gradclip.integrations.jax_privacy import clipped_grad`. What differs from jax-privacy:
 
 - The norm bound also holds in floating point, for every dtype.
 - With `nan_safe=False`, a NaN or infinity turns all gradients that share its norm into NaN.
-- `clip_norm` may be a tree of thresholds, as in newer releases of jax-privacy.
+- Trees of thresholds and `grid_scale`, which jax-privacy has since 2.2, work with any release of it. NaN and infinities
+  follow the rule of the release that is installed, or of 2.3 if none is.
 - Examples are summed in float32 or wider.
 - The batch size need not be a multiple of `microbatch_size`.
 """
@@ -27,21 +28,30 @@ with needed_for("jax_privacy", "jax"):
     import jax
     import jax.numpy as jnp
 
-    from gradclip.integrations.jax_privacy_sums import (
-        AuxiliaryOutput,
-        BoundedSensitivityCallable,
-        clipped_fun,
-        clipped_grad,
-    )
+    from gradclip.integrations.jax_privacy_grid import clip_and_round_to_grid
+    from gradclip.integrations.jax_privacy_plan import with_gradclip
+    from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable
+    from gradclip.integrations.jax_privacy_sums import clipped_fun, clipped_grad
+    from gradclip.integrations.jax_privacy_versions import skips_whole_examples
 
-__all__ = ["AuxiliaryOutput", "BoundedSensitivityCallable", "clip_pytree", "clipped_fun", "clipped_grad"]
+__all__ = [
+    "AuxiliaryOutput",
+    "BoundedSensitivityCallable",
+    "clip_and_round_to_grid",
+    "clip_pytree",
+    "clipped_fun",
+    "clipped_grad",
+    "with_gradclip",
+]
+
+_ZEROES_ELEMENTS = not skips_whole_examples()
 
 
 def clip_pytree(
     pytree: Tree,
     clip_norm: Thresholds,
     rescale_to_unit_norm: bool = False,
-    nan_safe: bool = True,
+    nan_safe: bool = _ZEROES_ELEMENTS,
     return_zero: bool | jax.Array = False,
 ) -> tuple[Tree, Any]:
     """Clip `pytree` to the L2 norm `clip_norm`. Return the clipped tree and the norm before clipping.
@@ -60,7 +70,9 @@ def clip_pytree(
         clip_norm: the threshold, or a prefix of `pytree` with thresholds as leaves. Each threshold applies to the
             subtree below it.
         rescale_to_unit_norm: also divide by `clip_norm`, so that the norm is at most 1.
-        nan_safe: treat NaN and infinities as 0. If False, they turn everything that shares their norm into NaN.
+        nan_safe: treat NaN and infinities as 0. If False, they turn everything that shares their norm into NaN, and
+            the norm is not finite. By default True if jax-privacy up to 2.2 is installed. Since 2.3 its `clip_pytree`
+            has no `nan_safe`, and does as with False.
         return_zero: return zeros for any input. May be traced.
 
     Returns:

@@ -3,15 +3,18 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from gradclip.arguments import check_flag, check_threshold
+from gradclip.arguments import check_flag, check_threshold, is_single_threshold
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import named
-from gradclip.clip import global_norm
+from gradclip.integrations.jax_privacy_grid import check_grid_scale
+from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of
+from gradclip.integrations.jax_privacy_values import cast, left_out_together, norms_of, widened
+from gradclip.integrations.jax_privacy_versions import skips_whole_examples
 from gradclip.leaves import as_floats
 from gradclip.per_example import transforms
 from gradclip.per_example.batching.verbs import Batching
@@ -19,53 +22,7 @@ from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
-
-_TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
-
-
-class AuxiliaryOutput(NamedTuple):
-    """The requested per-example outputs, with the batch on axis 0. Outputs not requested are None.
-
-    Attributes:
-        values: the value of the function.
-        grad_norms: the norm of the gradient, before `pre_clipping_transform`.
-        aux: the auxiliary result.
-    """
-
-    values: Any = None
-    grad_norms: Any = None
-    aux: Any = None
-
-
-@dataclass(frozen=True, eq=False)
-class BoundedSensitivityCallable:
-    """A function with bounded sensitivity: one example changes its result by at most `l2_norm_bound`.
-
-    With `has_aux`, the bound is on the first of the results. `clipped` is gradclip's own function. Its
-    `clipped.sensitivity()` also includes the rounding error of the sum.
-    """
-
-    fun: Callable[..., Any]
-    l2_norm_bound: Any
-    has_aux: bool
-    clipped: ClippedFunction
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.fun(*args, **kwargs)
-
-    def sensitivity(self, neighboring_relation: object = None) -> Any:
-        """Return the L2 sensitivity under a `dp_accounting.NeighboringRelation`. None means REPLACE_SPECIAL.
-
-        It holds if all batches have one shape and examples keep their places: pad them, and mark the padding with
-        `is_padding_example`.
-        """
-        name = getattr(neighboring_relation, "name", "REPLACE_SPECIAL" if neighboring_relation is None else "")
-        if name not in _TIMES_BOUND:
-            raise ValueError(
-                f"neighboring_relation must be one of {', '.join(_TIMES_BOUND)}, got {neighboring_relation!r}. "
-                "Pass a dp_accounting.NeighboringRelation."
-            )
-        return _TIMES_BOUND[name] * self.l2_norm_bound
+from gradclip.typing import Policy, Thresholds
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,13 +48,17 @@ class _ClippedFunction(ClippedFunction):
 
     def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
         flat = flatten(super()._finished(summed, dtypes))
+        if self.settings.grid is not None:
+            return flat.rebuild(flat.leaves)
         wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
-        return flat.rebuild([x.astype(dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
+        return flat.rebuild([cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
 
     def _to_clip(self, tree: object) -> Any:
         return as_floats(tree)
 
     def _added_in(self) -> Any:
+        if self.settings.grid is not None:
+            return None
         return self.observed.narrowest() if self.dtype is None else self.dtype
 
 
@@ -107,7 +68,7 @@ def clipped_fun(
     *,
     batch_argnums: int | Sequence[int] = 0,
     keep_batch_dim: bool = True,
-    l2_clip_norm: float = 1.0,
+    l2_clip_norm: Thresholds = 1.0,
     rescale_to_unit_norm: bool = False,
     normalize_by: float = 1.0,
     return_norms: bool = False,
@@ -116,6 +77,7 @@ def clipped_fun(
     dtype: jax.typing.DTypeLike | None = None,
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
+    grid_scale: int | None = None,
 ) -> BoundedSensitivityCallable:
     """Return a function that clips the result of `fun` for each example and sums the clipped results.
 
@@ -124,37 +86,48 @@ def clipped_fun(
         has_aux: as in `gradclip.clipped_fun`.
         batch_argnums: as in `gradclip.clipped_fun`.
         keep_batch_dim: as in `gradclip.clipped_fun`.
-        l2_clip_norm: the threshold for each example.
+        l2_clip_norm: the threshold for each example. Or a tree of thresholds that is a prefix of the result of `fun`,
+            as in `clip_pytree`; `None` stands for an empty part.
         rescale_to_unit_norm: also divide by `l2_clip_norm`, as in `clip_pytree`.
         normalize_by: divide the sum by this number.
-        return_norms: also return the norm of each example before clipping.
+        return_norms: also return the norm of each example before clipping. For a tree of thresholds, a tree.
         microbatch_size: as in `gradclip.clipped_fun`.
-        nan_safe: treat NaN and infinities as 0. If False, they turn the sum into NaN.
+        nan_safe: leave out examples with NaN or infinities. Up to jax-privacy 2.2, if that is installed, treat such
+            elements as 0 instead. If False, they turn the sum into NaN.
         dtype: the dtype of the result; None keeps the dtypes that `fun` returns.
         prng_argnum: as in `gradclip.clipped_fun`.
         spmd_axis_name: as in `jax.vmap`.
+        grid_scale: sum on a grid of so many integer steps in `l2_clip_norm`, as in `clip_and_round_to_grid`. The sum
+            is int64 and `l2_norm_bound` is `grid_scale`. Needs JAX's 64-bit mode; not for a tree of thresholds.
 
     Returns:
         A function that takes the arguments of `fun`, and `is_padding_example=`: booleans of shape (batch,), True for
         examples that contribute zero. Other keyword arguments also carry the batch on axis 0. It returns the sum, or
         `(sum, aux)`, `(sum, norms)` or `(sum, (aux, norms))`, depending on `has_aux` and `return_norms`.
 
-    The signature is that of jax-privacy 2.0.
+    The signature is that of jax-privacy 2.3.
 
     >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(jnp.array([0.0, 0.5, -2.0, 3.0])))
     0.5
     """
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
-    check_threshold(l2_clip_norm, "l2_clip_norm")
+    for threshold in flatten(l2_clip_norm).leaves:
+        check_threshold(threshold, "l2_clip_norm")
+    if grid_scale is not None:
+        check_grid_scale(grid_scale, l2_clip_norm, rescale_to_unit_norm, normalize_by, nan_safe)
+        dtype = None
+    policy: Policy = ("skip" if skips_whole_examples() else "zero") if nan_safe else "propagate"
+    together = policy == "skip" and not is_single_threshold(l2_clip_norm)
+    made = widened(fun, dtype, has_aux)
     clipped = _ClippedFunction(
-        _widened(fun, dtype, has_aux),
-        PerExampleSettings(l2_clip_norm, nonfinite="zero" if nan_safe else "propagate", to_unit=rescale_to_unit_norm),
+        left_out_together(made, has_aux, l2_clip_norm) if together else made,
+        PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=rescale_to_unit_norm, grid=grid_scale),
         None,
         positions("batch_argnums", batch_argnums),
-        has_aux=has_aux,
+        has_aux=has_aux or together,
         keep_batch_dim=keep_batch_dim,
-        return_norms=return_norms,
+        return_norms=return_norms and not together,
         microbatch_size=microbatch_size,
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
@@ -166,27 +139,14 @@ def clipped_fun(
         mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
         result = clipped(*args, mask=mask, **kwargs)
         if not (has_aux or return_norms):
-            return result
-        value, outputs = result
-        norms = None if outputs.norms is None else outputs.norms.astype(jnp.float32)
-        return value, (outputs.aux, norms) if has_aux and return_norms else outputs.aux if has_aux else norms
+            return result[0] if together else result
+        value, (_, norms, aux) = result
+        aux, norms = aux if together else (aux, norms)
+        norms = jax.tree.map(lambda norm: norm.astype(jnp.float32), norms)
+        return value, (aux, norms) if has_aux and return_norms else aux if has_aux else norms
 
-    bound = (1.0 if rescale_to_unit_norm else l2_clip_norm) / normalize_by if nan_safe else math.inf
-    return BoundedSensitivityCallable(call, bound, has_aux or return_norms, clipped)
-
-
-def _widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux: bool) -> Callable[..., Any]:
-    """Make `fun` return results of at least the precision of `dtype`. Wider results keep their dtype."""
-    if dtype is None:
-        return fun
-
-    def widened(*args: object, **kwargs: object) -> Any:
-        result = fun(*args, **kwargs)
-        value, *aux = result if has_aux else (result,)
-        wide = jax.tree.map(lambda x: x.astype(jnp.promote_types(x.dtype, dtype)), value)
-        return (wide, *aux) if has_aux else wide
-
-    return widened
+    bound = float(grid_scale) if grid_scale else bound_of(l2_clip_norm, to_unit=rescale_to_unit_norm) / normalize_by
+    return BoundedSensitivityCallable(call, bound if nan_safe else math.inf, has_aux or return_norms, clipped)
 
 
 def clipped_grad(
@@ -194,7 +154,7 @@ def clipped_grad(
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
     *,
-    l2_clip_norm: float,
+    l2_clip_norm: Thresholds,
     rescale_to_unit_norm: bool = False,
     normalize_by: float = 1.0,
     batch_argnums: int | Sequence[int] = 1,
@@ -207,6 +167,7 @@ def clipped_grad(
     dtype: jax.typing.DTypeLike | None = None,
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
+    grid_scale: int | None = None,
 ) -> BoundedSensitivityCallable:
     """Return a function that clips the gradient of `fun` for each example and sums the clipped gradients.
 
@@ -214,7 +175,7 @@ def clipped_grad(
         fun: as in `gradclip.clipped_grad`.
         argnums: as in `gradclip.clipped_grad`.
         has_aux: as in `gradclip.clipped_grad`.
-        l2_clip_norm: the threshold for each example.
+        l2_clip_norm: as in `clipped_fun`.
         rescale_to_unit_norm: as in `clipped_fun`.
         normalize_by: as in `clipped_fun`.
         batch_argnums: as in `clipped_fun`.
@@ -227,12 +188,13 @@ def clipped_grad(
         dtype: as in `clipped_fun`.
         prng_argnum: as in `clipped_fun`.
         spmd_axis_name: as in `clipped_fun`.
+        grid_scale: as in `clipped_fun`.
 
     Returns:
         A function like the one `clipped_fun` returns. It returns the sum, or `(sum, AuxiliaryOutput)` if you ask for
         auxiliary results, values or norms.
 
-    The signature is that of jax-privacy 2.0.
+    The signature is that of jax-privacy 2.3.
 
     >>> def loss(mean, x):
     ...     return 0.5 * jnp.mean((x - mean) ** 2)
@@ -249,7 +211,7 @@ def clipped_grad(
     def gradient(*args: object, **kwargs: object) -> Any:
         made, grads = jax.value_and_grad(fun, argnums, has_aux=has_aux)(*args, **kwargs)
         value, aux = made if has_aux else (made, None)
-        norm = global_norm(grads) if return_grad_norms else None
+        norm = norms_of(grads, l2_clip_norm) if return_grad_norms else None
         outputs = AuxiliaryOutput(value if return_values else None, norm, aux)
         result = pre_clipping_transform(grads)
         return (result, outputs) if wants_outputs else result
@@ -267,4 +229,5 @@ def clipped_grad(
         dtype=dtype,
         prng_argnum=prng_argnum,
         spmd_axis_name=spmd_axis_name,
+        grid_scale=grid_scale,
     )

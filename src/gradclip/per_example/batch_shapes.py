@@ -18,11 +18,12 @@ def whole_program(rows: int) -> int:
 
 
 def promise_for(
-    promise: Sensitivity, method: str, microbatch_size: int | None, pad_to: int | None, *, keyed: bool, named: str
+    promise: Sensitivity, method: str, microbatch_size: object, pad_to: int | None, *, keyed: bool, named: str
 ) -> Sensitivity:
     """Add to a promise a note on the batches it holds for; make it infinite if one more example changes all others.
 
-    `keyed`: each place has a random key. `named` is the function that takes `pad_to` and `microbatch_size`.
+    `microbatch_size`: None for the whole batch; its text says the size. `keyed`: each place has a random key. `named`
+    is the function that takes `pad_to` and `microbatch_size`.
     """
     units = f"{promise.unit}s"
     alone = method == "loop" or microbatch_size == 1

@@ -91,7 +91,7 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
         others.sort(key=lambda item: item[1][:1] == first[:1])
         found = [f"{name} {shape}" for name, shape in (one, *others) if name]
         raise ValueError(
-            "the arguments in batch_argnums, and the mask, must carry the batch on axis 0, all with the same length; "
+            "the arguments in batch_argnums, and the mask, must all have the same size along axis 0, the batch; "
             f"the shapes are {listed(found) or 'missing: there are no arrays'}."
         )
     if first[0] is None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 from gradclip.arguments import check_flag, check_mask
 from gradclip.backends.entries import Entry
-from gradclip.backends.imported import exportable
 from gradclip.backends.registry import differentiating
 from gradclip.core.values import Array
 from gradclip.flush_mode import with_subnormals
@@ -29,31 +28,16 @@ from gradclip.per_example.call_arguments import (
     others_than,
 )
 from gradclip.per_example.clip import clip_examples
+from gradclip.per_example.microbatches import Memory, as_microbatch_size, examples_in
 from gradclip.per_example.observed import ObservedGradients
-from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_examples, shown
+from gradclip.per_example.outputs import ExampleOutputs, value_and_aux
+from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_examples, check_function
 from gradclip.per_example.sensitivity import Sensitivity, sensitivity_of
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Mask, Method, Relation, SumDtype, Thresholds, Unit, WideDtype
 
 _clip_examples = with_subnormals(clip_examples)
-
-
-@exportable
-class ExampleOutputs(NamedTuple):
-    """Outputs for each example, with the batch on axis 0 of each leaf; None for those you did not ask for.
-
-    Attributes:
-        values: what the function returned.
-        norms: the norm before clipping.
-        aux: the function's second result.
-
-    All of them reveal single examples. The noise on the sum does not protect them.
-    """
-
-    values: Any = None
-    norms: Any = None
-    aux: Any = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +59,8 @@ class ClippedFunction:
     keep_batch_dim: bool = True
     return_values: bool = False
     return_norms: bool = False
-    microbatch_size: int | None = None
+    pre_clipping_transform: Callable[[Any], Any] | None = None
+    microbatch_size: int | Memory | None = None
     pad_to: int | None = None
     normalize_by: float = 1.0
     prng_argnum: int | None = None
@@ -86,8 +71,8 @@ class ClippedFunction:
     programs: Programs = field(default_factory=Programs, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if not callable(self.fun):
-            raise TypeError(f"fun must be a function, got {shown(self.fun)} of type {type(self.fun).__name__}.")
+        for name in ("fun", "pre_clipping_transform")[: 1 if self.pre_clipping_transform is None else 2]:
+            check_function(name, getattr(self, name))
         for name in ("has_aux", "keep_batch_dim", "return_values", "return_norms"):
             object.__setattr__(self, name, check_flag(name, getattr(self, name)))
         key, batch = self.prng_argnum, self.batch_argnums
@@ -95,9 +80,10 @@ class ClippedFunction:
             raise ValueError(f"prng_argnum={key!r} must be >= 0 and not in batch_argnums={batch}. Pass one key.")
         divisor = as_divisor("normalize_by", self.normalize_by, self.settings.sum_format)
         object.__setattr__(self, "normalize_by", divisor)
-        for name in ("microbatch_size", "pad_to"):
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, as_number_of_examples(name, getattr(self, name)))
+        size = as_microbatch_size(self.microbatch_size, sized=self.argnums is not None)
+        object.__setattr__(self, "microbatch_size", size)
+        if self.pad_to is not None:
+            object.__setattr__(self, "pad_to", as_number_of_examples("pad_to", self.pad_to))
         if self.settings.grid is not None and divisor != 1:
             raise ValueError("sums on a grid stay integers. Leave out normalize_by, and divide the result.")
         if self.unit not in ("example", "group"):
@@ -167,7 +153,7 @@ class ClippedFunction:
             summed_in=summed_in,
             partial_sums=partial_sums,
             elements=self.observed.elements(elements),
-            microbatches=-(-count // self.microbatch_size) if count and self.microbatch_size else 1,
+            microbatches=self.observed.microbatches(self.microbatch_size, count),
             partial_sums_in=self._added_in() if partial_sums_in is None else partial_sums_in,
         )
         if promise.note:
@@ -205,7 +191,7 @@ class ClippedFunction:
         of_batch = self._over_batch(verbs, of_example, axes)
         dtypes: list[Any] = []
         step = self._step(verbs, of_batch, dtypes)
-        given, rows, size = args, count, self.microbatch_size
+        given, rows, size = args, count, self._microbatch_size(args)
         if size is None and self.pad_to is not None:
             rows = whole_program(self.pad_to)
             given, flags = verbs.padded(args, axes, flags, count, rows)
@@ -218,13 +204,20 @@ class ClippedFunction:
         if size is None and not verbs.keeps_whole_batches:
             (summed, outputs), known = run(flags, *given)
         else:
-            setting, carriers = (self.max_norm, kinds, tuple(axes), rows), (0, *axes)
+            setting, carriers = (self.max_norm, kinds, tuple(axes), rows, size), (0, *axes)
             (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
         if self.argnums is not None and count:
             self.observed.check_used(lambda: verbs.unused(of_example, args, axes, summed), verbs.modules_called)
         result = self._finished(summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
         return (result, outputs) if self.has_aux or self.return_values or self.return_norms else result
+
+    def _microbatch_size(self, args: Sequence[Any]) -> int | None:
+        """Return the number of examples in memory at a time, None for the whole batch."""
+        if not isinstance(self.microbatch_size, Memory):
+            return self.microbatch_size
+        positions = self.argnums if isinstance(self.argnums, tuple) else (self.argnums or 0,)
+        return self.observed.noted_size(examples_in(self.microbatch_size, [args[i] for i in positions], self.pad_to))
 
     def _is_mapped(self, position: int, count: int) -> bool:
         """Say whether the argument at a position carries the batch. The last of `count` is the dict of keywords."""
@@ -245,16 +238,11 @@ class ClippedFunction:
                 given[i] = closed(kind, given[i])
             *given, kwargs = given
             result = self.fun(*given, **kwargs)
-            if self.has_aux and not (isinstance(result, tuple | list) and len(result) == 2):
-                raise TypeError(
-                    f"with has_aux=True fun must return a pair, (value, aux), got a {type(result).__name__}."
-                )
-            value, aux = result if self.has_aux else (result, ())
-            return value, mapped(_without_batch_axis, aux) if self.keep_batch_dim else aux
+            return value_and_aux(result, has_aux=self.has_aux, keep_batch_dim=self.keep_batch_dim)
 
         if self.argnums is None:
             return lambda *args: ((made := fun(*args))[0], ((), made[1]))
-        return verbs.with_gradient(fun, self.argnums)
+        return verbs.with_gradient(fun, self.argnums, self.pre_clipping_transform)
 
     def _step(self, verbs: Batching, of_batch: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
@@ -288,7 +276,3 @@ class ClippedFunction:
         if self.argnums is None:
             return differentiating(leaf for arg in args for leaf in flatten(arg).leaves)
         return framework_to_differentiate(args, self.argnums, self.batch_argnums)
-
-
-def _without_batch_axis(x: Any) -> Any:
-    return x[0] if getattr(x, "shape", ())[:1] == (1,) else x

@@ -8,6 +8,7 @@ from typing import Any
 
 from gradclip.core.formats import SUPPORTED, bare_name, format_named, is_complex_name
 from gradclip.core.scopes import EXAMPLE, TREE, Scope
+from gradclip.per_example.microbatches import Memory
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS
 from gradclip.tree import flatten
@@ -23,6 +24,18 @@ class ObservedGradients:
         self._assumed_elements: int | None = None
         self._assumed_dtype = False
         self._checked_use = False
+        self._smallest_microbatch: int | None = None
+
+    def noted_size(self, size: int) -> int:
+        """Record the number of examples in a microbatch, and return it."""
+        self._smallest_microbatch = min(size, self._smallest_microbatch or size)
+        return size
+
+    def microbatches(self, size: int | Memory | None, count: int | None) -> int:
+        """Return the most microbatches of a batch of `count` examples. Those of unknown size hold one example."""
+        if isinstance(size, Memory):
+            size = self._smallest_microbatch or 1
+        return -(-count // size) if count and size else 1
 
     def check_used(self, unused: Callable[[], Sequence[str]], called: str) -> None:
         """Warn in the first call about parameters that the function does not use: their gradients are zero.

@@ -79,6 +79,12 @@ def as_format(name: str, dtype: object, *, narrow: bool = False) -> Format:
     return known[found]
 
 
+def check_function(name: str, value: object) -> None:
+    """Raise a TypeError for anything but a function."""
+    if not callable(value):
+        raise TypeError(f"{name} must be a function, got {shown(value)} of type {type(value).__name__}.")
+
+
 def check_name(what: str, name: object, known: Sequence[str]) -> None:
     """Raise a ValueError for an unknown name."""
     if not isinstance(name, str) or name not in known:

@@ -7,25 +7,28 @@ from typing import Any
 
 from gradclip.per_example.call_arguments import positions
 from gradclip.per_example.function import ClippedFunction
+from gradclip.per_example.microbatches import as_microbatch_size
 from gradclip.per_example.settings import PerExampleSettings
-from gradclip.typing import Method, Policy, RuleName, Threshold, Unit, WideDtype
+from gradclip.typing import Method, Policy, RuleName, Thresholds, Unit, WideDtype
 from gradclip.words import with_advice
 
 
 @with_advice
 def clipped_grad(
     fun: Callable[..., Any],
-    max_norm: Threshold,
+    max_norm: Thresholds,
     *,
     argnums: int | Sequence[int] = 0,
     batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
     per_layer: bool = False,
     uniform: bool = True,
+    to_unit: bool = False,
     keep_batch_dim: bool = True,
     return_values: bool = False,
     return_norms: bool = False,
-    microbatch_size: int | None = None,
+    pre_clipping_transform: Callable[[Any], Any] | None = None,
+    microbatch_size: int | str | None = None,
     pad_to: int | None = None,
     normalize_by: float = 1.0,
     sum_dtype: WideDtype | None = None,
@@ -47,7 +50,8 @@ def clipped_grad(
 
     Args:
         fun: a function that returns the scalar loss of one example, or of one group of examples.
-        max_norm: the threshold C of each example, >= 0, in the units of the gradients.
+        max_norm: the threshold C of each example, >= 0, in the units of the gradients. Or a tree that is a prefix of
+            the gradients, as in `gradclip.per_example_clip`: the norms are then a tree with its structure.
         argnums: the position of the parameters. With several positions, their gradients share one norm.
         batch_argnums: the positions of the arguments that carry the batch, trees of arrays of shape (batch, ...). All
             other arguments go to every example whole. For `fun(params, x, y)`, pass `batch_argnums=(1, 2)`. If only
@@ -55,14 +59,21 @@ def clipped_grad(
         has_aux: `fun` returns `(loss, aux)`. `aux`, a tree of arrays, is returned for each example.
         per_layer: clip each leaf by its own norm, as in `gradclip.per_example_clip`.
         uniform: how `per_layer` divides the threshold, as in `gradclip.per_example_clip`.
+        to_unit: also divide by the threshold, so each example contributes at most 1, or 1 for each threshold of a tree.
+            Not with `per_layer` or `grid`.
         keep_batch_dim: `fun` gets each example with a leading axis of length 1, which is removed from `aux` again. If
             False, `fun` gets the example without that axis. To clip whole groups, pass arrays of shape (groups,
             examples, ...), a loss for a batch, `keep_batch_dim=False` and `unit="group"`.
         return_values: also return the loss of each example.
         return_norms: also return the norm of each example before clipping.
+        pre_clipping_transform: a function from the gradient of one example to the tree that is clipped, which may have
+            another structure. It may scale or drop leaves, or make them smaller. `norms` are those of its results. The
+            sensitivity holds for any such function of one gradient.
         microbatch_size: the number of examples in memory at a time; None for the whole batch. Any size works: the last
-            microbatch is padded, so one program computes all of them. On several devices, sharding the whole batch
-            works better than microbatches.
+            microbatch is padded, so one program computes all of them. Or the bytes that their gradients may take, such
+            as "512 MiB"; "auto" means "256 MiB". The size is then the most examples that fit, 1 or more, at most
+            `pad_to`, or 256 without it. It depends on the parameters and `pad_to` alone, so one program still computes
+            all batches. On several devices, sharding the whole batch works better than microbatches.
         pad_to: the largest batch you will pass. Smaller batches are padded to it with copies of the last example that
             contribute nothing, so one program computes every batch. The number of rows is rounded up to a multiple of
             8. With `microbatch_size`, only the last microbatch is padded, and `pad_to` just limits the batch. For
@@ -131,6 +142,7 @@ def clipped_grad(
             gamma=gamma,
             sum_dtype=sum_dtype,
             grid=grid,
+            to_unit=to_unit,
         ),
         numbers if isinstance(argnums, Iterable) else numbers[0],
         positions("batch_argnums", 1 if batch_argnums is None else batch_argnums),
@@ -138,7 +150,8 @@ def clipped_grad(
         keep_batch_dim=keep_batch_dim,
         return_values=return_values,
         return_norms=return_norms,
-        microbatch_size=microbatch_size,
+        pre_clipping_transform=pre_clipping_transform,
+        microbatch_size=as_microbatch_size(microbatch_size, sized=True),
         pad_to=pad_to,
         normalize_by=normalize_by,
         prng_argnum=prng_argnum,
@@ -151,12 +164,13 @@ def clipped_grad(
 @with_advice
 def clipped_fun(
     fun: Callable[..., Any],
-    max_norm: Threshold,
+    max_norm: Thresholds,
     *,
     batch_argnums: int | Sequence[int] | None = None,
     has_aux: bool = False,
     per_layer: bool = False,
     uniform: bool = True,
+    to_unit: bool = False,
     keep_batch_dim: bool = True,
     return_norms: bool = False,
     microbatch_size: int | None = None,
@@ -194,6 +208,7 @@ def clipped_fun(
             gamma=gamma,
             sum_dtype=sum_dtype,
             grid=grid,
+            to_unit=to_unit,
         ),
         None,
         positions("batch_argnums", 0 if batch_argnums is None else batch_argnums),

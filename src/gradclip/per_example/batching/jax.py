@@ -14,7 +14,18 @@ from jax import lax
 
 from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax_programs import by_program
-from gradclip.per_example.batching.verbs import Args, Axes, Batching, Function, Made, Programs, Run, Step
+from gradclip.per_example.batching.verbs import (
+    Args,
+    Axes,
+    Batching,
+    Function,
+    Made,
+    Programs,
+    Run,
+    Step,
+    Transform,
+    transformed,
+)
 
 
 class JaxBatching(Batching):
@@ -22,14 +33,14 @@ class JaxBatching(Batching):
 
     modules_called = "model.apply(parameters, x) does"
 
-    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
         call = jax.value_and_grad(fun, argnums, has_aux=True)
 
         def gradient(*args: object, **kwargs: object) -> Any:
             kept, grads = call(*args, **kwargs)
             return grads, kept
 
-        return gradient
+        return transformed(gradient, transform)
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         # Without `varying_alike`, `jax.grad` would sum the gradients of a replicated argument over all devices.

@@ -18,6 +18,7 @@ from gradclip.per_example.batching.verbs import (
     Programs,
     Run,
     Step,
+    Transform,
     mapped,
     mapped_args,
     named,
@@ -33,8 +34,8 @@ class TensorFlowBatching(Batching):
     keeps_whole_batches = True
     modules_called = "model.stateless_call(parameters, state, x) does"
 
-    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
-        return Gradient(fun, argnums)
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
+        return Gradient(fun, argnums, transform)
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: Any) -> Any:
@@ -119,14 +120,15 @@ class TensorFlowBatching(Batching):
 
 
 class Gradient:
-    """A function that returns `(gradient, (value, aux))` for a `fun` that returns `(value, aux)`.
+    """A function that returns `(transform(gradient), (value, aux))` for a `fun` that returns `(value, aux)`.
 
     `unused` holds the names of the parameters that no call has used so far. It is None before the first call.
     """
 
-    def __init__(self, fun: Function, argnums: int | tuple[int, ...]) -> None:
+    def __init__(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None = None) -> None:
         self._fun = fun
         self._argnums = argnums
+        self._transform = transform
         self.unused: set[str] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -144,7 +146,8 @@ class Gradient:
         self.unused = unused if self.unused is None else self.unused & unused
         dense = (tf.zeros_like(leaves[name]) if grad is None else _tensor(grad) for name, grad in found.items())
         grads = [flats[i].rebuild([next(dense) for _ in flats[i].leaves]) for i in several]
-        return tuple(grads) if isinstance(self._argnums, tuple) else grads[0], (value, aux)
+        gradient = tuple(grads) if isinstance(self._argnums, tuple) else grads[0]
+        return gradient if self._transform is None else self._transform(gradient), (value, aux)
 
 
 class TensorFlowLoop(TensorFlowBatching):

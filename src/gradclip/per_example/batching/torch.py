@@ -14,7 +14,17 @@ import torch
 from gradclip.backends.torch.framework import visible
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.per_example.batching.torch_example import Gradient, alone, batch_norm_named, example, explained
-from gradclip.per_example.batching.verbs import Args, Axes, Batching, Function, Step, mapped, mapped_args
+from gradclip.per_example.batching.verbs import (
+    Args,
+    Axes,
+    Batching,
+    Function,
+    Step,
+    Transform,
+    mapped,
+    mapped_args,
+    transformed,
+)
 from gradclip.tree import flatten
 
 
@@ -25,10 +35,10 @@ class TorchBatching(Batching):
         "torch.func.functional_call(model, parameters, (x,)) does under the names of model.named_parameters()"
     )
 
-    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
         if torch.compiler.is_compiling():
-            return torch.func.grad_and_value(fun, argnums, has_aux=True)
-        return Gradient(fun, argnums)
+            return transformed(torch.func.grad_and_value(fun, argnums, has_aux=True), transform)
+        return Gradient(fun, argnums, transform)
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:

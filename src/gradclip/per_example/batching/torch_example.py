@@ -16,18 +16,21 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped
+from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, transformed
 from gradclip.tree import FlatTree, flatten
 
 
 class Gradient:
-    """Turns `fun`, which returns `(value, aux)`, into a function that returns `(gradient, (value, aux))`."""
+    """Turns `fun`, which returns `(value, aux)`, into a function that returns `(transform(gradient), (value, aux))`."""
 
-    def __init__(self, fun: Function, argnums: int | tuple[int, ...]) -> None:
+    def __init__(
+        self, fun: Function, argnums: int | tuple[int, ...], transform: Callable[[Any], Any] | None = None
+    ) -> None:
         self.fun = fun
+        self.transform = transform
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.single = not isinstance(argnums, tuple)
-        self.traced = torch.func.grad_and_value(fun, argnums, has_aux=True)
+        self.traced = transformed(torch.func.grad_and_value(fun, argnums, has_aux=True), transform)
 
     def __call__(self, *args: object) -> Any:
         """Return the gradient computed by `torch.func`."""
@@ -44,7 +47,8 @@ class Gradient:
         trees, rest = [], iter(dense)
         for flat in flats:
             trees.append(flat.rebuild([next(rest) for _ in flat.leaves]))
-        return (trees[0] if self.single else tuple(trees)), kept
+        gradient = trees[0] if self.single else tuple(trees)
+        return gradient if self.transform is None else mapped(_detached, self.transform(gradient)), kept
 
     def unused(self, args: Args) -> list[str]:
         """Return the paths of the parameters that the value does not depend on, each with its argument."""

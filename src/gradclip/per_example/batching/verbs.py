@@ -9,6 +9,7 @@ from gradclip.tree import flatten
 Args = Sequence[Any]
 Axes = Sequence[int | None]  # for each argument 0 if it carries the batch, else None
 Function = Callable[..., Any]
+Transform = Callable[[Any], Any]
 Step = Callable[[Args, Any], tuple[Any, Any]]
 Made = tuple[Any, list[Any]]  # a tree of arrays, and a list of dtypes
 Run = Callable[..., Made]
@@ -43,8 +44,11 @@ class Batching(ABC):
     """How to call a module with given parameters, worded for a warning: "f(parameters) does"."""
 
     @abstractmethod
-    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...]) -> Function:
-        """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`."""
+    def with_gradient(self, fun: Function, argnums: int | tuple[int, ...], transform: Transform | None) -> Function:
+        """Return a function that returns `(gradient, (value, aux))` where `fun` returns `(value, aux)`.
+
+        `transform` is applied to the gradient of each example.
+        """
 
     @abstractmethod
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
@@ -98,6 +102,18 @@ class Batching(ABC):
         `setting` is everything the result depends on besides the arguments. `axes` is as in `over_batch`.
         """
         return run(*args)
+
+
+def transformed(call: Function, transform: Transform | None) -> Function:
+    """Return a function that returns `(gradient, kept)`, with the gradient transformed."""
+    if transform is None:
+        return call
+
+    def changed(*args: object) -> Any:
+        gradient, kept = call(*args)
+        return transform(gradient), kept
+
+    return changed
 
 
 def named(x: object) -> Hashable | None:
