@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from gradclip.arguments import is_single_threshold
-from gradclip.backends import whole_scalar
+from gradclip.backends import any_distributed, norms_like, shards_like, whole_scalar
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
@@ -21,10 +21,10 @@ from gradclip.core.values import shape_of
 from gradclip.flush_mode import with_subnormals
 from gradclip.functional import adaptive_of, clip_units, clip_units_adaptively
 from gradclip.gradients import Taken
-from gradclip.inplace_layers import Layerwise, checked, clip_parts
+from gradclip.inplace_layers import Call, Layerwise, clip_parts
 from gradclip.leaves import counted
 from gradclip.tree import FlatTree, flatten
-from gradclip.typing import Ord, Parameters, Policy, Threshold, Thresholds, Tree, UnitAxis
+from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Threshold, Thresholds, Tree, UnitAxis
 from gradclip.unit_axes import (
     check_shapes,
     parameters_beside,
@@ -164,6 +164,8 @@ def clip_grad_unit_norm_(
     *,
     unit_axis: UnitAxis = None,
     nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
 ) -> Any:
     """Scale each unit of each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
@@ -176,10 +178,14 @@ def clip_grad_unit_norm_(
         unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_unit_norm`.
+        process_group: the processes that each hold a part of every unit, as in `gradclip.clip_grad_layer_norm_`. Leave
+            it out for distributed tensors, and where each process holds whole units.
+        mesh: the same, given as a mesh.
 
     Returns:
         The norms of the units before clipping: a list with one array per parameter, None for a parameter without a
-        gradient. For a tree of NumPy arrays, a tree of arrays.
+        gradient. For a tree of NumPy arrays, a tree of arrays. If a distributed gradient is split so that processes
+        hold different units, its norms are a distributed tensor, too.
 
     Raises:
         The errors of `gradclip.clip_grad_layer_norm_` and `gradclip.clip_by_unit_norm`. The gradients are then
@@ -192,14 +198,19 @@ def clip_grad_unit_norm_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    advice = _NOT_DISTRIBUTED.format("clip_by_unit_norm")
-    params, taken = checked(parameters, flatten(max_norm).leaves, "clip_grad_unit_norm_", advice)
-    if params.tree is not None and not is_single_threshold(max_norm):
-        flat = counted(params.tree)
-        max_norm = flat.arrange(thresholds_of_leaves(flat, max_norm), 0.0)
-    layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
-    return _clip(taken, layers, Each(layers.thresholds), clipping, unit_axis)
+    call = Call.of("clip_grad_unit_norm_", parameters, process_group, mesh)
+    with call.processes.preparing():
+        clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        scalars = flatten(max_norm).leaves
+        call.ask(clipping, max_norm=scalars, unit_axis=repr(unit_axis))
+        taken = _taken(call, unit_axis, scalars)
+        params = call.params
+        if params.tree is not None and not is_single_threshold(max_norm):
+            flat = counted(params.tree)
+            max_norm = flat.arrange(thresholds_of_leaves(flat, max_norm), 0.0)
+        layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
+        mine, layout = _laid(taken, layers, unit_axis)
+    return _clip(call, mine, layers, layout, Each(layers.thresholds), clipping)
 
 
 @with_subnormals
@@ -212,6 +223,8 @@ def adaptive_grad_clip_(
     weights: object = None,
     unit_axis: UnitAxis = None,
     nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
 ) -> Any:
     """Clip each unit of the gradients in place to clipping * max(norm of the same unit of the parameters, eps).
 
@@ -225,6 +238,8 @@ def adaptive_grad_clip_(
         unit_axis: the axis or axes that index the units, as in `gradclip.clip_by_unit_norm`. None for the framework's
             own layout.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.adaptive_grad_clip`.
+        process_group: the processes that each hold a part of every unit, as in `clip_grad_unit_norm_`.
+        mesh: the same, given as a mesh.
 
     Returns:
         The norms of the gradients' units before clipping, as `clip_grad_unit_norm_` returns them. The bound is that of
@@ -243,38 +258,65 @@ def adaptive_grad_clip_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    scalars, advice = [whole_scalar(clipping), whole_scalar(eps)], _NOT_DISTRIBUTED.format("adaptive_grad_clip")
-    params, taken = checked(parameters, scalars, "adaptive_grad_clip_", advice)
-    adaptive, given = adaptive_of(taken.backend, clipping, eps)
-    layers = Layerwise.of(params, 0.0, taken.backend, taken.gradients)
-    beside = _beside(taken, layers, weights_of(params, weights))
-    if taken.backend.concrete:
-        adaptive, given = Adaptive(adaptive.known), []
-    return _clip(taken, layers, Following(adaptive, beside, given), asked, unit_axis)
+    call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh)
+    with call.processes.preparing():
+        asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        scalars = [whole_scalar(clipping), whole_scalar(eps)]
+        call.ask(asked, clipping=scalars[0], eps=scalars[1], unit_axis=repr(unit_axis))
+        taken = _taken(call, unit_axis, scalars)
+        adaptive, given = adaptive_of(taken.backend, *scalars)
+        layers = Layerwise.of(call.params, 0.0, taken.backend, taken.gradients)
+        mine, layout = _laid(taken, layers, unit_axis)
+        beside = _beside(mine, weights_of(call.params, weights), call.lacking)
+        if taken.backend.concrete:
+            adaptive, given = Adaptive(adaptive.known), []
+        # Another process may have a gradient that is missing here, beside the weights.
+        of_weights = Rows(layout.scopes, list(map(shape_of, beside.sources))) if call.lacking else layout
+    return _clip(call, mine, layers, layout, Following(adaptive, beside, given, of_weights), asked)
 
 
-_NOT_DISTRIBUTED = (
-    "To clip by unit, call gradclip.{}, which returns new tensors; to clip by the global norm, call "
-    "gradclip.clip_grad_norm_."
-)
+def _taken(call: Call, unit_axis: UnitAxis, scalars: Sequence[object]) -> Taken:
+    """Return the gradients, after all checks. Raises ValueError for shards that do not show their units."""
+    call.processes.check_units()
+
+    def shape(parameter: Any) -> list[int]:
+        (scope,) = scopes_of_leaves([parameter], lambda: ["a parameter"], unit_axis)
+        own = scope.own_axes(len(parameter.shape))
+        return [length if axis in own else 0 for axis, length in enumerate(parameter.shape)] or [0]
+
+    return call.taken(*scalars, shape=shape)
 
 
-def _beside(taken: Taken, layers: Layerwise, weights: Mapping[int, Any]) -> Arrays:
-    """Return the weights of the layers, given by owner. Raises if one is no array or has another shape."""
-    mine = taken.gradients.chosen([index for (index,) in layers.groups.groups])
-    chosen = [weights[id(owner)] for owner in mine.owners]
-    find([*mine.grads, *chosen], lambda: with_parameters(mine.names()))
-    check_shapes(mine.grads, chosen, mine.names)
-    return taken.backend.enter(list(map(taken.backend.prepare, chosen)))
+def _laid(taken: Taken, layers: Layerwise, unit_axis: UnitAxis) -> tuple[Taken, Rows]:
+    """Return the gradient of each layer, and the layout of their units."""
+    mine = taken.chosen([index for (index,) in layers.groups.groups])
+    grads = mine.gradients.grads
+    return mine, Rows(scopes_of_leaves(grads, mine.gradients.names, unit_axis), list(map(shape_of, grads)))
+
+
+def _beside(mine: Taken, weights: Mapping[int, Any], lacking: Collection[int]) -> Arrays:
+    """Return the weights of the layers, given by owner. Raises if one is no array or has another shape.
+
+    `lacking` are the owners without a gradient, whose weights have nothing beside them.
+    """
+    gradients = mine.gradients
+    chosen = [weights[id(owner)] for owner in gradients.owners]
+    if any_distributed(chosen):
+        chosen = list(shards_like(chosen, gradients.held))
+    find([*gradients.grads, *chosen], lambda: with_parameters(gradients.names()))
+    present = [i for i, owner in enumerate(gradients.owners) if id(owner) not in lacking]
+    grads, beside = ([of[i] for i in present] for of in (gradients.grads, chosen))
+    check_shapes(grads, beside, lambda: [gradients.names()[i] for i in present])
+    return mine.backend.enter(list(map(mine.backend.prepare, chosen)))
 
 
 def _clip(
-    taken: Taken, layers: Layerwise, thresholds: Each | Following, clipping: Clipping, unit_axis: UnitAxis
+    call: Call, mine: Taken, layers: Layerwise, layout: Rows, thresholds: Each | Following, clipping: Clipping
 ) -> Any:
     """Measure all gradients, then clip them; return their norms in the caller's structure."""
-    mine = taken.chosen([index for (index,) in layers.groups.groups])
-    grads = mine.gradients.grads
-    layout = Rows(scopes_of_leaves(grads, mine.gradients.names, unit_axis), list(map(shape_of, grads)))
-    with taken.backend.precision():
-        return layers.arranged(clip_parts(mine, layout, thresholds, clipping))
+    with mine.backend.precision():
+        norms = clip_parts(mine, layout, thresholds, clipping, call.processes.holders(mine.backend))
+        if mine.gradients.shards is not None:
+            whole = mine.gradients.shards.whole(mine.gradients.shards.locals)
+            norms = norms_like(norms, whole, [units.own for units in layout.units])
+        return layers.arranged(norms)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradclip.arguments import check_thresholds, is_single_threshold
-from gradclip.backends import any_distributed
 from gradclip.core.decision import Clipping
-from gradclip.core.holders import ALONE
+from gradclip.core.holders import Holders, Measured, Together
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
@@ -17,38 +16,50 @@ from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.records import OneFactor
 from gradclip.core.rules import CLIP
-from gradclip.core.several import Each, Following, left_norms, together
-from gradclip.distributed.mesh_axes import holders_of
-from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.core.several import Each, Following, left_norms
+from gradclip.core.several import together as as_vector
+from gradclip.core.together import entries_of, measured, part_of
+from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.leaves import layers_of, split_by
 from gradclip.parameters import ParameterList, reusable
 from gradclip.tree import FlatTree, flatten
-from gradclip.typing import Ord, Parameters, Policy, Thresholds
+from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds
 
 
 @with_subnormals
 def clip_grad_layer_norm_(
-    parameters: Parameters, max_norm: Thresholds, ord: Ord = 2, *, nonfinite: Policy = "propagate"
+    parameters: Parameters,
+    max_norm: Thresholds,
+    ord: Ord = 2,
+    *,
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
 ) -> Any:
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
-        parameters: as in `clip_grad_norm_`, but no distributed tensors. If gradients share memory, all but one get
+        parameters: as in `clip_grad_norm_`. If gradients share memory, all but one get
             memory of their own, because each is scaled by its own number. Arrays of a tree cannot be replaced, so only
             those below one threshold of a prefix may share memory.
         max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. For a tree
             of NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity, as in `gradclip.clip_by_global_norm`.
+        process_group: the processes that each hold a part of every gradient, as in `clip_grad_norm_`. All of them pass
+            the same parameters. Leave it out for distributed tensors, and where each process holds whole layers, as
+            pipeline stages do.
+        mesh: the same, given as a mesh.
 
     Returns:
         The norms before clipping: a list with one norm per parameter, None for a parameter without a gradient. For a
-        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix.
+        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix. If
+        processes hold parts of a gradient, all of them get the norm of the whole.
 
     Raises:
-        ValueError: a tensor is distributed, `max_norm` is a list of the wrong length, or arrays of a tree share memory
+        ValueError: `max_norm` is a list of the wrong length, or arrays of a tree share memory
             but not a threshold. Other errors are those of `clip_grad_norm_`.
 
     After an error, the gradients are unchanged.
@@ -60,21 +71,52 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
-    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
-    advice = "Call gradclip.clip_grad_norm_, once for all parameters or once for each."
-    params, taken = checked(parameters, scalars, "clip_grad_layer_norm_", advice)
-    layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
+    call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh)
+    with call.processes.preparing():
+        clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
+        call.ask(clipping, max_norm=scalars)
+        taken = call.taken(*scalars)
+        layers = Layerwise.of(call.params, max_norm, taken.backend, taken.gradients)
     with taken.backend.precision():
-        return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping))
+        holders = call.processes.holders(taken.backend)
+        return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))
 
 
-def checked(parameters: Parameters, scalars: Sequence[object], name: str, advice: str) -> tuple[ParameterList, Taken]:
-    """Return parameters and their gradients, after all checks. Raises ValueError for distributed tensors."""
-    params = ParameterList.of(reusable(parameters))
-    if any_distributed(params.parameters) or any_distributed(params.gradients):
-        raise ValueError(f"{name} does not support distributed tensors. {advice}")
-    return params, entered(params, ONE_PROCESS, *scalars, to_write=True, apart=True)
+class Call(NamedTuple):
+    """A call with many norms: its name, its parameters, and the processes that hold their gradients."""
+
+    name: str
+    params: ParameterList
+    processes: Processes
+
+    @classmethod
+    def of(cls, name: str, parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Call:
+        """List the parameters. Errors also reach the other processes, if any are named."""
+        if process_group is None and mesh is None:
+            parameters = reusable(parameters)
+        with telling(parameters, process_group, mesh, each=True):
+            params = ParameterList.of(parameters)
+        return cls(name, params, processes_of(params, process_group, mesh, each=True))
+
+    @property
+    def lacking(self) -> set[int]:
+        """The ids of the parameters without a gradient on this process, which others may have."""
+        if self.processes is ONE_PROCESS:
+            return set()
+        return {id(p) for p, grad in zip(self.params.parameters, self.params.gradients, strict=True) if grad is None}
+
+    def ask(self, clipping: Clipping, /, **arguments: Any) -> None:
+        """Record the arguments, which must be the same on all processes. Thresholds are lists of numbers."""
+        self.processes.ask(clipping.order, clipping.nonfinite, more=[("function", self.name), *arguments.items()])
+
+    def taken(self, *scalars: object, shape: Callable[[Any], Sequence[int]] = lambda _: (0,)) -> Taken:
+        """Return the gradients, after all checks, with something in the place of those that only others may have.
+
+        `shape` returns the shape of that from the part of a parameter that this process has.
+        """
+        params = self.processes.filled(self.params, shape)
+        return entered(params, self.processes, *scalars, to_write=True, apart=True)
 
 
 @dataclass(frozen=True)
@@ -97,7 +139,7 @@ class Layerwise:
         """
         if gradients.tree is not None:
             return cls._of_tree(gradients.tree, max_norm, backend, gradients)
-        grads = params.gradients
+        grads = gradients.params.gradients
         max_norms: Sequence[object]
         if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
             max_norms = [max_norm] * len(grads)
@@ -114,7 +156,7 @@ class Layerwise:
         def arranged(norms: Sequence[Any]) -> list[Any]:
             every = [None] * len(grads)
             for number, norm in zip(filled, norms, strict=True):
-                every[number] = norm
+                every[number] = None if params.gradients[number] is None else norm
             return every
 
         own = [thresholds[number] for number in filled]
@@ -187,24 +229,30 @@ def _one_for_each(grads: Sequence[Any]) -> str:
     return f"max_norm must be a number, or a list with one number for each of the {len(grads)} parameters, in order"
 
 
-def clip_parts(taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping) -> list[Any]:
+def clip_parts(
+    taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping, holders: Holders
+) -> list[Any]:
     """Measure gradients, then scale them; return the norms of each part."""
     gradients, backend, arrays = taken
     if backend.concrete:
         asked = replace(clipping, max_norm=thresholds)
-        made = decide(backend, arrays, asked, gradients.names, layout=layout, holders=ALONE)
+        made = decide(backend, arrays, asked, gradients.names, layout=layout, holders=holders)
         norms = left_norms(backend, layout, made.norm, arrays, gradients.grads)
         taken.scale(made)
         return norms
+    if holders.together is not None:
+        return _clip_measured(taken, layout, thresholds, clipping, holders, holders.together)
     if isinstance(layout, Groups) and isinstance(thresholds, Each):
-        found = _clip_with_few_operations(taken, layout, thresholds, clipping)
+        found = _clip_with_few_operations(taken, layout, thresholds, taken.cleared(clipping), holders)
         if found is not None:
             return found
-    return _clip_one_by_one(taken, layout, thresholds, clipping)
+    return _clip_one_by_one(taken, layout, thresholds, clipping, holders)
 
 
-def _clip_one_by_one(taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping) -> list[Any]:
-    backend, holders = taken.backend, holders_of(taken.backend)
+def _clip_one_by_one(
+    taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping, holders: Holders
+) -> list[Any]:
+    backend = taken.backend
     made, norms = [], []
     for number, (indices, scope) in enumerate(layout.parts):
         part = taken.chosen(indices)
@@ -217,18 +265,50 @@ def _clip_one_by_one(taken: Taken, layout: Several, thresholds: Each | Following
     return norms
 
 
-def _clip_with_few_operations(taken: Taken, layout: Groups, thresholds: Each, clipping: Clipping) -> list[Any] | None:
+def _clip_measured(
+    taken: Taken,
+    layout: Several,
+    thresholds: Each | Following,
+    clipping: Clipping,
+    holders: Holders,
+    together: Together,
+) -> list[Any]:
+    """Clip part by part on a device, with norms that all processes have measured together."""
+    gradients, backend, arrays = taken
+    clipping = taken.cleared(clipping)
+    if clipping.nonfinite.zeroes:
+        arrays = backend.without_nonfinite(arrays)
+    norm, max_norms = measured(backend, arrays, thresholds, layout, clipping.order, together)
+    if clipping.nonfinite.raises and not together.finite(backend):
+        holders.raise_nonfinite(backend, arrays, gradients.names())
+    if isinstance(layout, Groups) and isinstance(thresholds, Each):
+        found = _clip_with_few_operations(taken, layout, thresholds, clipping, Measured(norm))
+        if found is not None:
+            return found
+    norms = []
+    for number, (indices, scope) in enumerate(layout.parts):
+        part, own = taken.chosen(indices), part_of(layout, norm, number)
+        max_norm = max_norms[number] if isinstance(thresholds, Each) else entries_of(layout, max_norms, number)
+        asked = replace(clipping, max_norm=max_norm)
+        decision = decide(backend, part.arrays, asked, gradients.names, layout=scope, holders=Measured(own))
+        part.scale(decision)
+        norms += left_norms(backend, scope, own, part.arrays, part.gradients.grads)
+    return norms
+
+
+def _clip_with_few_operations(
+    taken: Taken, layout: Groups, thresholds: Each, clipping: Clipping, holders: Holders
+) -> list[Any] | None:
     """Clip all groups together; return None, with nothing changed, if that is not possible."""
     backend, each = taken.backend, thresholds.values
     if layout.count < 2 or backend.multi_tensor(taken.arrays) is None:
         return None
-    clipping = taken.cleared(clipping)
     mine = taken.chosen([index for group in layout.groups for index in group])
     consecutive = Groups.consecutive(layout.groups)
     known = all(isinstance(threshold, float) for threshold in each)
-    max_norms = together(each) if known else backend.stacked([backend.scalar(one, ()) for one in each])
+    max_norms = as_vector(each) if known else backend.stacked([backend.scalar(one, ()) for one in each])
     asked = replace(clipping, max_norm=max_norms)
-    made = decide(backend, mine.arrays, asked, mine.gradients.names, layout=consecutive, holders=holders_of(backend))
+    made = decide(backend, mine.arrays, asked, mine.gradients.names, layout=consecutive, holders=holders)
     if not isinstance(made.coefficient, OneFactor):
         return None
     norms = left_norms(backend, consecutive, made.norm, mine.arrays, mine.gradients.grads)
