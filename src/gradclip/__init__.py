@@ -62,11 +62,12 @@ from gradclip.clip import (
     global_norm,
     layer_norms,
 )
-from gradclip.clip_units import adaptive_grad_clip, adaptive_grad_clip_, clip_by_unit_norm, clip_grad_unit_norm_
+from gradclip.clip_units import adaptive_grad_clip, clip_by_unit_norm
 from gradclip.distributed.partial_norm import PartialNorm, partial_norm
 from gradclip.inplace import clip_grad_norm_, grad_norm
 from gradclip.inplace_given import clip_grad_value_
 from gradclip.inplace_layers import clip_grad_layer_norm_
+from gradclip.inplace_units import adaptive_grad_clip_, clip_grad_unit_norm_
 from gradclip.native import NativeStatus, native_status
 from gradclip.norm_at_most import norm_at_most
 from gradclip.per_example.clip import PerExampleInfo, per_example_clip

@@ -2,52 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
-from gradclip.arguments import check_thresholds, in_place, is_single_threshold
-from gradclip.backends import any_distributed
+from gradclip.arguments import in_place, is_single_threshold
 from gradclip.core.decision import Clipping
-from gradclip.core.holders import ALONE
-from gradclip.core.layouts import Groups, Several
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import decide
-from gradclip.core.protocols import Backend
-from gradclip.core.records import OneFactor
 from gradclip.core.rules import CLIP
-from gradclip.core.several import Each, Following, left_norms, together
-from gradclip.distributed.mesh_axes import holders_of
-from gradclip.distributed.processes import ONE_PROCESS
-from gradclip.gradients import Gradients, Taken, entered
-from gradclip.leaves import layers_of, split_by
-from gradclip.parameters import ParameterList, reusable
-from gradclip.tree import FlatTree, flatten
-from gradclip.typing import Ord, Parameters, Policy, Thresholds
+from gradclip.core.several import Each
+from gradclip.inplace_parts import Call, Layerwise, clip_parts
+from gradclip.tree import flatten
+from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds
 
 
 @in_place
 def clip_grad_layer_norm_(
-    parameters: Parameters, max_norm: Thresholds, ord: Ord = 2, *, nonfinite: Policy = "propagate"
+    parameters: Parameters,
+    max_norm: Thresholds,
+    ord: Ord = 2,
+    *,
+    nonfinite: Policy = "propagate",
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
 ) -> Any:
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
     Args:
-        parameters: as in `clip_grad_norm_`, but no distributed tensors. If gradients share memory, all but one get
+        parameters: as in `clip_grad_norm_`. If gradients share memory, all but one get
             memory of their own, because each is scaled by its own number. Arrays of a tree cannot be replaced, so only
             those below one threshold of a prefix may share memory.
         max_norm: the threshold of each gradient, >= 0: a number, or a list with one threshold per parameter. For a tree
             of NumPy arrays, a number or a prefix of the tree, as in `gradclip.clip_by_layer_norm`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a gradient contains NaN or infinity, as in `gradclip.clip_by_global_norm`.
+        process_group: the processes that each hold a part of every gradient, as in `clip_grad_norm_`. All of them pass
+            the same parameters. Leave it out for distributed tensors, and where each process holds whole layers, as
+            pipeline stages do.
+        mesh: the same, given as a mesh.
 
     Returns:
         The norms before clipping: a list with one norm per parameter, None for a parameter without a gradient. For a
-        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix.
+        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix. If
+        processes hold parts of a gradient, all of them get the norm of the whole.
 
     Raises:
-        ValueError: a tensor is distributed, `max_norm` is a list of the wrong length, or arrays of a tree share memory
+        ValueError: `max_norm` is a list of the wrong length, or arrays of a tree share memory
             but not a threshold. Other errors are those of `clip_grad_norm_`.
 
     After an error, the gradients are unchanged.
@@ -59,177 +58,13 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
-    clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
-    advice = "Call gradclip.clip_grad_norm_, once for all parameters or once for each."
-    params, taken = checked(parameters, scalars, "clip_grad_layer_norm_", advice)
-    layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
+    call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh)
+    with call.processes.preparing():
+        clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
+        scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves
+        call.ask(clipping, max_norm=scalars)
+        taken = call.taken(*scalars)
+        layers = Layerwise.of(call.params, max_norm, taken.backend, taken.gradients)
     with taken.backend.precision():
-        return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping))
-
-
-def checked(parameters: Parameters, scalars: Sequence[object], name: str, advice: str) -> tuple[ParameterList, Taken]:
-    """Return parameters and their gradients, after all checks. Raises ValueError for distributed tensors."""
-    params = ParameterList.of(reusable(parameters))
-    if any_distributed(params.parameters) or any_distributed(params.gradients):
-        raise ValueError(f"{name} does not support distributed tensors. {advice}")
-    return params, entered(params, ONE_PROCESS, *scalars, to_write=True, apart=True)
-
-
-@dataclass(frozen=True)
-class Layerwise:
-    """The unique layers of a call, as the indices of their gradients, and their thresholds.
-
-    `arranged` puts the norms of the layers into the caller's structure.
-    """
-
-    groups: Groups
-    thresholds: Sequence[Any]
-    arranged: Callable[[Sequence[Any]], Any]
-
-    @classmethod
-    def of(cls, params: ParameterList, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
-        """Make each parameter, or each part of a tree, a layer.
-
-        Raises ValueError if the thresholds do not fit, or if arrays of a tree, which cannot be replaced, share memory
-        but are in different layers.
-        """
-        if gradients.tree is not None:
-            return cls._of_tree(gradients.tree, max_norm, backend, gradients)
-        grads = params.gradients
-        max_norms: Sequence[object]
-        if is_single_threshold(max_norm) and not getattr(max_norm, "shape", ()):
-            max_norms = [max_norm] * len(grads)
-        elif isinstance(max_norm, list | tuple):
-            max_norms = max_norm
-        else:
-            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
-        if len(max_norms) != len(grads):
-            raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
-        thresholds = check_thresholds(max_norms, backend)
-        filled = [number for number, grad in enumerate(grads) if grad is not None]
-        owners = [params.parameters[number] for number in filled]
-
-        def arranged(norms: Sequence[Any]) -> list[Any]:
-            every = [None] * len(grads)
-            for number, norm in zip(filled, norms, strict=True):
-                every[number] = norm
-            return every
-
-        own = [thresholds[number] for number in filled]
-        return cls._once(owners, Groups.each_alone(len(filled)), own, arranged, None, gradients)
-
-    @classmethod
-    def _of_tree(cls, flat: FlatTree, max_norm: Thresholds, backend: Backend, gradients: Gradients) -> Layerwise:
-        single = is_single_threshold(max_norm)
-        prefix, layers = layers_of(flat) if single else split_by(flat, max_norm)
-        thresholds = check_thresholds([max_norm] * layers.count if single else prefix.leaves, backend)
-        with backend.precision():
-            zero = backend.leave_scalar(backend.zeros((), ()), "float32", flat.leaves)
-        return cls._once(flat.leaves, layers, thresholds, prefix.arrange, zero, gradients)
-
-    @classmethod
-    def _once(
-        cls,
-        owners: Sequence[Any],
-        layers: Groups,
-        thresholds: Sequence[Any],
-        rebuild: Callable[[Sequence[Any]], Any],
-        of_nothing: Any,
-        gradients: Gradients,
-    ) -> Layerwise:
-        """Return layers, given by indices of owners, without duplicates. `of_nothing` is the norm of an empty one."""
-        groups: Sequence[Any] = layers.groups
-        firsts: Sequence[int] = range(layers.count)
-        if len(owners) > len(gradients.grads) or gradients.meeting:
-            groups = _by_gradients(owners, groups, thresholds, gradients)
-            known: dict[Any, int] = {}
-            firsts = [known.setdefault(group, number) for number, group in enumerate(groups)]
-        elif all(groups):
-            return cls(layers, thresholds, rebuild)
-        kept = [number for number, group in enumerate(groups) if group and firsts[number] == number]
-
-        def arranged(norms: Sequence[Any]) -> Any:
-            norm_of = dict(zip(kept, norms, strict=True))
-            return rebuild([norm_of.get(number, of_nothing) for number in firsts])
-
-        chosen = Groups([groups[number] for number in kept], alone=len(kept) == len(gradients.grads))
-        return cls(chosen, [thresholds[number] for number in kept], arranged)
-
-
-def _by_gradients(
-    owners: Sequence[Any], layers: Sequence[Sequence[int]], thresholds: Sequence[Any], gradients: Gradients
-) -> list[tuple[int, ...]]:
-    """Return the indices of each layer's gradients. Raises ValueError if layers share some, but not a threshold."""
-    places = {id(owner): index for index, owner in enumerate(gradients.owners)}
-    groups = [tuple(sorted({places[id(owners[index])] for index in layer})) for layer in layers]
-    asked = dict(zip(groups, thresholds, strict=True))
-    differ = any(
-        asked[group] is not c and asked[group] != c for group, c in zip(groups, thresholds, strict=True) if group
-    )
-    layer_of = {index: group for group in asked for index in group}
-    if differ or len(layer_of) < sum(map(len, asked)):
-        raise ValueError(
-            "a parameter or array occurs twice, in two layers or with two thresholds, so its threshold is "
-            "ambiguous. Pass it once."
-        )
-    for meeting in () if gradients.apart else gradients.meeting:
-        if len({layer_of[index] for index in meeting}) > 1:
-            raise ValueError(
-                f"{gradients.named(meeting)} share memory, so they cannot be scaled by different numbers in place. "
-                "Pass copies, or call a function that returns new arrays, such as gradclip.clip_by_layer_norm."
-            )
-    return groups
-
-
-def _one_for_each(grads: Sequence[Any]) -> str:
-    return f"max_norm must be a number, or a list with one number for each of the {len(grads)} parameters, in order"
-
-
-def clip_parts(taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping) -> list[Any]:
-    """Measure gradients, then scale them; return the norms of each part."""
-    gradients, backend, arrays = taken
-    if backend.concrete:
-        asked = replace(clipping, max_norm=thresholds)
-        made = decide(backend, arrays, asked, gradients.names, layout=layout, holders=ALONE)
-        norms = left_norms(backend, layout, made.norm, arrays, gradients.grads)
-        taken.scale(made)
-        return norms
-    if isinstance(layout, Groups) and isinstance(thresholds, Each):
-        found = _clip_with_few_operations(taken, layout, thresholds, clipping)
-        if found is not None:
-            return found
-    return _clip_one_by_one(taken, layout, thresholds, clipping)
-
-
-def _clip_one_by_one(taken: Taken, layout: Several, thresholds: Each | Following, clipping: Clipping) -> list[Any]:
-    backend, holders = taken.backend, holders_of(taken.backend)
-    made, norms = [], []
-    for number, (indices, scope) in enumerate(layout.parts):
-        part = taken.chosen(indices)
-        asked = replace(clipping, max_norm=thresholds.of_part(backend, layout, number, clipping.order))
-        decision = decide(backend, part.arrays, asked, part.gradients.names, layout=scope, holders=holders)
-        made.append((part, decision))
-        norms += left_norms(backend, scope, decision.norm, part.arrays, part.gradients.grads, holders)
-    for part, decision in made:
-        part.scale(decision)
-    return norms
-
-
-def _clip_with_few_operations(taken: Taken, layout: Groups, thresholds: Each, clipping: Clipping) -> list[Any] | None:
-    """Clip all groups together; return None, with nothing changed, if that is not possible."""
-    backend, each = taken.backend, thresholds.values
-    if layout.count < 2 or backend.multi_tensor(taken.arrays) is None:
-        return None
-    clipping = taken.cleared(clipping)
-    mine = taken.chosen([index for group in layout.groups for index in group])
-    consecutive = Groups.consecutive(layout.groups)
-    known = all(isinstance(threshold, float) for threshold in each)
-    max_norms = together(each) if known else backend.stacked([backend.scalar(one, ()) for one in each])
-    asked = replace(clipping, max_norm=max_norms)
-    made = decide(backend, mine.arrays, asked, mine.gradients.names, layout=consecutive, holders=holders_of(backend))
-    if not isinstance(made.coefficient, OneFactor):
-        return None
-    norms = left_norms(backend, consecutive, made.norm, mine.arrays, mine.gradients.grads)
-    mine.scale(made)
-    return norms
+        holders = call.processes.holders(taken.backend)
+        return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))

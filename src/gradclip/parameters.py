@@ -3,7 +3,7 @@
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -103,6 +103,12 @@ class ParameterList:
         each = {id(parameter): parameter for parameter in listed}
         grads = {key: getattr(parameter, "grad", None) for key, parameter in each.items()}
         return [grads[id(parameter)] for parameter in listed]
+
+    def with_gradients(self, gradients: Sequence[Any]) -> "ParameterList":
+        """Return the same parameters with other gradients than those in their `.grad`."""
+        other = replace(self)
+        object.__setattr__(other, "_gradients", list(gradients))
+        return other
 
     def shards(self, gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
         """Return this process's shards of gradients of these parameters. Partial sums are added over all processes."""

@@ -46,3 +46,20 @@ def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> Shards:
     from gradclip.backends.torch import distributed
 
     return distributed.shards_of(gradients, parameters)
+
+
+def shards_like(tensors: Sequence[Any], others: Sequence[Any]) -> Sequence[Any]:
+    """Return this process's part of distributed tensors, each laid out like the other tensor beside it."""
+    from gradclip.backends.torch import distributed
+
+    return distributed.shards_like(tensors, others)
+
+
+def norms_like(norms: Sequence[Any], tensors: Sequence[Any], own: Sequence[Sequence[int]]) -> list[Any]:
+    """Return the norms of units, as distributed tensors where a process has only some units of a tensor.
+
+    `own` are the axes of each tensor that index its units.
+    """
+    from gradclip.backends.torch import distributed
+
+    return list(map(distributed.norms_like, norms, tensors, own))

@@ -57,10 +57,13 @@ def check_wide(backend: Backend) -> None:
         )
 
 
-def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool = False) -> list[Array]:
-    """Return the accumulators of one holder, wide scalars, from its norm; `empty`: the holder has no elements."""
+def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: Any = False) -> list[Array]:
+    """Return the accumulators of one holder, wide scalars, from its norm; `empty`: the holder has no elements.
+
+    For many norms these are vectors, and `empty` has an entry for each norm or is one for all.
+    """
     if order.extreme:
-        return [*_extreme(xp, norm.product(), order, empty), xp.full_like(norm.value, norm.error)]
+        return [*_extreme(xp, norm.product(), order, empty), xp.zeros_like(norm.value) + norm.error]
     finite = xp.isfinite(norm.value)
     magnitude = xp.where(finite, norm.value if norm.divisor is None else norm.divisor, 1.0)
     factor = 1.0 if norm.divisor is None else xp.where(finite, norm.value, 0.0)
@@ -138,12 +141,13 @@ def _magnitudes(order: Order) -> tuple[int, int]:
     return 2 * math.ceil((1074 - beyond) / (2 * most + 1)), most
 
 
-def _extreme(xp: ModuleType, value: Array, order: Order, empty: bool) -> list[Array]:
+def _extreme(xp: ModuleType, value: Array, order: Order, empty: Any) -> list[Array]:
     """Return a magnitude to maximize (negated for the smallest), and whether it is NaN."""
     unknown = xp.isnan(value)
     number = xp.where(unknown, 0.0, value)
     if order.p < 0:
-        number = xp.full_like(value, -math.inf) if empty else -number
+        nothing = xp.full_like(value, -math.inf)
+        number = (nothing if empty else -number) if isinstance(empty, bool) else xp.where(empty, nothing, -number)
     return [number, xp.where(unknown, 1.0, xp.zeros_like(value))]
 
 

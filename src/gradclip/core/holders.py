@@ -7,16 +7,44 @@ answers these four questions; for answers it does not define, the usual ones app
 """
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
 
 from gradclip.core import nonfinite, norms
 from gradclip.core.arrays import Arrays
-from gradclip.core.layouts import Groups
+from gradclip.core.layouts import Groups, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend, is_concrete
+from gradclip.core.scopes import Scope
 
 Check = Callable[[Arrays, float, float], bool]
 """From arrays, an order p and a threshold: whether the global norm is at most the threshold, in exact arithmetic."""
+
+
+class Held(NamedTuple):
+    """Arrays, which may be a part of what others hold too, and which of their elements share a norm."""
+
+    arrays: Arrays
+    layout: Several
+
+
+class Together(Protocol):
+    """Holders of which each holds parts of several norms. They measure all norms in one step, in which all take part.
+
+    A layout has the same norms for each of them, in the same order, or those of the parts that only it holds.
+    """
+
+    def measure_parts(self, backend: Backend, parts: Sequence[Held], order: Order) -> list[Norm]:
+        """Return the norms of several sets of arrays as vectors; the layouts of all sets have the same norms."""
+        ...
+
+    def finite(self, backend: Backend) -> Any:
+        """Return whether all elements that the last step measured are finite, at every holder."""
+        ...
+
+    def at_most_each(self, backend: Backend, part: Held, order: Order, max_norms: Any, unclear: Any) -> Any:
+        """Return which of the `unclear` norms are at most their thresholds, in exact arithmetic. False if unknown."""
+        ...
 
 
 class Holders(Protocol):
@@ -28,9 +56,16 @@ class Holders(Protocol):
     sees_all: bool = False
     """Whether the arrays of a call are the whole gradient."""
 
+    together: Together | None = None
+    """The same holders, if they measure several norms in one step."""
+
     def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
         """Return the global norm."""
         ...
+
+    def measure_units(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Norm:
+        """Return each norm of a scope. This holder has all elements that share one."""
+        return backend.norms(arrays, order, scope)
 
     def measure_each(self, backend: Backend, arrays: Arrays, order: Order, layout: Groups) -> Norm:
         """Return the norms of several gradients as a vector; each group is the local part of one gradient."""
@@ -71,3 +106,23 @@ class Alone(Holders):
 
 
 ALONE = Alone()
+
+
+@dataclass(frozen=True)
+class Measured(Holders):
+    """Holders of arrays whose norms have been measured before: one, or each of a layout."""
+
+    norm: Norm
+    unseen_dtypes: bool = True
+
+    def measure(self, backend: Backend, arrays: Arrays, order: Order) -> Norm:
+        """Return the norm."""
+        return self.norm
+
+    def measure_each(self, backend: Backend, arrays: Arrays, order: Order, layout: Groups) -> Norm:
+        """Return the norms."""
+        return self.norm
+
+    def measure_units(self, backend: Backend, arrays: Arrays, order: Order, scope: Scope) -> Norm:
+        """Return the norms."""
+        return self.norm

@@ -11,12 +11,14 @@ import numpy as np
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decision import Clipping, Decision, decided
+from gradclip.core.holders import Held
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.records import OneFactor
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
+from gradclip.core.together import decide_together
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -58,6 +60,8 @@ def decide(
     Raises FloatingPointError under the policy "raise".
     """
     if isinstance(layout, Groups | Rows):
+        if holders.together is not None and backend.concrete:
+            return decide_together(backend, arrays, clipping, names, layout, holders, holders.together)
         if is_concrete(backend):
             return _decide_in_host_memory(backend, arrays, clipping, names, layout, holders)
         assert isinstance(layout, Groups)  # callers clip units one array at a time
@@ -85,6 +89,8 @@ def measure_all(backend: Backend, arrays: Arrays, layout: Layout, order: Order, 
     """Return the norms of all groups as a vector, or those of a scope."""
     if isinstance(layout, Scope):
         return _measured(backend, arrays, order, layout, None, holders)
+    if holders.together is not None:
+        return holders.together.measure_parts(backend, [Held(arrays, layout)], order)[0]
     if not is_concrete(backend):
         assert isinstance(layout, Groups)
         return holders.measure_each(backend, arrays, order, layout)
@@ -171,16 +177,16 @@ def _decide_without_values(
     clipping.nonfinite.check_visible(backend)
     if clipping.nonfinite.zeroes:
         arrays = backend.without_nonfinite(arrays)
-    norm = holders.measure_each(backend, arrays, clipping.order, layout)
+    norm = measure_all(backend, arrays, layout, clipping.order, holders)
     if clipping.nonfinite.raises:
-        _raise_for_first(backend, arrays, norm, names, layout, holders)
+        _raise_if_any(backend, arrays, norm, names, layout, holders)
     made = decided(backend, arrays, clipping, norm, LAYER, holders)
     if isinstance(made.coefficient, OneFactor):
         made = replace(made, coefficient=replace(made.coefficient, sizes=list(map(len, layout.groups))))
     return replace(made, layout=layout)
 
 
-def _raise_for_first(
+def _raise_if_any(
     backend: Backend,
     arrays: Arrays,
     norm: Norm,
@@ -188,7 +194,12 @@ def _raise_for_first(
     layout: Groups,
     holders: "Holders",
 ) -> None:
-    """Raise a FloatingPointError for the first group whose norm is not finite, if there is one."""
+    """Raise a FloatingPointError for the first group whose norm is not finite, if there is one.
+
+    Several holders name all, since each knows only its own.
+    """
+    if holders.together is not None and not holders.together.finite(backend):
+        holders.raise_nonfinite(backend, arrays, names())
     finite = backend.xp.isfinite(norm.value)
     if not backend.xp.all(finite):
         number = next(number for number, one in enumerate(backend.unstacked([finite])[0]) if not one)
@@ -206,5 +217,5 @@ def _measured(
 ) -> Norm:
     if scope.whole:
         return holders.measure(backend, arrays, order)
-    norm = backend.norms(arrays, order, scope)
+    norm = holders.measure_units(backend, arrays, order, scope)
     return norm if mask is None else replace(norm, value=backend.xp.where(mask, norm.value, 0.0))

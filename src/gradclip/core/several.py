@@ -42,11 +42,15 @@ class Each:
 
 @dataclass(frozen=True)
 class Following:
-    """Thresholds that follow the norms of the units of parameters. `given`: the settings that are arrays."""
+    """Thresholds that follow the norms of the units of parameters. `given`: the settings that are arrays.
+
+    `layout` is that of the parameters, if it may differ from that of their gradients.
+    """
 
     adaptive: "Adaptive"
     params: Arrays
     given: Sequence[Any] = ()
+    layout: Several | None = None
 
     def at_once(self, backend: ConcreteBackend, layout: Several, order: Order) -> tuple[np.ndarray, Any]:
         """Return a threshold for each norm, and which of them are sure."""

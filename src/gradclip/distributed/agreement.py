@@ -22,6 +22,7 @@ are reported only if two different magnitudes occur. Gradients that are zero or 
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ from gradclip.words import listed
 Asked = tuple[tuple[str, str], ...]
 """The name of each argument and its value as text. Empty for a process that failed to prepare its gradients."""
 
+_FEW = 8
 _SCALE = "the scale of GradScaler"
 _SAME_SCALE = (
     "After an overflow each GradScaler lowers its own scale. To lower all, use "
@@ -51,23 +53,33 @@ def asked(
     *,
     skip_above: float = math.inf,
     scale: Threshold | None = None,
+    more: Sequence[tuple[str, Any]] = (),
 ) -> Asked:
     """Return the arguments of a call as text. `max_norm` is the value passed, or None if there is no threshold.
+
+    `more` are arguments that only some calls have, as texts or thresholds.
 
     The value of a tensor on a device is not read, because reading it would wait for the device.
     """
     return (
-        ("max_norm", _shown(max_norm, "not given (grad_norm)")),
+        ("max_norm", shown(max_norm, "not given (grad_norm)")),
         ("ord", repr(order)),
         ("nonfinite", repr(nonfinite)),
         ("skip_above", repr(skip_above)),
-        (_SCALE, _shown(scale, "not given")),
+        (_SCALE, shown(scale, "not given")),
+        *((name, value if isinstance(value, str) else shown(value)) for name, value in more),
     )
 
 
-def _shown(max_norm: Threshold | None, absent: str) -> str:
+def shown(max_norm: Any, absent: str = "None") -> str:
+    """Return a threshold, or a list of them, as text that differs if the values do. `absent` stands for None."""
     if max_norm is None:
         return absent
+    if isinstance(max_norm, list | tuple):
+        every = [shown(one) for one in max_norm]
+        digest = hashlib.blake2b(repr(every).encode(), digest_size=4).hexdigest()
+        some = every if len(every) <= _FEW else [*every[:_FEW], f"... ({len(every)} in all, checksum {digest})"]
+        return f"[{', '.join(some)}]"
     place = getattr(getattr(max_norm, "device", None), "type", "cpu")
     if place != "cpu":
         return f"on {place}"
@@ -89,7 +101,8 @@ def differences(of_ranks: Iterable[tuple[int, Asked, str]]) -> str:
     """Describe in words how the arguments and process groups of the ranks differ."""
     ranks = sorted(of_ranks)
     names = dict.fromkeys(name for _, asked, _ in ranks for name, _ in asked)
-    found = [_values(name, [(dict(asked)[name], rank) for rank, asked, _ in ranks if asked]) for name in names]
+    passed = [(rank, dict(asked)) for rank, asked, _ in ranks if asked]
+    found = [_values(name, [(given.get(name, "not given"), rank) for rank, given in passed]) for name in names]
     differing = [one for one in found if one]
     if differing:
         return "; ".join(differing)

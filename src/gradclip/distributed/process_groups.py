@@ -16,10 +16,8 @@ Next to the flags are digests of each process's arguments and of gradients that 
 
 import math
 import operator
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from fractions import Fraction
 from functools import partial
 from types import ModuleType
@@ -30,12 +28,15 @@ import numpy as np
 from gradclip.backends.host import exact
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.protocol import in_host_memory
-from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing
+from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing, nothing_like
 from gradclip.backends.torch.process_groups import (
+    ROOM,
+    ROOM_FOR_EACH,
     Group,
     add_up,
     check_known,
     check_named,
+    cut,
     exchange,
     gathered,
     groups,
@@ -51,6 +52,8 @@ from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
 from gradclip.distributed.agreement import Asked, Replicas, asked, differences, marks, replicas_explained
+from gradclip.distributed.many_norms import ManyNorms
+from gradclip.distributed.sent import filled, flags
 from gradclip.distributed.shardings import Shardings
 from gradclip.parameters import UNNAMED, ParameterList
 from gradclip.typing import Threshold
@@ -65,7 +68,8 @@ class ProcessGroups(Holders):
 
     unseen_dtypes = True
 
-    def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
+    def __init__(self, params: ParameterList, named: Sequence[Any], *, each: bool = False) -> None:
+        """Find the processes. `each`: the call measures many norms, so that its first reduction is longer."""
         check_known(named)
         self._named = [*named, *(one for beside in params.beside if beside is not UNNAMED for one in beside)]
         self._params, self._shardings = params, Shardings(params, named)
@@ -76,6 +80,8 @@ class ProcessGroups(Holders):
         self._waits = False
         self._order, self._nonfinite = Order(2.0), PROPAGATE
         self._replicas = Replicas(groups(self._named), self._shardings)
+        self._each = each
+        self.together = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look)
 
     # The call
 
@@ -94,14 +100,15 @@ class ProcessGroups(Holders):
         self,
         order: Order,
         nonfinite: Nonfinite,
-        max_norm: Threshold | None = None,
+        max_norm: Any = None,
         *,
         skip_above: float = math.inf,
         scale: Threshold | None = None,
+        more: Sequence[tuple[str, Any]] = (),
     ) -> None:
         """Record this process's arguments. Raises ValueError for an order that only one process can measure."""
         self._order, self._nonfinite = accumulators.check_order(order), nonfinite
-        self._asked = asked(order.p, nonfinite.name, max_norm, skip_above=skip_above, scale=scale)
+        self._asked = asked(order.p, nonfinite.name, max_norm, skip_above=skip_above, scale=scale, more=more)
 
     @contextmanager
     def agreeing(self) -> Iterator[None]:
@@ -119,6 +126,33 @@ class ProcessGroups(Holders):
         """Return a tensor without elements, for a process that has no gradient."""
         return [nothing(self._device)]
 
+    def filled(self, params: ParameterList, shape: Callable[[Any], Sequence[int]]) -> ParameterList:
+        """Return the parameters with a tensor without elements in the place of each gradient that is missing here.
+
+        Other processes may have it. `shape` returns the shape of that tensor from this process's part of the parameter.
+        """
+        lacking = [index for index, grad in enumerate(params.gradients) if grad is None]
+        if not lacking or params.tree is not None:
+            return params
+        params.check_all_hold()
+        params.check_no_engine_holds()
+        made: dict[int, Any] = {}
+        for index in lacking:
+            parameter = params.parameters[index]
+            if id(parameter) not in made:
+                made[id(parameter)] = nothing_like(parameter, shape, self._device)
+        grads = zip(params.parameters, params.gradients, strict=True)
+        return params.with_gradients([made.get(id(p)) if grad is None else grad for p, grad in grads])
+
+    def check_units(self) -> None:
+        """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
+        at = fsdp1_shard(self._params.parameters)
+        if at is not None:
+            raise ValueError(
+                f"{self._params.name(at)} is a flat shard of FullyShardedDataParallel (FSDP1), which does not show "
+                "its units. Use fully_shard (FSDP2), or call gradclip.clip_grad_layer_norm_ or clip_grad_norm_."
+            )
+
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients: these same processes."""
         return self
@@ -134,14 +168,26 @@ class ProcessGroups(Holders):
         if self.on_host and backend.concrete:
             self._replicas.look(norms, divided)
         known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
-        (holders, wide, failed, differ), total = self._reduced(xp, _flags(backend, arrays, norms), known)
+        finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in norms])))
+        reached, total = self._reduced(xp, flags(backend, arrays, len(norms), finite), known)
+        sure, finite = self._heard(backend, reached), xp.isfinite(reached[0])
+        self._holds_float64 = bool(reached[1] > 0) if backend.concrete else FLOAT64 in arrays.formats
+        norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[0], 1.0))
+        sure = sure & (finite | ~xp.isfinite(norm.value))
+        return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
+
+    def _look(self, backend: Backend, arrays: Arrays) -> None:
+        """Look at the gradients of named groups, which may be the same on all processes."""
+        if self._named and self.on_host and backend.concrete:
+            divided = self._shardings.divided(backend, arrays)
+            self._replicas.look([backend.norms(some, self._order) for some in divided], divided)
+
+    def _heard(self, backend: Backend, flags: Sequence[Any]) -> Any:
+        """Return whether no process failed and all passed the same; raise if this process can see that it is not so."""
+        failed, differ = flags[_FAILED], flags[_DIFFER]
         if self._looks:
             self._check_all_agree(failed, differ)
-        self._holds_float64 = bool(wide > 0) if backend.concrete else FLOAT64 in arrays.formats
-        finite = xp.isfinite(holders)
-        norm = accumulators.norm_of(backend, total, order, xp.where(finite, holders, 1.0))
-        sure = (failed + differ == 0) & (finite | ~xp.isfinite(norm.value))
-        return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
+        return failed + differ == 0
 
     def norm_dtype(self, arrays: Arrays) -> str:
         """Return the dtype of the norm: float64 if any process holds float64 (on devices: if this one does)."""
@@ -177,14 +223,17 @@ class ProcessGroups(Holders):
     def _reduced(self, xp: ModuleType, flags: list[Any], known: Sequence[list[Any]]) -> tuple[list[Any], list[Any]]:
         """Reduce the flags and the accumulators of all shardings on the processes' devices."""
         merge = xp.maximum if self._order.extreme else xp.add
-        return self._shardings.reduced(flags, known, merge, self._reduce)
+        return self._shardings.reduced(flags, known, merge, lambda *values: list(self._reduce(*values)))
 
-    def _reduce(self, values: list[Any], group: Group, lengths: tuple[int, ...]) -> list[Any]:
+    def _reduce_each(self, values: list[Any], group: Group, lengths: tuple[int, ...]) -> Any:
+        return self._reduce(values, group, lengths, ROOM_FOR_EACH)
+
+    def _reduce(self, values: list[Any], group: Group, lengths: tuple[int, ...], room: int = ROOM) -> Any:
         """Reduce values over one group, and record in the flags whether its members passed the same arguments."""
         largest = self._order.extreme
         wanted = marks((self._asked, lengths), len(group.ranks), largest=largest)
         held = self._replicas.marks(group, largest=largest)
-        reduced, same = reduce(values, group, self._device, [*wanted, *held], largest=largest)
+        reduced, same = reduce(values, group, self._device, [*wanted, *held], largest=largest, room=room)
         reduced[_DIFFER] = reduced[_DIFFER] + ~(same[0] & same[1])
         if held[0] and same[2] and same[3] and self._are_replicas(group):
             self._problem = replicas_explained(group)
@@ -207,10 +256,14 @@ class ProcessGroups(Holders):
 
     def _sent_without_gradients(self, *, failed: bool) -> tuple[Array, Array]:
         """Take part in the reductions of a call without gradients; return how many failed, and how many differ."""
-        empty = HOST.enter([])
-        known = [filled(HOST.xp, HOST.norms(empty, self._order), self._order, empty)] * len(self._shardings)
-        flags, _ = self._reduced(HOST.xp, [np.float64(number) for number in (0, 0, failed, 0)], known)
-        return flags[_FAILED], flags[_DIFFER]
+        own = [np.float64(number) for number in (0, 0, failed, 0)]
+        if self._each:
+            reached, _ = self._shardings.reduced_each(own, {}, self._reduce_each, cut)
+        else:
+            empty = HOST.enter([])
+            known = [filled(HOST.xp, HOST.norms(empty, self._order), self._order, empty)] * len(self._shardings)
+            reached, _ = self._reduced(HOST.xp, own, known)
+        return reached[_FAILED], reached[_DIFFER]
 
     def _check_all_agree(self, failed: Array, differ: Array) -> None:
         """Raise if a process failed to prepare its gradients or passed different arguments."""
@@ -244,42 +297,3 @@ class ProcessGroups(Holders):
         own = [f"rank {rank()}: {leaf}" for leaf in leaves]
         found = exchange(own, self._shardings.groups)
         raise FloatingPointError(explained(f"in {len(found)} {'leaf' if len(found) == 1 else 'leaves'}", found))
-
-
-def check_unsaid(params: ParameterList) -> None:
-    """Check for sharded or missing parameters when no argument names the processes that hold the rest.
-
-    Raises ValueError for FSDP1 shards. Warns if one of several processes passes an empty list.
-    """
-    if not params.parameters and params.tree is None:
-        warnings.warn(
-            f"this process, rank {rank()}, passes no parameters. Its norm is 0, and processes that "
-            "hold distributed tensors will wait for it. Pass the parameters even if they have no gradients, or pass "
-            "process_group=. If this process is meant to be alone, pass process_group=[].",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-    unsaid = [p for p, beside in zip(params.parameters, params.beside_each(), strict=True) if beside is UNNAMED]
-    at = fsdp1_shard(unsaid)
-    if at is not None:
-        raise ValueError(
-            "the parameters are shards of FullyShardedDataParallel (FSDP1), and no argument names the processes that "
-            "hold the other shards. Pass process_group=model.process_group, where model is the FSDP module. With "
-            "NO_SHARD every process holds everything: pass process_group=[]."
-        )
-
-
-def filled(xp: ModuleType, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
-    """Return the accumulators that this process sends, computed from `norm`, the norm of `arrays`."""
-    if norm.floor:  # added here, because the accumulators have no place for the floor
-        added = norm.floor if norm.divisor is None else norm.floor / norm.divisor
-        norm = replace(norm, value=xp.where(norm.value > 0, norm.value + added, norm.value))
-    return accumulators.filled(xp, norm, order, empty=not arrays.elements())
-
-
-def _flags(backend: Backend, arrays: Arrays, norms: Sequence[Norm]) -> list[Any]:
-    """Return this process's four flags, given the norms that it measured."""
-    numbers = [float(len(norms)), float(FLOAT64 in arrays.formats), 0.0, 0.0]
-    holders, *others = (backend.scalar(number, arrays) for number in numbers)
-    finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
-    return [backend.xp.where(finite, holders, math.inf), *others]

@@ -1,7 +1,7 @@
 """The processes that make an in-place call together: usually one, sometimes several that each hold shards."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -26,12 +26,13 @@ class Processes(Protocol):
         self,
         order: Order,
         nonfinite: Nonfinite,
-        max_norm: Threshold | None = None,
+        max_norm: Any = None,
         *,
         skip_above: float = math.inf,
         scale: Threshold | None = None,
+        more: Sequence[tuple[str, Any]] = (),
     ) -> None:
-        """Record this process's arguments, which must be the same on all processes."""
+        """Record this process's arguments, which must be the same on all processes; `more` are others, with names."""
 
     def agreeing(self) -> AbstractContextManager[None]:
         """Return `preparing` for a call that measures nothing. At its end, differing arguments raise everywhere."""
@@ -44,6 +45,14 @@ class Processes(Protocol):
     def nothing(self) -> Sequence[Any]:
         """Return the arrays to measure for a process without gradients."""
         return ()
+
+    def filled(self, params: ParameterList, shape: Callable[[Any], Sequence[int]]) -> ParameterList:
+        """Return the parameters, with something in the place of gradients that only other processes may have."""
+        return params
+
+    def check_units(self) -> None:
+        """Raise a ValueError if gradients are held in a form that does not show their units."""
+        return
 
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients. This process has arrays of `backend`."""
@@ -62,7 +71,9 @@ ONE_PROCESS = OneProcess()
 
 
 @contextmanager
-def telling(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Iterator[None]:
+def telling(
+    parameters: Parameters, process_group: ProcessGroups, mesh: Meshes, *, each: bool = False
+) -> Iterator[None]:
     """Return a context for what precedes `preparing`: an error in it also ends the call on all processes."""
     try:
         yield
@@ -70,13 +81,14 @@ def telling(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) 
         params = ParameterList.as_far_as_listed(parameters)
         if process_group is None and mesh is None and not (params.parameters or params.beside):
             raise  # nothing says whom to tell
-        with processes_of(params, process_group, mesh).preparing():
+        with processes_of(params, process_group, mesh, each=each).preparing():
             raise
 
 
-def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Meshes) -> Processes:
+def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Meshes, *, each: bool = False) -> Processes:
     """Return the processes that hold the gradients of the parameters, from the groups and meshes passed.
 
+    `each`: the call has many norms, those of layers or units, not one.
     Raises ValueError if the parameters are shards and no argument names the other processes.
     """
     said = process_group is not None or mesh is not None
@@ -87,8 +99,8 @@ def processes_of(params: ParameterList, process_group: ProcessGroups, mesh: Mesh
     if alone and not unsure:
         return ONE_PROCESS
     # Imported late: it imports torch.distributed, which may be missing.
-    from gradclip.distributed import process_groups
+    from gradclip.distributed import process_groups, unsaid
 
     if unsure:
-        process_groups.check_unsaid(params)
-    return ONE_PROCESS if alone else process_groups.ProcessGroups(params, named)
+        unsaid.check_unsaid(params)
+    return ONE_PROCESS if alone else process_groups.ProcessGroups(params, named, each=each)

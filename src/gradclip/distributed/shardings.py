@@ -8,10 +8,11 @@ The shardings depend only on the layout of the parameters and on the named group
 every process makes the same calls, whether it holds all, some or no gradients.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from gradclip.backends.torch.distributed import layouts, sharded_over
+from gradclip.backends.torch.distributed import layouts, layouts_with_axes, sharded_over
 from gradclip.backends.torch.process_groups import Group, groups
 from gradclip.core.arrays import Arrays
 from gradclip.core.protocols import Backend
@@ -22,17 +23,21 @@ Sharding = tuple[Group, ...]
 
 
 class Shardings:
-    """All shardings, the same list on every process, and the index of each local gradient's sharding."""
+    """All shardings, the same list on every process, and the index of each local gradient's sharding.
+
+    If there is only one sharding, `of_gradients` is empty.
+    """
 
     def __init__(self, params: ParameterList, named: Sequence[Any]) -> None:
-        self._all, self._of_gradients = _all_shardings(params, groups(named))
-        self.groups, self._in_both_orders = _sequence(self._all)
+        self.all, self.of_gradients, self._of_parameters = _all_shardings(params, groups(named))
+        self._units = partial(_of_units, params, groups(named))
+        self.groups, self._in_both_orders = _sequence(self.all)
         self._place = {group: place for place, group in enumerate(self.groups)}
         if self._in_both_orders:
-            self._all = list(dict.fromkeys(tuple(sorted(one, key=self._place.__getitem__)) for one in self._all))
+            self.all = list(dict.fromkeys(tuple(sorted(one, key=self._place.__getitem__)) for one in self.all))
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self.all)
 
     def check_orders(self) -> None:
         """Raise ValueError if two groups are named in both orders. The reductions of such a call still end."""
@@ -44,19 +49,38 @@ class Shardings:
 
     def described(self) -> str:
         """Describe in words which groups the gradients are sharded over, in which order."""
-        ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in one) for one in self._all]
+        ways = [" then ".join(f"ranks {', '.join(map(str, group.ranks))}" for group in one) for one in self.all]
         return "splits over " + " and over ".join(filter(None, ways))
 
     def over(self, group: Group) -> list[int]:
         """Return the indices of the shardings that include a group."""
-        return [number for number, sharding in enumerate(self._all) if group in sharding]
+        return [number for number, sharding in enumerate(self.all) if group in sharding]
+
+    def of_layers(self, count: int) -> list[Sharding]:
+        """Return the sharding of each of `count` different parameters or its gradient, or of the arrays of a tree."""
+        if not self._of_parameters:
+            return self.all[:1] * count
+        return [self._in_order(sharding) for sharding in self._of_parameters.values()]
+
+    def of_units(self, own: Sequence[Sequence[int]]) -> list[Sharding]:
+        """Return the same for the units of each: the groups over which elements of one unit are split.
+
+        `own` are the axes of each that index its units.
+        """
+        return list(map(self._in_order, self._units(own))) if self._of_parameters else self.all[:1] * len(own)
+
+    def _in_order(self, sharding: Sharding) -> Sharding:
+        return tuple(sorted(sharding, key=self._place.__getitem__))
 
     def divided(self, backend: Backend, arrays: Arrays) -> list[Arrays]:
         """Return the arrays of each sharding, measured as precisely as float64: other processes may hold that."""
-        if len(self._all) == 1:
+        if len(self.all) == 1:
             return [arrays.as_precise_as(["float64"])]
-        indices: list[list[int]] = [[] for _ in self._all]
-        for index, number in enumerate(self._of_gradients):
+        indices: list[list[int]] = [[] for _ in self.all]
+        numbers = self.of_gradients
+        if len(arrays) > len(numbers):  # with something in the place of each gradient that is missing
+            numbers = [self.all.index(sharding) for sharding in self.of_layers(len(arrays))]
+        for index, number in enumerate(numbers):
             indices[number].append(index)
         return [backend.chosen(arrays, chosen).as_precise_as(["float64"]) for chosen in indices]
 
@@ -73,11 +97,11 @@ class Shardings:
         the same on all members: whether some gradients are sharded over no group, and the number of groups left for
         each sharding. `merge` combines two accumulators of this process.
         """
-        waiting = dict(zip(self._all, known, strict=True))
+        waiting = dict(zip(self.all, known, strict=True))
         length = len(known[0])
         for group in self.groups:
             first = sorted((sharding for sharding in waiting if sharding[:1] == (group,)), key=self._places)
-            lengths = (() in self._all, *map(len, first))
+            lengths = (() in self.all, *map(len, first))
             flat = reduce([*flags, *(number for sharding in first for number in waiting.pop(sharding))], group, lengths)
             flags, flat = flat[: len(flags)], flat[len(flags) :]
             for position, sharding in enumerate(first):
@@ -87,14 +111,71 @@ class Shardings:
                 waiting[rest] = reduced if other is None else list(map(merge, other, reduced))
         return flags, waiting[()]
 
+    def reduced_each(
+        self,
+        flags: list[Any],
+        vectors: Mapping[Sharding, Any],
+        reduce: Callable[[list[Any], Group, tuple[int, ...]], Any],
+        cut: Callable[[Any, Sequence[int]], Sequence[Any]],
+    ) -> tuple[list[Any], dict[Sharding, Any]]:
+        """Reduce one vector for each sharding, group by group, together with the flags. Vectors are never merged.
+
+        `reduce` takes a list of scalars and vectors, and returns one vector. `cut` splits that into parts of such
+        lengths.
+        """
+        left, found = {sharding: sharding for sharding in vectors}, dict(vectors)
+        for group in self.groups:
+            here = sorted((sharding for sharding in left if left[sharding][:1] == (group,)), key=self._places)
+            sizes = [len(found[sharding]) for sharding in here]
+            lengths = (*(len(left[sharding]) for sharding in here), *sizes)
+            numbers, *parts = cut(reduce([*flags, *(found[one] for one in here)], group, lengths), [len(flags), *sizes])
+            flags = list(numbers)
+            for sharding, part in zip(here, parts, strict=True):
+                left[sharding], found[sharding] = left[sharding][1:], part
+        return flags, found
+
+    def added(
+        self, numbers: Mapping[Sharding, list[Any]], add_up: Callable[[list[Any], Group], list[Any]]
+    ) -> dict[Sharding, list[Any]]:
+        """Return the sums over all processes of the numbers of each sharding; `add_up` adds those of one group.
+
+        Groups whose members all have no numbers are left out.
+        """
+        left, found = {sharding: sharding for sharding, mine in numbers.items() if mine}, dict(numbers)
+        for group in self.groups:
+            here = sorted((sharding for sharding in left if left[sharding][:1] == (group,)), key=self._places)
+            rest = add_up([number for one in here for number in found[one]], group) if here else []
+            for sharding in here:
+                count = len(found[sharding])
+                left[sharding], found[sharding], rest = left[sharding][1:], rest[:count], rest[count:]
+        return found
+
     def _places(self, sharding: Sharding) -> list[int]:
         return [self._place[group] for group in sharding]
 
 
-def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Sharding], list[int]]:
-    parameters, gradients = params.parameters, params.gradients
+def _named(params: ParameterList, default: Sharding) -> tuple[dict[int, Sharding], list[Sharding]]:
+    """Return the groups that each parameter group names, and those that are named for each parameter."""
     beside = {id(one): default if one is UNNAMED else groups(one) for one in params.beside}
-    named = [beside.get(id(one), default) for one in params.beside_each()]
+    return beside, [beside.get(id(one), default) for one in params.beside_each()]
+
+
+def _of_units(params: ParameterList, default: Sharding, own: Sequence[Sequence[int]]) -> list[Sharding]:
+    _, named = _named(params, default)
+    each = {id(p): (p, grad, near) for p, grad, near in zip(params.parameters, params.gradients, named, strict=True)}
+    known: dict[Any, Sharding] = {}
+    found = []
+    for (parameter, grad, near), axes in zip(each.values(), own, strict=True):
+        key = *layouts_with_axes([parameter, grad]), id(near), tuple(axes)
+        if key not in known:
+            known[key] = sharded_over(parameter, grad, near, axes)[-1]
+        found.append(known[key])
+    return found
+
+
+def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Sharding], list[int], dict[int, Sharding]]:
+    parameters, gradients = params.parameters, params.gradients
+    beside, named = _named(params, default)
     every = list(zip(layouts(parameters), layouts(gradients), map(id, named), strict=True))
     found = dict.fromkeys(sharding for sharding in (default, *beside.values()) if sharding)
     of_layout: dict[Any, Sharding] = {}
@@ -103,14 +184,15 @@ def _all_shardings(params: ParameterList, default: Sharding) -> tuple[list[Shard
         shardings = sharded_over(parameters[at], gradients[at], named[at])
         found.update(dict.fromkeys(shardings))
         of_layout[layout] = shardings[-1]
+    of_parameters = {id(p): of_layout[layout] for p, layout in zip(parameters, every, strict=True)}
     if len(found) < 2:
-        return list(found) or [()], []
+        return list(found) or [()], [], of_parameters
     number_of = {sharding: number for number, sharding in enumerate(found)}
     of_gradients: dict[int, int] = {}
     for layout, parameter, gradient in zip(every, parameters, gradients, strict=True):
         if gradient is not None:
             of_gradients.setdefault(id(parameter), number_of[of_layout[layout]])
-    return list(found), list(of_gradients.values())
+    return list(found), list(of_gradients.values()), of_parameters
 
 
 def _sequence(shardings: Sequence[Sharding]) -> tuple[list[Group], bool]:

@@ -5,7 +5,7 @@ their norms must be combined. `Replicate`: processes hold the same elements, whi
 hold terms of a sum, which must be computed before there is a norm.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch.distributed._functional_collectives import AsyncCollectiveTensor
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Replicate
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 
 from gradclip.backends.torch.process_groups import Group, groups, takes_part
 
@@ -66,6 +67,41 @@ def shards_of(gradients: Sequence[Any], parameters: Sequence[Any]) -> TorchShard
     return TorchShards(found, tensors)
 
 
+def shards_like(tensors: Sequence[Any], others: Sequence[Any]) -> Sequence[torch.Tensor]:
+    """Return this process's part of each tensor, laid out like the other tensor beside it if that is distributed."""
+    with torch.no_grad():
+        laid = [_laid_like(tensor, other) for tensor, other in zip(tensors, others, strict=True)]
+    return shards_of(laid, others).locals
+
+
+def _laid_like(tensor: Any, other: Any) -> Any:
+    if not (isinstance(tensor, DTensor) and isinstance(other, DTensor)) or tensor.device_mesh != other.device_mesh:
+        return tensor
+    placements = _settled(other, tensor) if _any_partial([other]) else other.placements
+    return tensor if tensor.placements == placements else tensor.redistribute(placements=placements)
+
+
+def norms_like(norms: torch.Tensor, tensor: torch.Tensor, own: Sequence[int]) -> torch.Tensor:
+    """Return the norms of units along the axes `own`, as a distributed tensor if processes have different units."""
+    if not isinstance(tensor, DTensor):
+        return norms
+    placements = [_of_norms(placement, own) for placement in tensor.placements]
+    if all(placement.is_replicate() for placement in placements):
+        return norms
+    shape = torch.Size(tensor.shape[axis] for axis in own)
+    stride = torch.empty(shape, device="meta").stride()
+    return DTensor.from_local(norms, tensor.device_mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _of_norms(placement: Any, own: Sequence[int]) -> Any:
+    dim = getattr(placement, "dim", None)
+    if dim not in own:
+        return Replicate()
+    if isinstance(placement, _StridedShard):
+        return _StridedShard(own.index(dim), split_factor=placement.split_factor)
+    return Shard(own.index(dim))
+
+
 def summed(tensor: torch.Tensor, parameter: torch.Tensor | None = None) -> Any:
     """Return the tensor with its sum (or maximum) computed if it holds partial results, else unchanged."""
     return tensor.redistribute(placements=_settled(tensor, parameter)) if _any_partial([tensor]) else tensor
@@ -97,6 +133,12 @@ def layouts(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
     return list(zip(_numbered(meshes), (tuple(map(type, of_one)) for of_one in placements), strict=True))
 
 
+def layouts_with_axes(tensors: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """Return the same with the placements themselves, which name the axes that are split."""
+    placements = [x.placements if isinstance(x, DTensor) else () for x in tensors]
+    return [(mesh, *each) for (mesh, _), each in zip(layouts(tensors), placements, strict=True)]
+
+
 def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
     """Return a number for each mesh. FSDP2 with tensor parallelism has a separate but equal mesh for each parameter."""
     # Hashing a mesh takes long, so each object is hashed once and then found by its id.
@@ -107,23 +149,27 @@ def _numbered(meshes: Sequence[Any]) -> Iterable[int]:
 
 
 def sharded_over(
-    parameter: torch.Tensor, gradient: torch.Tensor | None, named: tuple[Group, ...]
+    parameter: torch.Tensor, gradient: torch.Tensor | None, named: tuple[Group, ...], own: Sequence[int] = ()
 ) -> list[tuple[Group, ...]]:
     """Return the groups over which a parameter is sharded, and those over which its gradient is.
 
-    Named groups count too, except groups within a distributed tensor's mesh, which already covers them.
+    Named groups count too, except groups within a distributed tensor's mesh, which already covers them. A shard along
+    one of the axes `own` has all elements of its units, so it does not count.
     """
     found = []
     for tensor in (parameter, gradient):
         if isinstance(tensor, DTensor):
             partial = tensor is gradient and _any_partial([tensor])
             placements = _settled(gradient, parameter) if partial else tensor.placements
-            found.append(_sharded_over(tensor.device_mesh, placements, named))
+            found.append(_sharded_over(tensor.device_mesh, placements, named, own))
     return found or [named]
 
 
-def _sharded_over(mesh: DeviceMesh, placements: Sequence[Any], named: Sequence[Group]) -> tuple[Group, ...]:
-    sharded = [dim for dim, placement in enumerate(placements) if not placement.is_replicate()]
+def _sharded_over(
+    mesh: DeviceMesh, placements: Sequence[Any], named: Sequence[Group], own: Sequence[int]
+) -> tuple[Group, ...]:
+    split = [not (placement.is_replicate() or getattr(placement, "dim", None) in own) for placement in placements]
+    sharded = [dim for dim, one in enumerate(split) if one]
     handles = [mesh.get_group(dim) for dim in sharded] if takes_part(mesh) else []
     covered = set(mesh.mesh.flatten().tolist()) if named else set()
     return groups(handles) + tuple(group for group in named if not covered.issuperset(group.ranks))
@@ -163,3 +209,11 @@ def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.dev
 def nothing(device: torch.device) -> torch.Tensor:
     """Return a tensor without elements, for a process that has no gradient."""
     return torch.empty(0, dtype=torch.float32, device=device)
+
+
+def nothing_like(parameter: Any, shape: Callable[[Any], Sequence[int]], device: torch.device) -> torch.Tensor:
+    """Return a tensor without elements in the place of a gradient, for a process that lacks this one."""
+    if not isinstance(parameter, torch.Tensor):
+        return nothing(device)
+    own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+    return own.detach().new_empty(tuple(shape(own)))

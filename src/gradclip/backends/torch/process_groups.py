@@ -15,6 +15,9 @@ from gradclip.words import listed
 ROOM = 16
 """How many values a first reduction holds besides its marks: four flags, and two norms of order 2 or one of order 3."""
 
+ROOM_FOR_EACH = 4096
+"""The same for reductions of many norms: 680 norms of order 2."""
+
 
 @dataclass(frozen=True)
 class Group:
@@ -98,22 +101,29 @@ def rank() -> int:
 
 
 def reduce(
-    values: Sequence[Any], group: Group, device: torch.device, marks: Sequence[float], *, largest: bool
-) -> tuple[list[Any], Any]:
+    values: Sequence[Any],
+    group: Group,
+    device: torch.device,
+    marks: Sequence[float],
+    *,
+    largest: bool,
+    room: int = ROOM,
+) -> tuple[Any, Any]:
     """Return the sums (or maxima) of the values of all members of a group, and which marks all members share.
 
-    The values are wide scalars, equally many on each member. The values and marks are reduced as one vector of fixed
-    length, so that a member with more values or other marks is noticed. Values that do not fit follow in a second
-    vector. In host memory, it is sent only if the first two marks show that all members have equally many values.
+    The values are wide scalars, or vectors of them, equally many on each member; the sums are one vector. Values and
+    marks are reduced as one vector of fixed length, with `room` for so many values, so that a member with more values
+    or other marks is noticed. Values that do not fit follow in a second vector. In host memory, it is sent only if the
+    first two marks show that all members have equally many values.
     """
     on_host = not any(isinstance(value, torch.Tensor) for value in values)
     total = partial(_total, group=group, device=device, largest=largest)
     tail = slice(-len(marks), None)
     with torch.no_grad():
-        own = torch.from_numpy(np.array(values, np.float64)) if on_host else torch.stack(list(values))
-        first, rest = own[:ROOM], own[ROOM:]
-        beside = own.new_zeros(ROOM - len(first) + len(marks))
-        for place, mark in enumerate(marks, ROOM - len(first)):
+        own = _joined(values, on_host)
+        first, rest = own[:room], own[room:]
+        beside = own.new_zeros(room - len(first) + len(marks))
+        for place, mark in enumerate(marks, room - len(first)):
             if mark:
                 beside[place].fill_(mark)  # on the device: a copy from the host would wait
         # One vector, because a small reduction costs as much as its message.
@@ -121,13 +131,28 @@ def reduce(
         # Marks are integers, so sums are exact. Only if all members have the same mark is the sum n times this
         # process's mark.
         same = reduced[tail] == beside[tail] * (1 if largest else len(group.ranks))
-        found = [reduced[: len(first)]]
+        found = reduced[: len(first)]
         if len(rest):
             # Reducing vectors of different lengths would fail or hang. On a device the marks are not read, because that
             # would wait.
-            found.append(rest if on_host and not all(same[:2]) else total(rest))
-    given = [part.numpy() if on_host else part for part in (*found, same)]
-    return [number for part in given[:-1] for number in part], given[-1]
+            found = torch.cat([found, rest if on_host and not all(same[:2]) else total(rest)])
+    return (found.numpy(), same.numpy()) if on_host else (found, same)
+
+
+def _joined(values: Sequence[Any], on_host: bool) -> torch.Tensor:
+    """Return scalars and vectors as one vector."""
+    if on_host:
+        return torch.from_numpy(np.concatenate([np.ravel(value) for value in values]).astype(np.float64))
+    if not any(value.ndim for value in values):
+        return torch.stack(list(values))
+    return torch.cat([value.reshape(-1) for value in values])
+
+
+def cut(vector: Any, lengths: Sequence[int]) -> Sequence[Any]:
+    """Return consecutive parts of a vector, as long as given."""
+    if isinstance(vector, torch.Tensor):
+        return vector.split(list(lengths))
+    return np.split(vector, np.cumsum(lengths)[:-1])
 
 
 def _total(vector: torch.Tensor, group: Group, device: torch.device, largest: bool) -> torch.Tensor:

@@ -8,7 +8,7 @@ import pytest
 
 from gradclip.backends.registry import find
 from gradclip.gradients import Gradients
-from gradclip.inplace_layers import Layerwise
+from gradclip.inplace_parts import Layerwise
 from gradclip.parameters import ParameterList
 
 
