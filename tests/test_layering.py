@@ -14,7 +14,7 @@ LAYERS = [
     {"distributed", "monitor", "ordinary", "search", "unit_axes"},
     {"differentiable", "gradients"},
     {"functional", "inplace", "inplace_layers", "norm_at_most", "per_example"},
-    {"audit", "clip", "clip_units", "explained", "fused"},
+    {"audit", "clip", "clip_units", "explained", "fused", "logs"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},
