@@ -10,7 +10,7 @@ from gradclip.logs.rows import LogError
 
 LONGEST_LINE = 2**20
 LARGEST_DOCUMENT = 2**28  # bytes of one JSON value
-MOST = 2**33  # bytes of lines
+MOST = 2**31  # bytes of lines
 START = 2**16
 _GZIP, _OF_GZIP = b"\x1f\x8b", 31
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
