@@ -59,11 +59,14 @@ def is_event_file(start: bytes) -> bool:
 
 def of_events(paths: Sequence[Path], key: str | None) -> Log:
     """Read event files of one run."""
-    cut: list[Path] = []
-    scalars = [scalar for path in paths for scalar in _scalars(path, cut)]
-    keys = Keys.among({scalar.tag: None for scalar in scalars}, key)
+    tags = dict.fromkeys(scalar.tag for path in paths for scalar in _scalars(path, []))
+    keys = Keys.among(tags, key)
     if keys is None:
-        raise no_norm(paths[0], {scalar.tag for scalar in scalars}, key)
+        raise no_norm(paths[0], tags, key)
+    # Read again instead of keeping all numbers: there may be many tags.
+    cut: list[Path] = []
+    wanted = (keys.norm, keys.loss, keys.max_norm)
+    scalars = [scalar for path in paths for scalar in _scalars(path, cut) if scalar.tag in wanted]
     losses = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.loss}
     thresholds = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.max_norm}
     rows = [

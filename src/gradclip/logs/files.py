@@ -1,18 +1,18 @@
 """Files as bytes and lines, with limits, so that no file can fill the memory."""
 
-import gzip
+import io
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from gradclip.logs.rows import LogError
 
 LONGEST_LINE = 2**20
 LARGEST_DOCUMENT = 2**28  # bytes of one JSON value
-MOST = 2**33  # bytes of lines
+MOST = 2**31  # bytes of lines
 START = 2**16
-_GZIP = b"\x1f\x8b"
+_GZIP, _OF_GZIP = b"\x1f\x8b", 31
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _CONTROLS = [bytes([byte]) for byte in range(32) if byte not in b"\t\n\r\b\f\x1b"]
 _MOST_CONTROLS = 0.1  # of the bytes
@@ -21,11 +21,12 @@ _MOST_CONTROLS = 0.1  # of the bytes
 def opened(path: Path) -> IO[bytes]:
     """Open a file, also one that gzip has compressed. Raises LogError if it cannot be opened."""
     try:
+        with path.open("rb") as file:
+            compressed = file.read(2) == _GZIP
         file = path.open("rb")
-        compressed = file.peek(2)[:2] == _GZIP
+        return io.BufferedReader(_Unzipped(file)) if compressed else file
     except OSError as error:
-        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error
-    return gzip.GzipFile(fileobj=file) if compressed else file  # type: ignore[return-value]
+        raise _unreadable(path, error) from error
 
 
 def start_of(path: Path) -> bytes:
@@ -45,14 +46,12 @@ def is_text(start: bytes) -> bool:
 def lines(path: Path) -> Iterator[str]:
     """Yield the lines of a text file, without those that are too long to be of a log."""
     with opened(path) as file:
-        wide = _read(file, 2, path) in _UTF16
-        file.seek(0)
-        if wide:
-            yield from document(path).splitlines()
-            return
         done, whole = 0, True
         while done < MOST:
             part = _line(file, path)
+            if not done and part.startswith(_UTF16):
+                yield from document(path).splitlines()
+                return
             if not part:
                 return
             done += len(part)
@@ -77,23 +76,52 @@ def document(path: Path) -> str:
 
 
 def _read(file: IO[bytes], count: int, path: Path) -> bytes:
-    """Read at most so many bytes; of a damaged compressed file, as many as there are."""
+    """Read at most so many bytes."""
     parts, left = [], count
     try:
         while left and (part := file.read(min(left, START))):
             parts.append(part)
             left -= len(part)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        pass
     except OSError as error:
-        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error
+        raise _unreadable(path, error) from error
     return b"".join(parts)
 
 
 def _line(file: IO[bytes], path: Path) -> bytes:
     try:
         return file.readline(LONGEST_LINE)
-    except (EOFError, zlib.error, gzip.BadGzipFile):
-        return b""
     except OSError as error:
-        raise LogError(f"{path} could not be read: {error.strerror or error}.") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: OSError) -> LogError:
+    return LogError(f"{path} could not be read: {error.strerror or error}.")
+
+
+class _Unzipped(io.RawIOBase):
+    """What a compressed file holds, as far as it is whole."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self._engine, self._left = file, zlib.decompressobj(_OF_GZIP), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            while True:
+                if self._engine.eof:  # another compressed file may follow
+                    self._left, self._engine = self._engine.unused_data, zlib.decompressobj(_OF_GZIP)
+                fed = self._left or self._file.read(START)
+                found = self._engine.decompress(fed, len(buffer))
+                self._left = self._engine.unconsumed_tail
+                if found or not fed:
+                    break
+        except zlib.error:
+            return 0
+        buffer[: len(found)] = found
+        return len(found)

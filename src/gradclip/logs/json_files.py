@@ -1,7 +1,7 @@
 """JSON: the `trainer_state.json` of Hugging Face's Trainer, lists of steps, columns, and lines with one step each."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +19,22 @@ _CUT_OFF = "The file is cut off or damaged: what could be read of it is used."
 
 def of_lines(path: Path, key: str | None) -> Log:
     """Read a file with a JSON object in each line."""
+    names: dict[str, None] = {}
     unread = 0
-
-    def entries() -> Iterator[Mapping[str, Any]]:
-        nonlocal unread
-        for line in lines(path):
-            found = parsed(line) if line.strip() else {}
-            if isinstance(found, dict):
-                yield found
-            else:
-                unread += 1
-
-    found = list(entries())
-    rows, names = _rows(found, key)
+    for line in lines(path):
+        found = parsed(line) if line.strip() else {}
+        unread += not isinstance(found, dict)
+        if isinstance(found, dict) and len(names) < _MOST_NAMES:
+            names.update(dict.fromkeys(map(str, found)))
+    # Read again instead of keeping all entries: they may have many.
+    keys = Keys.among(names, key)
+    rows = [] if keys is None else list(_rows_of(map(parsed, lines(path)), keys))
     notes = (f"{unread:,} lines are no JSON objects.",) if unread else ()
     if not rows:
         raise no_norm(path, names, key)
-    if {"norm", "max_norm"} <= names:
+    if {"norm", "max_norm"} <= names.keys():
         return Log("lines of JSON that a gradclip.Monitor saved", rows, measured=BEFORE_CLIPPING, notes=notes)
-    if names >= _TRAINER_ENTRIES:
+    if names.keys() >= _TRAINER_ENTRIES:
         return Log("lines of JSON, as Hugging Face's Trainer logs", rows, TRAINER_DEFAULT, True, BEFORE_CLIPPING, notes)
     return Log("lines of JSON", rows, notes=notes)
 
@@ -106,8 +103,12 @@ def _rows(found: Iterable[Any], key: str | None) -> tuple[list[Row], set[str]]:
         if len(names) < _MOST_NAMES:
             names.update(dict.fromkeys(map(str, entry)))
     keys = Keys.among(names, key)
-    rows = [] if keys is None else [row for row in map(keys.row, entries) if row is not None]
-    return rows, set(names)
+    return ([] if keys is None else list(_rows_of(entries, keys))), set(names)
+
+
+def _rows_of(entries: Iterable[Any], keys: Keys) -> Iterator[Row]:
+    found = (keys.row(entry) for entry in entries if isinstance(entry, dict))
+    return (row for row in found if row is not None)
 
 
 def no_norm(path: Path, names: Iterable[str], key: str | None) -> LogError:

@@ -32,10 +32,10 @@ def read(path: str | Path, key: str | None = None) -> Log:
             raise LogError(f"{path} does not exist.")
         if not path.is_file():
             raise LogError(f"{path} is no file.")
-    except (OSError, ValueError) as error:
-        raise (
-            error if isinstance(error, LogError) else LogError(f"{str(path)!r} could not be read: {error}.")
-        ) from error
+    except LogError:
+        raise
+    except (OSError, ValueError) as error:  # a name that no file can have is a ValueError
+        raise LogError(f"{str(path)!r} could not be read: {error}.") from error
     return _of_file(path, key)
 
 

@@ -12,7 +12,8 @@ from gradclip.logs.rows import Log, Row, norm_or_nan, number
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
 _BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?"""
-_NORM = re.compile(r"(?<![a-z])(?:grad(?:ient)?[ _-]?norm)" + _BETWEEN + _NUMBER, re.I)
+_PREFIX = r"(?<![a-z_])(?:(?:train|total|global)[ _])?"
+_NORM = re.compile(_PREFIX + r"grad(?:ient)?[ _-]?norm" + _BETWEEN + _NUMBER, re.I)
 _LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
 _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
 _STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)

@@ -1,0 +1,58 @@
+"""What rules would have done is what gradclip's own calls do to gradients with these norms."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gradclip
+from gradclip.logs.replay import replay
+from gradclip.logs.rules import Rule
+from gradclip.monitor.records import Columns, Step
+
+NORMS = [1.0, 2.0, 1.5, math.nan, 40.0, 0.0, 1.0, math.inf, 1.2, 90.0, 1.1]
+
+
+def columns(norms):
+    return Columns.of(Step(10 * place, norm, math.inf) for place, norm in enumerate(norms, 1))
+
+
+@pytest.mark.parametrize(
+    ("text", "make"),
+    [
+        ("1.5", lambda: 1.5),
+        ("adaptive", gradclip.AdaptiveNorm),
+        ("quantile:window=4", lambda: gradclip.AdaptiveNorm(gradclip.QuantileThreshold(window=4))),
+        ("skip:skip_above=2", lambda: gradclip.AdaptiveNorm(skip_above=2.0)),
+    ],
+)
+def test_it_does_what_calls_do(text, make):
+    max_norm, monitor = make(), gradclip.Monitor()
+    for norm in NORMS:
+        gradclip.clip_grad_norm_({"w": np.array([norm])}, max_norm, monitor=monitor)
+    (found,) = replay(columns(NORMS), [Rule.parse(text)])
+    assert [(step.max_norm, step.clipped, step.skipped) for step in monitor.records] == list(
+        zip(found.max_norms.tolist(), found.clipped.tolist(), found.skipped.tolist(), strict=True)
+    )
+
+
+def test_what_is_told_of_a_rule():
+    norms = [1.0] * 30 + [50.0] + [1.0] * 8 + [3.0]
+    fixed, skips = replay(columns(norms), [Rule.parse("2"), Rule.parse("skip")])
+    assert fixed.plain() == {
+        "rule": "2",
+        "share_clipped": 0.05,
+        "share_skipped": 0.0,
+        "spikes": 1,
+        "spikes_stopped": 1,
+        "median_threshold": 2.0,
+        "last_threshold": 2.0,
+        "largest_after": 2.0,
+    }
+    assert (skips.plain()["share_clipped"], skips.plain()["share_skipped"]) == (0.025, 0.025)
+    assert skips.after.max() == 2.0
+
+
+def test_a_threshold_that_clips_nothing():
+    (found,) = replay(columns([1.0, math.inf]), [Rule.parse("inf")])
+    assert (found.plain()["share_clipped"], found.plain()["largest_after"]) == (0.0, 1.0)

@@ -1,0 +1,62 @@
+import math
+
+import pytest
+
+import training_logs
+from gradclip.logs.read import read
+from gradclip.logs.rows import Log, Row
+from gradclip.logs.summary import Summary
+
+
+def test_a_run_is_summed_up(tmp_path):
+    summary = Summary.of(read(training_logs.written(tmp_path, "trainer_state.json")))
+    above = sum(norm > 1.0 for norm in training_logs.NORMS)
+    assert summary.counts == (40, above, 0, 0)
+    assert (summary.max_norm, summary.assumed, summary.gap, summary.repeated) == (1.0, True, 10, 0)
+    assert [spike.step for spike in summary.spikes] == [200]
+    text = "\n".join(summary.lines())
+    assert "trainer_state.json of Hugging Face's Trainer: 40 steps from 10 to 400, one of every 10." in text
+    assert f"Clipped: {above} of 40 logged steps" in text
+    assert "1 is the program's default: say another with --max-norm." in text
+    assert "Step 200: the norm was 40" in text
+    plain = summary.plain()
+    assert plain["advice"]["state"] == summary.advice.state
+    assert plain["spikes"][0]["step"] == 200
+
+
+def test_what_the_user_says_of_the_threshold_counts():
+    log = Log("text", [Row(step, 1.0, max_norm=0.5) for step in range(30)], 1.0, True)
+    assert Summary.of(log).max_norm == 0.5
+    said = Summary.of(log, 2.0)
+    assert (said.max_norm, said.assumed, said.counts.clipped) == (2.0, False, 0)
+    assert Summary.of(log, math.inf).counts.clipped == 0
+
+
+def test_without_a_threshold_the_shares_above_common_ones_are_told():
+    text = "\n".join(Summary.of(Log("text", [Row(step, 2.0) for step in range(30)])).lines())
+    assert "100.0% above 1, 0.0% above 3" in text
+    assert "The log does not say whether the norms were measured before clipping" in text
+
+
+def test_norms_that_were_logged_after_clipping_are_noticed():
+    norms = [1.0 if step % 2 else 0.3 + step / 100 for step in range(40)]
+    log = Log("a table (CSV)", [Row(step, norm) for step, norm in enumerate(norms)])
+    assert any(
+        "50.0% of the norms equal the largest, 1: they were probably logged after" in note
+        for note in Summary.of(log).notes()
+    )
+    assert not any("equal the largest" in note for note in Summary.of(log._replace(measured="before clipping")).notes())
+
+
+def test_steps_that_were_logged_again():
+    rows = [Row(step, 1.0) for step in (1, 2, 3, 2, 3, 4)]
+    assert (
+        "2 steps were logged again later, as after a restart: the last counts." in Summary.of(Log("text", rows)).notes()
+    )
+
+
+@pytest.mark.parametrize("norm", [0.0, math.nan, math.inf, 1e-320, 1e308])
+def test_a_single_step(norm):
+    summary = Summary.of(Log("text", [Row(None, norm)]))
+    assert summary.lines()[0] == "text: 1 step."
+    assert summary.plain()["advice"]["state"] == "too few"

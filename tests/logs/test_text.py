@@ -1,0 +1,92 @@
+"""Lines as programs print them, in public logs."""
+
+import math
+
+import pytest
+
+from gradclip.logs.rows import LogError
+from gradclip.logs.text import holds_norm, of_text
+
+LINES = {
+    "Megatron-DeepSpeed": (
+        " iteration    12695/  115311 | consumed samples: 9841584 | learning rate: 5.969E-05 | lm loss: 2.463556E+00 | "
+        "grad norm: 0.174 | num zeros: 0.0 |",
+        (12695, 0.174, 2.463556),
+    ),
+    "a norm that is NaN": (
+        " [default7]: iteration  5426/  250000 | loss scale: 1.0 | grad norm: nan | actual seqlen:  2048 |",
+        (5426, math.nan, math.nan),
+    ),
+    "InternEvo": (
+        "[2024-02-27 15:45:08] iteration 13 / 118 | lm loss: 6.233628E-01 | loss scale: 1.0 |total grad norm: 2.773 |",
+        (13, 2.773, 0.6233628),
+    ),
+    "torchtitan": (
+        "[rank0]:[titan] - INFO - step: 10  loss:  6.1234  grad_norm:  1.2345  memory:  1.1GiB",
+        (10, 1.2345, 6.1234),
+    ),
+    "Trainer 4": (
+        "{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 5e-05, 'epoch': 0.1}",
+        (None, 1.25, 0.5),
+    ),
+    "Trainer 5": (
+        "{'loss': '0.5', 'grad_norm': 'inf', 'learning_rate': '5e-05', 'epoch': '0.1'}",
+        (None, math.inf, 0.5),
+    ),
+    "words": ("Epoch 3 | step 120 | train_loss=0.71 | gradient norm = 3.5e+01", (120, 35.0, 0.71)),
+    "mmengine": ("mmengine - Iter [50/1000]  lr: 1e-4  loss: 130.1  grad_norm: 3277.0", (None, 3277.0, 130.1)),
+    "verl": ("step:7 - actor/grad_norm:0.53 - actor/lr:1e-06", (7, 0.53, math.nan)),
+}
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_line(tmp_path, line):
+    path = tmp_path / "run.log"
+    text, (step, norm, loss) = LINES[line]
+    path.write_text(f"starting\n{text}\n")
+    (row,) = of_text(path, None).rows
+    assert row.step == step
+    assert (row.norm, row.loss) == pytest.approx((norm, loss), nan_ok=True)
+
+
+@pytest.mark.parametrize(
+    "line", ["grad norms: 1", "grad_norm_clipped: 1", "grad_norm: high", "sgrad_norm: 1", "grad norm 1"]
+)
+def test_lines_without_a_norm(line):
+    assert not holds_norm(line)
+
+
+@pytest.mark.parametrize(
+    ("setting", "max_norm"),
+    [
+        ("  clip_grad ....................................... 0.25", 0.25),
+        ('"max_norm": 2.0,', 2.0),
+        ("gradient_clipping ............ 3", 3.0),
+        ("max_grad_norm=0.5, seed=1", 0.5),
+    ],
+)
+def test_a_threshold_that_was_printed_before(tmp_path, setting, max_norm):
+    path = tmp_path / "run.log"
+    path.write_text(f"{setting}\nstep: 1  loss:  6.1  grad_norm:  1.2\nmax_norm: 9\n")
+    log = of_text(path, None)
+    assert (log.max_norm, log.assumed) == (max_norm, False)
+
+
+def test_a_progress_bar_and_skipped_steps(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_bytes(b"10%|#  | step: 1 grad_norm: 1.5\r20%|## | step: 2 grad_norm: 2.5\r\n")
+    assert [(row.step, row.norm) for row in of_text(path, None).rows] == [(1, 1.5), (2, 2.5)]
+    path.write_text(
+        " iteration 10/ 200 | loss scale: 8.0 | number of skipped iterations:  10 |\n"
+        " iteration 20/ 200 | grad norm: 23.668 | number of skipped iterations:   5 |\n"
+    )
+    log = of_text(path, None)
+    assert (len(log.rows), log.notes) == (1, ("The program skipped 15 steps.",))
+
+
+def test_a_key_names_another_number(tmp_path):
+    path = tmp_path / "run.log"
+    path.write_text("step: 1 gnorm(all): 1.5\n")
+    assert of_text(path, "gnorm(all)").rows[0].norm == 1.5
+    with pytest.raises(LogError, match="has no numbers named other"):
+        of_text(path, "other")

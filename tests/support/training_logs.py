@@ -1,0 +1,128 @@
+"""Logs of one short run, in each format that gradclip reads, as the programs write them."""
+
+import gzip
+import json
+import math
+import struct
+
+from gradclip.logs.events import checksum
+
+STEPS = range(10, 410, 10)
+NORMS = [40.0 if step == 200 else 1.0 + 0.5 * math.sin(step) for step in STEPS]
+LOSSES = [2.0 / (1 + step / 100) for step in STEPS]
+RUN = list(zip(STEPS, NORMS, LOSSES, strict=True))
+
+
+def entries():
+    steps = [
+        {"epoch": step / 100, "grad_norm": norm, "learning_rate": 1e-4, "loss": loss, "step": step}
+        for step, norm, loss in RUN
+    ]
+    return [*steps, {"eval_loss": 1.0, "epoch": 4.0, "step": 400}, {"train_loss": 1.0, "step": 400}]
+
+
+def trainer_state():
+    return json.dumps({"best_metric": None, "global_step": 400, "log_history": entries(), "max_steps": 400}, indent=2)
+
+
+def json_lines():
+    return "".join(json.dumps(entry) + "\n" for entry in entries())
+
+
+def monitor_lines():
+    lines = [
+        {"step": step, "norm": norm, "max_norm": 0.5, "clipped": True, "skipped": False, "loss": loss}
+        for step, norm, loss in RUN
+    ]
+    return "".join(json.dumps(line) + "\n" for line in lines)
+
+
+def table():
+    return "step,loss,grad_norm\n" + "".join(f"{step},{loss!r},{norm!r}\n" for step, norm, loss in RUN)
+
+
+def exported_table():
+    """As Weights & Biases exports a chart."""
+    rows = "".join(f'"{step}","{norm!r}","{norm!r}","{norm!r}"\n' for step, norm, _ in RUN)
+    return '"Step","run-1 - train/grad_norm","run-1 - train/grad_norm__MIN","run-1 - train/grad_norm__MAX"\n' + rows
+
+
+def megatron():
+    head = "------------------------ arguments ------------------------\n  clip_grad ....................... 0.5\n"
+    return head + "".join(
+        f" [2025-09-07 23:58:47] iteration {step:8d}/  500000 | consumed samples: {step * 32:12d} | elapsed time per "
+        f"iteration (ms): 438.3 | learning rate: 5.999998E-05 | global batch size:    32 | lm loss: {loss:.6E} | loss "
+        f"scale: 131072.0 | grad norm: {norm:.3f} | number of skipped iterations:   {int(step == 20)} | number of nan "
+        "iterations:   0 |\n"
+        for step, norm, loss in RUN
+    )
+
+
+def torchtitan():
+    return "[titan] INFO - Building llama3\n" + "".join(
+        f"[titan] 2025-09-07 23:58:47,123 - root - INFO - \x1b[31mstep: {step:2}  \x1b[32mloss: {loss:8.5f}  "
+        f"\x1b[38;2;180;60;0mgrad_norm: {norm:7.4f}  \x1b[36mmemory:  1.20GiB(1.26%)  \x1b[34mtps: 1,234\x1b[39m\n"
+        for step, norm, loss in RUN
+    )
+
+
+def printed_by_trainer():
+    return "".join(
+        f"{{'loss': {loss:.4f}, 'grad_norm': {norm!r}, 'learning_rate': 5e-05, 'epoch': {step / 100}}}\n"
+        for step, norm, loss in RUN
+    )
+
+
+def events():
+    """As PyTorch's SummaryWriter writes."""
+    found = record(b"\x09" + struct.pack("<d", 1.7e9) + message(3, b"brain.Event:2"))
+    for step, norm, loss in RUN:
+        for tag, value in (("train/loss", loss), ("train/grad_norm", norm)):
+            found += record(event(step, tag, value))
+    return found
+
+
+def message(number, data):
+    return bytes([number << 3 | 2]) + varint(len(data)) + data
+
+
+def varint(number):
+    found = b""
+    while number > 127:
+        found, number = found + bytes([number & 127 | 128]), number >> 7
+    return found + bytes([number])
+
+
+def event(step, tag, value):
+    held = message(1, tag.encode()) + b"\x15" + struct.pack("<f", value)
+    return b"\x09" + struct.pack("<d", 1.7e9) + b"\x10" + varint(step) + message(5, message(1, held))
+
+
+def record(data):
+    length = struct.pack("<Q", len(data))
+    return length + struct.pack("<I", checksum(length)) + data + struct.pack("<I", checksum(data))
+
+
+FILES = {
+    "trainer_state.json": trainer_state,
+    "list.json": lambda: json.dumps(entries()),
+    "columns.json": lambda: json.dumps({"step": list(STEPS), "grad_norm": NORMS, "loss": LOSSES}),
+    "lines.jsonl": json_lines,
+    "monitor.jsonl": monitor_lines,
+    "table.csv": table,
+    "table.tsv": lambda: table().replace(",", "\t"),
+    "exported.csv": exported_table,
+    "megatron.log": megatron,
+    "torchtitan.log": torchtitan,
+    "trainer.log": printed_by_trainer,
+    "events.out.tfevents.1": events,
+    "lines.jsonl.gz": lambda: gzip.compress(json_lines().encode(), mtime=0),
+}
+
+
+def written(folder, name):
+    """Write a log, and return its path."""
+    content = FILES[name]()
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
