@@ -28,7 +28,7 @@ from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, clip_each, entered
 from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
 from gradclip.parameters import ParameterList, repeatable, reusable
-from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
+from gradclip.typing import Meshes, NamedThresholds, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
@@ -84,7 +84,7 @@ def grad_norm(
 @in_place
 def clip_grad_norm_(
     parameters: Parameters,
-    max_norm: Threshold | AdaptiveNorm,
+    max_norm: Threshold | AdaptiveNorm | NamedThresholds,
     ord: Ord | Order = 2,
     *,
     nonfinite: Policy = "propagate",
@@ -100,7 +100,12 @@ def clip_grad_norm_(
             but integers stay as they are and do not count. Memory that several gradients share is scaled once. Compiled
             code finds out which do when it is compiled.
         max_norm: the threshold, >= 0, in the units of the gradients; `inf` clips nothing. Pass a
-            `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls.
+            `gradclip.AdaptiveNorm` for a threshold that follows the norms of past calls. A parameter group may have a
+            threshold of its own, `{"params": [...], "max_norm": 2.0}`: its gradients are clipped by their own norm, or
+            with None only measured. All other groups share one norm and the `max_norm` of the call. A dict maps
+            patterns of names to thresholds, `{"encoder.*": 1.0, "*": 0.5}`: the first that matches counts, and all
+            parameters of one pattern share a norm. NaN and infinity in one part count for all. With thresholds C1, C2,
+            ... the norm of all is at most sqrt(C1**2 + C2**2 + ...).
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: "propagate", "raise", "zero" or "skip", as in `gradclip.clip_by_global_norm`.
         process_group: a process group of PyTorch, or a list of them, if each of its processes holds different gradients
@@ -112,16 +117,17 @@ def clip_grad_norm_(
             nonfinite="raise", it also keeps the names of the gradients that made a call raise, in its `spikes`.
 
     Returns:
-        The norm before clipping, as `grad_norm` returns it.
+        The norm of all gradients before clipping, as `grad_norm` returns it.
 
     Raises:
         TypeError: a parameter has no `.grad`, the gradient of a parameter has an integer dtype, or `process_group` is
             not a process group.
         UserWarning: no parameter has a gradient, and no other processes are named that may hold some.
         ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
-            look like settings of clipping; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients
-            were passed instead of parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a
-            tree share memory as numbers of different formats, such as float32 and float64. With several processes:
+            look like other settings of clipping; a parameter has two thresholds, a name matches no pattern, or a
+            pattern no name; `max_norm` is negative or NaN, `ord` or `nonfinite` is unknown, gradients were passed
+            instead of parameters, a generator is exhausted, an array in a tree is read-only, or arrays in a tree share
+            memory as numbers of different formats, such as float32 and float64. With several processes:
             their arguments differ, this process is not in the group, parameters are FSDP1 shards without a group, or
             all processes of the group hold the same gradients.
         RuntimeError: another process failed or has ended.
@@ -138,6 +144,9 @@ def clip_grad_norm_(
     >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
     >>> float(clip_grad_norm_(update, max_norm=6.5)), update["b"].round(6).tolist()
     (13.0, [6.0])
+    >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
+    >>> float(clip_grad_norm_(update, {"w": 1.0, "*": None})), update["w"].round(6).tolist(), update["b"].tolist()
+    (13.0, [0.6, 0.8], [12.0])
 
     """
     # With other processes, an error of the iterator must reach them.
@@ -162,10 +171,12 @@ class _Call(NamedTuple):
         """Whether no other processes are named."""
         return self.process_group is None and self.mesh is None
 
-    def clip(self, max_norm: Threshold | AdaptiveNorm) -> Scalar:
+    def clip(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds) -> Scalar:
         return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveNorm) else self.clip_to(max_norm)[0]
 
-    def clip_to(self, max_norm: Threshold, skip_above: float | None = None) -> tuple[Scalar, Seen | None]:
+    def clip_to(
+        self, max_norm: Threshold | NamedThresholds, skip_above: float | None = None
+    ) -> tuple[Scalar, Seen | None]:
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
         params = None if self.each is None else _told(self.parameters, self.process_group, self.mesh)
         plain = self.parameters if params is None or params.flat is None else params.flat
@@ -204,7 +215,7 @@ class _Call(NamedTuple):
             return call.by_parts(max_norm)
         return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
 
-    def by_parts(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor | None = None) -> Scalar:
+    def by_parts(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor | None = None) -> Scalar:
         """Clip parts of the parameters by norms of their own."""
         params, settings = _told(self.parameters, self.process_group, self.mesh), (self.ord, self.nonfinite)
         norm = clip_ordinary(params, max_norm, settings) if self.alone and monitor is None else None
@@ -213,7 +224,7 @@ class _Call(NamedTuple):
         processes = processes_of(params, self.process_group, self.mesh)
         return clip_by_parts(params, processes, max_norm, settings, monitor)
 
-    def watched(self, max_norm: Threshold | AdaptiveNorm, monitor: Monitor) -> Scalar:
+    def watched(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor) -> Scalar:
         """Clip, then have the monitor record the call; return the norm.
 
         The norm of each gradient is recorded only if no processes are named: others may hold parts of it.

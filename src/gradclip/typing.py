@@ -4,7 +4,7 @@ Trees may be any containers; a function that returns a tree of the same structur
 other scalars belong to the tree's framework, which its type does not show; their type is `Scalar`.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,6 +25,9 @@ Threshold: TypeAlias = SupportsFloat
 
 Thresholds: TypeAlias = object
 """A `Threshold`, or a tree prefix of them; its containers may be of any type."""
+
+NamedThresholds: TypeAlias = Mapping[str, Any]
+"""Patterns of names, and for each a `Threshold`, an `AdaptiveNorm`, or None."""
 
 UnitAxis: TypeAlias = int | Sequence[int] | None
 """The axis or axes that index the units of a layer; None for the framework's own layout."""

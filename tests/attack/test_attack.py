@@ -27,6 +27,7 @@ CASES = {
     "monitors": 40,
     "backward": 60,
     "adaptive": 40,
+    "groups": 100,
 }
 PARTS = 4
 """Into how many tests an attack is divided. `make test` runs one of them, `make test-all` all."""
@@ -94,6 +95,16 @@ def memory_once(given, max_norm, ord=2, **options):
     return REAL["clip_grad_norm_"](list(each.values()), max_norm, ord, **options)
 
 
+def by_one_norm(given, max_norm, ord=2, **options):
+    """Clip groups, or parameters with names, by one norm and the largest of their thresholds."""
+    if isinstance(max_norm, dict):
+        limits, held = max_norm.values(), list(given.values())
+    else:
+        limits = [group.get("max_norm", max_norm) for group in given]
+        held = [one for group in given for one in group["params"]]
+    return REAL["clip_grad_norm_"](held, max((x for x in limits if x is not None), default=np.inf), ord, **options)
+
+
 def anywhere(*arguments, **options):
     """Return a clipped sum that promises the same to examples that move."""
     clipped = REAL["clipped_grad"](*arguments, **options)
@@ -115,6 +126,7 @@ BROKEN = [
     ("layouts", "partial_norm", part_alone),
     ("settings", "global_norm", by_default_dtype),
     ("sharing", "clip_grad_norm_", memory_once),
+    ("groups", "clip_grad_norm_", by_one_norm),
 ]
 
 

@@ -118,14 +118,15 @@ def advise(columns: Columns) -> Advice:
     """
     counted = columns.of_finite_positive()
     if len(counted.norms) < (1 if lost_from(columns) else LEAST):
-        return Advice(None, (wording.too_few(LEAST, len(counted.norms)), *wording.on_policy(columns)))
+        few = wording.too_few(LEAST, len(counted.norms))
+        return Advice(None, (few, *wording.on_tiny(columns), *wording.on_policy(columns)))
     seen = _Seen.of(columns, counted)
     state, proposal, reasons, values = _judged(seen)
     rounded = (value if value == seen.in_use else rounded_up(value) for value in values if 0 < value < math.inf)
     values = tuple(dict.fromkeys(rounded))
     return Advice(
         values[0],
-        (*reasons, *wording.on_policy(columns), *wording.on_zeros(columns)),
+        (*reasons, *wording.on_tiny(columns), *wording.on_policy(columns), *wording.on_zeros(columns)),
         _candidates(seen, state, values),
         len(counted.norms),
         int(seen.spikes.sum()),

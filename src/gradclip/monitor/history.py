@@ -1,8 +1,9 @@
 """The steps that a monitor keeps, and those that it has not fetched yet."""
 
 import sys
+import warnings
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from threading import RLock, get_ident
 from typing import Any
@@ -14,6 +15,8 @@ from gradclip.monitor.records import Counts, Handling, Step
 from gradclip.monitor.saved import State
 from gradclip.monitor.spike import Spike
 from gradclip.monitor.spikes import Spikes
+from gradclip.monitor.wording import tiny
+from gradclip.words import level_of_caller
 
 _APART = ("_lock", "_callbacks", "_names")
 
@@ -23,6 +26,8 @@ class History:
 
     One thread may read, to show a page, while another thread records.
     """
+
+    _warned = False
 
     def __init__(
         self, capacity: int, fetch_every: int, layers_every: int, spikes: Spikes, tell: Callable[[Step], object] | None
@@ -105,6 +110,14 @@ class History:
         raised = self._callbacks.tell(self.tell) if self.tell is not None else None
         if error := error or raised:
             raise error
+        self._warn(steps)
+
+    def _warn(self, steps: Sequence[Step]) -> None:
+        """Warn once of a coefficient so small that an optimizer may lose the gradients."""
+        small = None if self._warned else next((step for step in steps if step.tiny), None)
+        if small is not None:
+            self._warned = True
+            warnings.warn(tiny(small), UserWarning, stacklevel=level_of_caller())
 
     def wait(self) -> None:
         """Wait until no other thread tells of steps."""

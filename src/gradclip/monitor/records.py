@@ -8,6 +8,9 @@ import numpy as np
 
 from gradclip.monitor.spike import Spike
 
+TINY = 1e-6
+"""With coefficients below it, an optimizer may lose the gradients."""
+
 
 class Layers(NamedTuple):
     """The layer norms before clipping, in float32 if it can hold them, and the unique names of the layers."""
@@ -52,6 +55,11 @@ class Step(NamedTuple):
         if not self.finite:
             return math.nan
         return max(self.max_norm, 0.0) / self.norm if self.norm > self.max_norm else 1.0
+
+    @property
+    def tiny(self) -> bool:
+        """Whether clipping multiplied the gradients by less than `TINY`, though the threshold is above 0."""
+        return self.clipped and 0 < self.max_norm < TINY * self.norm
 
     def numbers(self, top: int = 0) -> dict[str, float]:
         """Return plain floats for a logger: flags as 0.0 and 1.0, and the `top` largest layers."""

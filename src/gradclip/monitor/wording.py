@@ -2,7 +2,9 @@
 
 from collections.abc import Callable
 
-from gradclip.monitor.records import Columns
+import numpy as np
+
+from gradclip.monitor.records import TINY, Columns, Step
 from gradclip.monitor.trend import BEFORE, SPIKE, Level, Losses
 
 Proposal = Callable[[tuple[float, ...]], str]
@@ -13,6 +15,11 @@ RECORD = (
 ON_RATES = (
     "With SGD, a threshold that clips every step acts as part of the learning rate. With Adam and others that divide "
     "by the size of the gradients, it changes little: lower the learning rate instead."
+)
+_ON_TINY = (
+    "If gradients are scaled (by a GradScaler, or a loss that is a sum), unscale them before clipping. If one group of "
+    "parameters is far larger than the others, give it a 'max_norm' of its own, or None to only measure it: see "
+    "gradclip.clip_grad_norm_. Else raise max_norm."
 )
 
 
@@ -143,6 +150,23 @@ def on_policy(columns: Columns) -> tuple[str, ...]:
         ),
     )
     return tuple(_steps(int(which.sum()), text) for which, text in kinds if which.any())
+
+
+def tiny(step: Step) -> str:
+    """Warn of a step whose gradients clipping made nearly zero."""
+    return (
+        f"at step {step.step:,} clipping multiplied the gradients by {step.coefficient:.1e}: their norm was "
+        f"{step.norm:.3g}, max_norm {step.max_norm:.3g}. Optimizers that normalize gradients, such as Muon or Adam, "
+        f"then see little but their own eps. {_ON_TINY} A monitor warns of this once."
+    )
+
+
+def on_tiny(columns: Columns) -> tuple[str, ...]:
+    """Say how many steps had a coefficient so small that an optimizer may lose the gradients."""
+    with np.errstate(all="ignore"):
+        small = columns.clipped & (columns.max_norms > 0) & (columns.max_norms < TINY * columns.norms)
+    count = int(small.sum())
+    return (_steps(count, f"with a coefficient below {TINY:g} {{}} recorded. {_ON_TINY}"),) if count else ()
 
 
 def on_zeros(columns: Columns) -> tuple[str, ...]:
