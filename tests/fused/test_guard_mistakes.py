@@ -95,7 +95,7 @@ def test_clipped_before_a_step_whose_closure_computes_the_gradients(clip):
         clip(model.parameters(), 1.0)
         optimizer.step(closure)
 
-    named(optimizer, once, "before_backward", "came before backward()")
+    named(optimizer, once, "before_backward", "came before backward(), which the closure calls")
 
 
 @pytest.mark.parametrize("clip", CLIPS.values(), ids=CLIPS)

@@ -33,6 +33,7 @@ class Facts:
         parameters: those of the optimizer that have a gradient.
         order: the order of the norm.
         scale: by how much a GradScaler has scaled the loss.
+        closure: whether the step got a closure that computes the gradients.
         known: the norm before clipping and its threshold, if a handle clips within the step.
         norm_of: measures the gradients of some parameters.
         by_parts: whether each gradient or each element keeps to `max_norm`, and one reaches it.
@@ -47,6 +48,7 @@ class Facts:
     slack: float = 1e-3
     order: float = 2.0
     scale: float = 1.0
+    closure: bool = False
     known: tuple[float, float] | None = None
     norm_of: Callable[[Sequence[Any]], float] = _nothing
     by_parts: Callable[[], bool] = field(default=lambda: False)
@@ -125,29 +127,28 @@ class _Story:
         if self.proper or self.in_backward or self.facts.known:
             return None
         for at, call in self.early:
-            if self._backward_before(at):
-                continue
-            if not saw(call):
-                return (
-                    "before_backward",
-                    f"a call of {call.function} came before backward(), and found no gradients.",
-                )
-            if not self.facts.after_step:
-                return (
-                    "before_backward",
-                    f"a call of {call.function} came before backward(), which then added to the gradients.",
-                )
-            return "after_step", self._late(f"a call of {call.function} came after")
+            if not self._backward_before(at):
+                return self._before_or_late(call)
         scaled = [at for at, step in enumerate(self.facts.happened) if step.kind == "scaled" and at < self.last]
-        late = self.facts.after_step and any(not self._backward_before(at) for at in scaled)
-        return ("after_step", self._late("something scaled the gradients after")) if late and self.facts.above else None
+        if self.facts.after_step and self.facts.above and any(not self._backward_before(at) for at in scaled):
+            return "after_step", self._late("something scaled the gradients after")
+        return None
+
+    def _before_or_late(self, call: ClipCall) -> Found:
+        what = f"a call of {call.function} came"
+        if self.facts.closure:
+            why = "which the closure calls that step() gets: clip within the closure"
+        elif not saw(call):
+            why = "and found no gradients"
+        elif not self.facts.after_step:
+            why = "which then added to the gradients"
+        else:
+            return "after_step", self._late(f"{what} after")
+        return "before_backward", f"{what} before backward(), {why}."
 
     def _late(self, what: str) -> str:
-        end = (
-            f" This step got the norm {self.facts.norm:.4g}, above {self.facts.max_norm:.4g}."
-            if self.facts.above
-            else ""
-        )
+        facts = self.facts
+        end = f" This step got the norm {facts.norm:.4g}, above {facts.max_norm:.4g}." if facts.above else ""
         return f"{what} the step that used the gradients, and nothing clipped them before the next step.{end}"
 
     def _between_passes(self) -> Found | None:

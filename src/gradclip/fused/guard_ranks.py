@@ -34,10 +34,10 @@ class Ranks:
         self._replicas = False
         self.open = False
 
-    def publish(self, step: int, parameters: Sequence[Any], norm: float) -> None:
-        """Write what this process got at a step."""
+    def publish(self, step: int, parameters: Sequence[Any], witnesses: Sequence[Any], norm: float) -> None:
+        """Write what this process got at a step: the norm, and of some gradients what a clipped norm does not hide."""
         shapes = zlib.crc32(repr([(tuple(p.shape), str(p.dtype)) for p in parameters]).encode())
-        self._own[str(step)] = [shapes, _length(parameters), norm]
+        self._own[str(step)] = [shapes, _length(parameters), [norm, *_marks(witnesses)]]
         self._own = dict(list(self._own.items())[-_KEPT:])
         self._store.set(f"{self._name}/{self._rank}", json.dumps(self._own))
         self.open = True
@@ -49,15 +49,15 @@ class Ranks:
             return "" if said is None else str(said)
         theirs = self._read(str(self._first)) or {}
         for step in [step for step in self._own if step in theirs]:
-            (shapes, length, norm), (their_shapes, their_length, their_norm) = self._own.pop(step), theirs[step]
+            (shapes, length, own), (their_shapes, their_length, their) = self._own.pop(step), theirs[step]
             self.open = bool(self._own)
             if shapes != their_shapes:
                 continue
             self._replicas = self._replicas or _close(length, their_length, 1e-6)
-            if self._replicas and not _close(norm, their_norm, 1e-3):
+            if self._replicas and not _same(own, their):
                 said = (
-                    f"at step {step} the optimizer got the norm {norm:.6g} on rank {self._rank} and {their_norm:.6g} "
-                    f"on rank {self._first}, although both hold the same parameters."
+                    f"at step {step}, rank {self._rank} got other gradients than rank {self._first}, although both "
+                    f"hold the same parameters: their norms are {own[0]:.6g} and {their[0]:.6g}."
                 )
                 self._store.set(f"{self._name}/differs", json.dumps(said))
                 return said
@@ -74,6 +74,24 @@ def _length(parameters: Sequence[Any]) -> float:
     wide = [torch.complex128 if one.is_complex() else torch.float64 for one in parameters]
     norms = [torch.linalg.vector_norm(one.detach(), dtype=dtype) for one, dtype in zip(parameters, wide, strict=True)]
     return math.hypot(*torch.stack([norm.to(norms[0].device) for norm in norms]).tolist()) if norms else 0.0
+
+
+@torch.no_grad()
+def _marks(parameters: Sequence[Any]) -> list[float]:
+    """Return the norm and the sum of each gradient: by how much sums differ is to be compared with the norm."""
+    grads = [one.grad.detach() for one in parameters if one.grad is not None and one.grad.layout is torch.strided]
+    grads = [grad.abs() if grad.is_complex() else grad for grad in grads if grad.numel()]
+    pairs = [pair for grad in grads for pair in (torch.linalg.vector_norm(grad), grad.sum())]
+    return torch.stack([one.to(pairs[0].device, torch.float32) for one in pairs]).tolist() if pairs else []
+
+
+def _same(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Say whether two processes got the same gradients, up to rounding."""
+    (norm, *marks), (their_norm, *theirs) = one, other
+    if not _close(norm, their_norm, 1e-3) or len(marks) != len(theirs):
+        return False
+    each = zip(marks[::2], theirs[::2], marks[1::2], theirs[1::2], strict=True)
+    return all(_close(a, b, 1e-3) and not abs(c - d) > 1e-2 * abs(a) for a, b, c, d in each)
 
 
 def _close(one: float, other: float, within: float) -> bool:

@@ -104,7 +104,7 @@ class StepGuard:
         self.steps += 1
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
-            self._arrived()
+            self._arrived(closure=False)
             return None
         arrived = False
 
@@ -113,12 +113,12 @@ class StepGuard:
             loss = closure()
             if not arrived:
                 arrived = True
-                self._arrived()
+                self._arrived(closure=True)
             return loss
 
         return (args[0],), {**kwargs, "closure": looked_after}
 
-    def _arrived(self) -> None:
+    def _arrived(self, *, closure: bool) -> None:
         """Take note of what the step gets, and look at it if it is time."""
         found_inf = vars(self.optimizer).get("found_inf")
         self._skips.passed(found_inf, by_scaler=self._scaler is not None)
@@ -126,7 +126,7 @@ class StepGuard:
         if window is not None and self._is_last() and not _being_captured():
             self._window = None
             try:
-                self._look(window, found_inf)
+                self._look(window, found_inf, closure=closure)
             finally:
                 window.close()
         if self._skips.streak:
@@ -158,7 +158,7 @@ class StepGuard:
 
     # A look
 
-    def _look(self, window: Window, found_inf: Any) -> None:
+    def _look(self, window: Window, found_inf: Any, *, closure: bool) -> None:
         self.looks += 1
         self._skips.read()
         parameters = [one for one in self._parameters() if one.grad is not None]
@@ -176,6 +176,7 @@ class StepGuard:
             _slack(parameters),
             self._settings.order.p,
             1.0 if self._scaler is None else self._scaler.get_scale(),
+            closure,
             self._known(),
             lambda some: self._norm_of(some) / divided,
             lambda: self._by_parts(parameters),
@@ -185,7 +186,7 @@ class StepGuard:
         if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step:
             self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
         if self._ranks is not None:
-            self._ranks.publish(self.steps, parameters, norm)
+            self._ranks.publish(self.steps, parameters, window.witnesses, norm)
 
     def _groups(self) -> list[dict[str, Any]]:
         read = ("params", "process_group", "mesh")
