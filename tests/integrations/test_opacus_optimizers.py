@@ -111,6 +111,14 @@ def test_examples_that_are_not_finite_add_nothing_and_are_counted(bad, kind):
     assert optimizer.num_nonfinite == 1
 
 
+def test_0d_and_empty_parameters_count_with_the_others():
+    optimizer = made(DPOptimizer, [(), (0,), (1,)])
+    samples = [torch.tensor([3.0, math.nan]), torch.zeros(2, 0), torch.tensor([[4.0], [1.0]])]
+    with pytest.warns(UserWarning, match="1 of 2 examples"):
+        scale, _, weight = stepped(optimizer, samples)
+    torch.testing.assert_close([scale, weight], [torch.tensor(0.6), torch.tensor([0.8])])
+
+
 @pytest.mark.parametrize("kind", [DPOptimizer, DPPerLayerOptimizer, AdaClipDPOptimizer])
 def test_empty_batches_give_noise_alone(kind):
     settings = ADAPTIVE | {"unclipped_num_std": 1.0} if kind is AdaClipDPOptimizer else {}

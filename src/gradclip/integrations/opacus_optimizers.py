@@ -149,7 +149,7 @@ class DPOptimizer(optimizers.DPOptimizer):
         strange = ~torch.stack([torch.isfinite(norm) for norm in norms]).all(0)
         if not strange.any():
             return 0
-        rows = [torch.isfinite(sample[strange]).flatten(1).all(1) for sample in samples]
+        rows = [torch.isfinite(sample[strange]).reshape(int(strange.sum()), -1).all(1) for sample in samples]
         count = int((~torch.stack(rows).all(0)).sum())
         self.num_nonfinite += count
         if count:
