@@ -202,7 +202,7 @@ class _Call(NamedTuple):
             processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
             taken = entered(params, processes, bound, to_write=True)
             asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
-        each = self.each if processes is ONE_PROCESS else None
+        each = processes.watched(self.each)
         return _clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
 
     def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
@@ -227,7 +227,7 @@ class _Call(NamedTuple):
     def watched(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor) -> Scalar:
         """Clip, then have the monitor record the call; return the norm.
 
-        The norm of each gradient is recorded only if no processes are named: others may hold parts of it.
+        The norm of each gradient is recorded only if no processes are named: others may hold other gradients.
         """
         with telling(self.parameters, self.process_group, self.mesh):
             check_monitor(monitor)

@@ -70,6 +70,14 @@ class EachNorm:
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order, names: Callable[[], Sequence[str]]) -> None:
         """Measure arrays, all of which this process holds."""
-        if self.names is None and arrays and (self._asked or order.p == 2):
-            self.norms = measure_all(backend, arrays, Groups.each_alone(len(arrays)), order, ALONE).product()
-            self.names = names()
+        if arrays and self.wants(order):
+            norm = measure_all(backend, arrays, Groups.each_alone(len(arrays)), order, ALONE)
+            self.put(norm.product(), names())
+
+    def wants(self, order: Order) -> bool:
+        """Return whether norms of this order are still to be measured."""
+        return self.names is None and (self._asked or order.p == 2)
+
+    def put(self, norms: Any, names: Sequence[str]) -> None:
+        """Take norms that others have measured."""
+        self.norms, self.names = norms, names

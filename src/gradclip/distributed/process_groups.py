@@ -7,7 +7,8 @@ Four extra numbers (flags) travel with the accumulators:
 - the number of norms added up, which bounds the rounding error; inf if any process holds a non-finite element, even in
   a replica that the norm does not count;
 - the number of processes that hold float64;
-- the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all;
+- the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all,
+  times 2**20, plus the number of those that ask for the norm of each gradient, for a monitor;
 - how often the members of a group passed different arguments.
 
 Next to the flags are digests of each process's arguments and of gradients that may be identical on all processes
@@ -28,7 +29,7 @@ import numpy as np
 from gradclip.backends.host import exact
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.protocol import in_host_memory
-from gradclip.backends.torch.distributed import device_for, fsdp1_shard, nothing, nothing_like
+from gradclip.backends.torch.distributed import device_for, nothing
 from gradclip.backends.torch.process_groups import (
     ROOM,
     ROOM_FOR_EACH,
@@ -45,6 +46,7 @@ from gradclip.backends.torch.process_groups import (
 )
 from gradclip.core import accumulators
 from gradclip.core.arrays import Arrays
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.formats import FLOAT64
 from gradclip.core.holders import Check, Holders
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_leaves
@@ -52,15 +54,20 @@ from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
 from gradclip.distributed.agreement import Asked, Replicas, asked, differences, marks, replicas_explained
+from gradclip.distributed.lacking import filled as filled_up
 from gradclip.distributed.many_norms import ManyNorms
 from gradclip.distributed.sent import filled, flags
 from gradclip.distributed.shardings import Shardings
+from gradclip.distributed.unsaid import check_shows_units
+from gradclip.distributed.watching import Watching
 from gradclip.parameters import UNNAMED, ParameterList
 from gradclip.typing import Threshold
 from gradclip.words import listed
 
 _FAILED, _DIFFER = 2, 3
 """The indices of two of the flags."""
+
+_ONE_FAILED = 2.0**20
 
 
 class ProcessGroups(Holders):
@@ -81,7 +88,9 @@ class ProcessGroups(Holders):
         self._order, self._nonfinite = Order(2.0), PROPAGATE
         self._replicas = Replicas(groups(self._named), self._shardings)
         self._each = each
-        self.together = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look)
+        self._watching: Watching | None = None
+        self._many = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look)
+        self.together = self._many
 
     # The call
 
@@ -127,31 +136,18 @@ class ProcessGroups(Holders):
         return [nothing(self._device)]
 
     def filled(self, params: ParameterList, shape: Callable[[Any], Sequence[int]]) -> ParameterList:
-        """Return the parameters with a tensor without elements in the place of each gradient that is missing here.
-
-        Other processes may have it. `shape` returns the shape of that tensor from this process's part of the parameter.
-        """
-        lacking = [index for index, grad in enumerate(params.gradients) if grad is None]
-        if not lacking or params.tree is not None:
-            return params
-        params.check_all_hold()
-        params.check_no_engine_holds()
-        made: dict[int, Any] = {}
-        for index in lacking:
-            parameter = params.parameters[index]
-            if id(parameter) not in made:
-                made[id(parameter)] = nothing_like(parameter, shape, self._device)
-        grads = zip(params.parameters, params.gradients, strict=True)
-        return params.with_gradients([made.get(id(p)) if grad is None else grad for p, grad in grads])
+        """Return the parameters, with a tensor without elements in the place of each gradient missing here."""
+        return filled_up(params, shape, self._device)
 
     def check_units(self) -> None:
         """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
-        at = fsdp1_shard(self._params.parameters)
-        if at is not None:
-            raise ValueError(
-                f"{self._params.name(at)} is a flat shard of FullyShardedDataParallel (FSDP1), which does not show "
-                "its units. Use fully_shard (FSDP2), or call gradclip.clip_grad_layer_norm_ or clip_grad_norm_."
-            )
+        check_shows_units(self._params)
+
+    def watched(self, each: EachNorm | None) -> EachNorm | None:
+        """Take charge of it if every process can: each knows in time whether another asks."""
+        if not self._named and self.on_host:
+            self._watching = Watching(self._params, each, self._device)
+        return None
 
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients: these same processes."""
@@ -169,8 +165,13 @@ class ProcessGroups(Holders):
             self._replicas.look(norms, divided)
         known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
         finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in norms])))
-        reached, total = self._reduced(xp, flags(backend, arrays, len(norms), finite), known)
+        own = flags(backend, arrays, len(norms), finite)
+        if self._watching is not None:
+            own[_FAILED] = own[_FAILED] + self._watching.asking(order)
+        reached, total = self._reduced(xp, own, known)
         sure, finite = self._heard(backend, reached), xp.isfinite(reached[0])
+        if self._watching is not None and reached[_FAILED] > 0:
+            self._watching.measure(backend, arrays, order, self._many)
         self._holds_float64 = bool(reached[1] > 0) if backend.concrete else FLOAT64 in arrays.formats
         norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[0], 1.0))
         sure = sure & (finite | ~xp.isfinite(norm.value))
@@ -184,7 +185,7 @@ class ProcessGroups(Holders):
 
     def _heard(self, backend: Backend, flags: Sequence[Any]) -> Any:
         """Return whether no process failed and all passed the same; raise if this process can see that it is not so."""
-        failed, differ = flags[_FAILED], flags[_DIFFER]
+        failed, differ = flags[_FAILED] >= _ONE_FAILED, flags[_DIFFER]
         if self._looks:
             self._check_all_agree(failed, differ)
         return failed + differ == 0
@@ -237,7 +238,7 @@ class ProcessGroups(Holders):
         reduced[_DIFFER] = reduced[_DIFFER] + ~(same[0] & same[1])
         if held[0] and same[2] and same[3] and self._are_replicas(group):
             self._problem = replicas_explained(group)
-            reduced[_FAILED] = reduced[_FAILED] + 1.0
+            reduced[_FAILED] = reduced[_FAILED] + _ONE_FAILED
         return reduced
 
     def _are_replicas(self, group: Group) -> bool:
@@ -256,14 +257,14 @@ class ProcessGroups(Holders):
 
     def _sent_without_gradients(self, *, failed: bool) -> tuple[Array, Array]:
         """Take part in the reductions of a call without gradients; return how many failed, and how many differ."""
-        own = [np.float64(number) for number in (0, 0, failed, 0)]
+        own = [np.float64(number) for number in (0, 0, failed * _ONE_FAILED, 0)]
         if self._each:
             reached, _ = self._shardings.reduced_each(own, {}, self._reduce_each, cut)
         else:
             empty = HOST.enter([])
             known = [filled(HOST.xp, HOST.norms(empty, self._order), self._order, empty)] * len(self._shardings)
             reached, _ = self._reduced(HOST.xp, own, known)
-        return reached[_FAILED], reached[_DIFFER]
+        return reached[_FAILED] >= _ONE_FAILED, reached[_DIFFER]
 
     def _check_all_agree(self, failed: Array, differ: Array) -> None:
         """Raise if a process failed to prepare its gradients or passed different arguments."""

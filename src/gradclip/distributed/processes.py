@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
 from gradclip.backends import among_several, any_distributed
+from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Holders
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
@@ -53,6 +54,10 @@ class Processes(Protocol):
     def check_units(self) -> None:
         """Raise a ValueError if gradients are held in a form that does not show their units."""
         return
+
+    def watched(self, each: EachNorm | None) -> EachNorm | None:
+        """Take charge of what takes the norm of each gradient, or return it to the caller, who measures the norms."""
+        return each
 
     def holders(self, backend: Backend) -> Holders:
         """Return the holders of the gradients. This process has arrays of `backend`."""

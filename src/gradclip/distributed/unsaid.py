@@ -28,3 +28,13 @@ def check_unsaid(params: ParameterList) -> None:
             "hold the other shards. Pass process_group=model.process_group, where model is the FSDP module. With "
             "NO_SHARD every process holds everything: pass process_group=[]."
         )
+
+
+def check_shows_units(params: ParameterList) -> None:
+    """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
+    at = fsdp1_shard(params.parameters)
+    if at is not None:
+        raise ValueError(
+            f"{params.name(at)} is a flat shard of FullyShardedDataParallel (FSDP1), which does not show its units. "
+            "Use fully_shard (FSDP2), or call gradclip.clip_grad_layer_norm_ or gradclip.clip_grad_norm_."
+        )
