@@ -121,6 +121,7 @@ def test_an_update_that_is_not_finite_is_sent_as_zero(name, bad, caplog):
 @both
 def test_messages_that_are_not_for_training_pass(name):
     old, new = model(0)
+    assert reply([getattr(mod, f"{name}clipping_mod")], old, new, None, "evaluate").has_error()
     answer = reply([MODS[name]], old, new, None, "evaluate")
     assert not answer.has_error()
     assert answer.content["arrays"]["w"].numpy().tobytes() == new["w"].tobytes()

@@ -131,6 +131,9 @@ def test_a_round_without_replies_changes_nothing(name):
     list(wrapped.configure_train(1, record(OLD), ConfigRecord(), InProcess(moved(1.0), 4)))
     assert wrapped.aggregate_train(1, iter(())) == (None, None)
     assert wrapped.clipping_norm == 1.0
+    if name in ADAPTIVE:
+        with pytest.raises(ZeroDivisionError):
+            wrapper(name, theirs).aggregate_train(1, [])
 
 
 @pytest.mark.parametrize("name", [FIXED[1], ADAPTIVE[1]])
