@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import gradclip
 from frameworks import ALL, WITH_FLOAT32, by_name
@@ -268,8 +269,6 @@ def test_arrays_of_a_tree_that_share_memory_have_one_threshold():
 
 @pytest.mark.parametrize("framework", [f for f in ALL if f.name == "torch-device"], ids=by_name)
 def test_no_call_waits_for_a_device(framework):
-    from torch.utils._python_dispatch import TorchDispatchMode
-
     class NoLook(TorchDispatchMode):
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
             assert "_local_scalar_dense" not in str(func), "a look at a value waits for the device"

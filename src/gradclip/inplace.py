@@ -192,11 +192,10 @@ class _Call(NamedTuple):
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
                 return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
-        if self.alone and several_norms(self.parameters, max_norm):
-            return self.by_parts(max_norm), None
-        params, processes = _listed(self.parameters, self.process_group, self.mesh)
+        params = _told(self.parameters, self.process_group, self.mesh)
         if several_norms(params.groups, max_norm):
-            return clip_by_parts(params, processes, max_norm, (self.ord, self.nonfinite)), None
+            return self.by_parts(params, max_norm), None
+        processes = processes_of(params, self.process_group, self.mesh)
         with processes.preparing():
             order, policy, bound = Order.parse(self.ord), Nonfinite.named(self.nonfinite), whole_scalar(max_norm)
             processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
@@ -212,12 +211,17 @@ class _Call(NamedTuple):
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
             max_norm.check_order(order)
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(max_norm)
+            return call.by_parts(_told(call.parameters, self.process_group, self.mesh), max_norm)
         return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
 
-    def by_parts(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor | None = None) -> Scalar:
+    def by_parts(
+        self,
+        params: ParameterList,
+        max_norm: Threshold | AdaptiveNorm | NamedThresholds,
+        monitor: Monitor | None = None,
+    ) -> Scalar:
         """Clip parts of the parameters by norms of their own."""
-        params, settings = _told(self.parameters, self.process_group, self.mesh), (self.ord, self.nonfinite)
+        settings = self.ord, self.nonfinite
         norm = clip_ordinary(params, max_norm, settings) if self.alone and monitor is None else None
         if norm is not None:
             return norm
@@ -233,7 +237,7 @@ class _Call(NamedTuple):
             check_monitor(monitor)
             call = self._replace(parameters=repeatable(self.parameters))
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(max_norm, monitor)
+            return call.by_parts(_told(call.parameters, self.process_group, self.mesh), max_norm, monitor)
         call = call._replace(each=monitor.watching() if self.alone else None)
         try:
             norm = call.clip(max_norm)
