@@ -2,8 +2,8 @@
 
     python scripts/jax_privacy_suite.py CHECKOUT [--path FOLDER ...]
 
-`--path` names folders that Python should look in first, such as checkouts of the optax and dp-accounting that jax-privacy's
-main branch is developed with. Exit status 1 means that other tests fail than those listed here, with the reason.
+`--path` names folders that Python should look in first, such as checkouts of the optax and dp-accounting that the main
+branch of jax-privacy is developed with. Exit status 1 means that other tests fail than those listed here.
 """
 
 import argparse
