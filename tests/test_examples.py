@@ -38,6 +38,12 @@ EXPECTED = {
         ", times 1.000\nclipped to norm 1 in ",
         "\nthe largest median norms of layers:\n  out.kernel.value: 0.",
     ],
+    "jax_libraries.py": [
+        "100 steps, each gradient clipped to norm 1, noise multiplier 0.5\nFlax NNX: loss ",
+        "; noise 0.50000\nEquinox: loss ",
+        "; noise 0.50000\nHaiku: loss ",
+        "; noise 0.50000\n",
+    ],
     "federated_files.py": [
         "anna: norm 182.55, clipped to 1 file by file\nboris: norm 181.20, clipped to 1 file by file\n",
         "server: anna accepted, norm 0.999",
@@ -103,6 +109,7 @@ LONG = (
     "torch_ddp_amp.py",
     "torch_private.py",
     "jax_nnx.py",
+    "jax_libraries.py",
     "jax_two_processes.py",
     "dp_sgd_torch.py",
     "dp_sgd_jax.py",
@@ -188,6 +195,14 @@ def test_every_example_is_run_and_listed():
 def test_training_lowers_the_loss(name, factor):
     losses = numbers(r"loss ([\d.]+)", name)
     assert losses[-1] < losses[0] / factor
+
+
+@cases("name", ("jax_libraries.py",))
+def test_private_training_lowers_every_loss(name):
+    losses = numbers(r"(?:loss|then) ([\d.]+)", name)
+    assert len(losses) == 6
+    assert all(last < first / 20 for first, last in zip(losses[::2], losses[1::2], strict=True))
+    assert all(5 < share < 95 for share in numbers(r"(\d+)% of the gradients", name))
 
 
 @cases("name", ("torch_training.py",), ("jax_optax.py",), ("jax_nnx.py",))

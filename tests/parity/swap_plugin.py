@@ -28,6 +28,15 @@ SWAPS = {
         },
     ),
     "jax_privacy": ("jax_privacy.clipping", {"clip_pytree": 1}),
+    "jax_privacy newest": (
+        "jax_privacy.clipping",
+        {
+            "clip_and_round_to_grid": 1,
+            "clip_pytree": 1,
+            "clipped_fun": KEYWORD_ONLY,
+            "clipped_grad": KEYWORD_ONLY,
+        },
+    ),
     "jax_privacy sums": ("jax_privacy.clipping", {"clipped_fun": KEYWORD_ONLY, "clipped_grad": KEYWORD_ONLY}),
     "brainstate": ("brainstate.nn._utils", {"clip_grad_norm": 1}),
 }

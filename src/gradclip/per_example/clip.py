@@ -75,7 +75,8 @@ def per_example_clip(
             D_k of an example's D elements in leaf k.
         mask: booleans of shape (batch,). False marks padding, which contributes exactly zero, whatever it holds.
         nonfinite: the policy for an example with NaN or infinities, as in `gradclip.clip_by_global_norm`. With "skip"
-            it contributes exactly zero, and the other examples are unaffected.
+            it contributes exactly zero, and the other examples are unaffected. With `per_layer` or a tree of
+            thresholds, this holds for each part of an example that has a norm of its own.
         rule: one of the table. An example of zeros contributes zeros under every rule.
         gamma: > 0, in the units of the gradients. Only "automatic" uses it.
         sum_dtype: the dtype of the sums: "float32", "float64", or a framework's own. None: float64 for float64
