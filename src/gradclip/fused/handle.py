@@ -20,7 +20,7 @@ _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
 
 
-def unwrapped(optimizer: Any) -> Optimizer:
+def unwrapped(optimizer: object) -> Optimizer:
     """Return the optimizer that steps, where a trainer has wrapped it. Raises TypeError if no step of it can be seen.
 
     Wrappers of Lightning and accelerate, which have no hooks of their own, name it `optimizer`.
