@@ -30,6 +30,7 @@ def attacks():
     """Return the attacks by name: each draws one case from a generator of random numbers, and checks it."""
     from attack import (
         adaptive,
+        at_step,
         backward,
         compiled,
         counters,
@@ -57,6 +58,7 @@ def attacks():
         "sharing": sharing.attack,
         "folded": folded.attack,
         "groups": groups.attack,
+        "at_step": at_step.attack,
         "eager": eager.attack,
         "compiled": compiled.attack,
         "monitors": monitors.attack,

@@ -22,6 +22,7 @@ CASES = {
     "settings": 32,
     "sharing": 120,
     "folded": 60,
+    "at_step": 80,
     "eager": 12,
     "compiled": 24,
     "monitors": 40,
@@ -166,3 +167,20 @@ def test_without_findings_all_is_well(capsys):
     with mock.patch.object(run, "attacks", return_value={"trees": lambda rng: None}):
         assert not run.main(["--minutes", "0.0001", "--seed", "7"])
     assert "trees 0 of" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda: mock.patch("gradclip.fused.handle.StepClipping._begin", return_value=None),
+        lambda: mock.patch(
+            "gradclip.fused.at_step.clip_grad_norm_", lambda groups, *_, **__: gradclip.grad_norm(groups)
+        ),
+        lambda: mock.patch("gradclip.fused.at_step.ClippingBeforeStep._skips", return_value=False),
+        lambda: mock.patch("gradclip.fused.step.threshold_of_scaled", lambda backend, max_norm, given: max_norm),
+    ],
+    ids=["it never clips", "it only measures", "it steps with zeros", "it clips scaled gradients"],
+)
+def test_a_wrong_step_is_found(wrong):
+    with wrong():
+        assert any(run.case("at_step", SEED, number) for number in range(CASES["at_step"]))

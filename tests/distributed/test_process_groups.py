@@ -20,6 +20,7 @@ import processes
     (2, "optimizers.py"),
     (2, "folded.py"),
     (2, "guarding.py"),
+    (2, "at_step.py"),
     (3, "alone.py"),
     (3, "mistaken.py"),
     (2, "adaptive.py"),

@@ -83,7 +83,7 @@ def test_a_threshold_that_is_attached_before_prepare(make):
 @pytest.mark.parametrize("attached", ["before", "after"])
 def test_a_scaler(make, attached):
     """accelerate puts its own step in place of the optimizer's while a scaler steps."""
-    accelerator, model, optimizer, data = prepared(make)
+    _, model, optimizer, data = prepared(make)
     scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
     inner = optimizer.optimizer
     clipping = clip_at_step(inner, C) if attached == "before" else None

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import deepspeed  # noqa: F401  # it prints when it is first imported, and transformers imports it
 import pytest
 
 import code_blocks

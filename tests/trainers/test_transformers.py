@@ -129,7 +129,7 @@ def test_the_clipping_of_the_trainer_is_an_error(tmp_path, settings):
 
 def test_the_default_of_the_trainer_clips(tmp_path):
     args = TrainingArguments(tmp_path, use_cpu=True, report_to="none")
-    with pytest.raises(ValueError, match="max_grad_norm is 1.0, by default 1.0"):
+    with pytest.raises(ValueError, match=r"max_grad_norm is 1\.0, by default 1\.0"):
         Trainer(model(), args, callbacks=[ClipCallback(1.0)])
 
 

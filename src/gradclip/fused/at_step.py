@@ -24,6 +24,9 @@ from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
+_SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
+"""Keys of parameter groups that do not change how gradients are clipped. Schedulers add the last."""
+
 
 class ClippingBeforeStep(StepClipping):
     """Clipping of the gradients in place, right before the steps of one optimizer, until `remove()`."""
@@ -51,8 +54,9 @@ class ClippingBeforeStep(StepClipping):
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
         before = self._skipped_before()
+        given = groups if policy.raises or self._monitor is not None else _listed_if_plain(groups)
         norm = tensor_of(
-            clip_grad_norm_(groups, max_norm, request.order, nonfinite=policy.name, monitor=self._monitor, **where)
+            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=self._monitor, **where)
         )
         if before is not None and self._skips(norm, groups, before, where):
             for parameter in (p for group in groups for p in group["params"]):
@@ -166,6 +170,13 @@ def _groups(optimizer: Optimizer) -> list[dict[str, Any]]:
     """Return the parameter groups without the optimizer's own settings, some of which look like ours."""
     own = optimizer.defaults.keys() - {"params", "param_names"}
     return [{key: value for key, value in group.items() if key not in own} for group in optimizer.param_groups]
+
+
+def _listed_if_plain(groups: list[dict[str, Any]]) -> Any:
+    """Return the parameters in one list, which take fewer steps to clip, if the groups say nothing more of them."""
+    if all(group.keys() <= _SAYING_NOTHING for group in groups):
+        return [parameter for group in groups for parameter in group["params"]]
+    return groups
 
 
 def _check_unscaled(optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:

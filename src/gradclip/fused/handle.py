@@ -20,7 +20,7 @@ _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
 
 
-def unwrapped(optimizer: Any) -> Optimizer:
+def unwrapped(optimizer: object) -> Optimizer:
     """Return the optimizer that steps, where a trainer has wrapped it. Raises TypeError if no step of it can be seen.
 
     Wrappers of Lightning and accelerate, which have no hooks of their own, name it `optimizer`.
@@ -103,9 +103,10 @@ class StepClipping:
         """
         if self.norm is None or self.threshold is None:
             return {}
-        clipped, skipped = self._shown(self.norm, self.threshold)
-        got = torch.where(clipped, self.norm.new_ones(()) * self.threshold, self.norm).masked_fill(skipped, 0.0)
-        share = self.norm.new_ones(()) * self._clipped / self.steps
+        one = self.norm.new_ones(())
+        clipped, skipped = (one * flag > 0 for flag in self._shown(self.norm, self.threshold))
+        got = torch.where(clipped, one * self.threshold, self.norm).masked_fill(skipped, 0.0)
+        share = one * self._clipped / self.steps
         return {"grad_norm": self.norm, "grad_norm_clipped": got, "clip_share": share}
 
     # The step
@@ -143,12 +144,15 @@ class StepClipping:
         self.threshold = threshold if isinstance(threshold, torch.Tensor) else float(threshold)
         self._clipped = self._clipped + self._shown(norm, self.threshold)[0]
 
-    def _shown(self, norm: torch.Tensor, threshold: float | torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _shown(self, norm: torch.Tensor, threshold: float | torch.Tensor) -> tuple[Any, Any]:
         """Return whether a step was clipped, and whether it was skipped."""
         times = self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveNorm) else math.inf
-        finite, limit = torch.isfinite(norm), threshold * times if times < math.inf else math.inf
-        clipped = (norm > threshold) & (norm <= limit) & finite
-        spike = (norm > limit) & finite
+        limit = threshold * times if times < math.inf else math.inf
+        on_host = norm.device.type == "cpu" and not isinstance(threshold, torch.Tensor)
+        value: Any = norm.item() if on_host else norm
+        finite = math.isfinite(value) if on_host else torch.isfinite(value)
+        spike = (value > limit) & finite
+        clipped = (value > threshold) & (value <= limit) & finite
         return clipped, spike | (finite == 0) if self._request.nonfinite.blanks else spike
 
     # Saving and loading

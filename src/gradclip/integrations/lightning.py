@@ -77,14 +77,14 @@ class ClipCallback(Callback):
         for optimizer, max_norm, monitor in zip(optimizers, max_norms, monitors, strict=True):
             self.clipping.append(clip_at_step(optimizer, max_norm, monitor=monitor, **self._same))
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *_: object) -> None:
         several = len(self.clipping) > 1
         for number, one in enumerate(self.clipping):
             end = f"_{number}" if several else ""
             pl_module.log_dict({f"{name}{end}": value for name, value in one.numbers().items()}, on_step=True)
 
 
-def _each(name: str, given: Any, count: int, *, shared: bool) -> Sequence[Any]:
+def _each(name: str, given: object, count: int, *, shared: bool) -> Sequence[Any]:
     """Return what was given for each optimizer."""
     if isinstance(given, list | tuple):
         if len(given) == count:

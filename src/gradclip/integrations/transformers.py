@@ -12,7 +12,8 @@ from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
 with needed_for("transformers", "torch"):
-    from transformers import Trainer, TrainerCallback, TrainerState, TrainingArguments
+    from torch.optim import Optimizer
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
     from transformers.trainer_callback import ExportableState
 
     from gradclip.fused.at_step import clip_at_step
@@ -82,21 +83,33 @@ class ClipCallback(TrainerCallback, ExportableState):
         trainer.callback_handler.callbacks.insert(0, self)
         return self
 
-    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_init_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: object) -> None:
         _check_alone(args)
 
-    def on_train_begin(self, args: TrainingArguments, state: TrainerState, control: Any, **kwargs: Any) -> None:
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        optimizer: Optimizer | None = None,
+        **_: object,
+    ) -> None:
         _check_alone(args)
         if self.clipping is not None:
             self.clipping.remove()  # of an earlier training
-        self.clipping = clip_at_step(kwargs["optimizer"], self._max_norm, **self._plain, **self._more)
+        self.clipping = clip_at_step(optimizer, self._max_norm, **self._plain, **self._more)
         # A checkpoint that was saved without this callback has no state of it, and the Trainer needs one to save.
         saved = state.stateful_callbacks.setdefault(type(self).__name__, self.state())
         if isinstance(saved, dict):
             self.clipping.load_state_dict(saved["attributes"]["saved"])
 
     def on_log(
-        self, args: TrainingArguments, state: TrainerState, control: Any, logs: dict[str, float] | None = None, **_: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, float] | None = None,
+        **_: object,
     ) -> None:
         # It is also called for evaluations, and at the end of training.
         if self.clipping is None or logs is None or "loss" not in logs:

@@ -1,0 +1,79 @@
+"""Clipping at the steps of optimizers that are not fused, where processes hold different parts."""
+
+import math
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import gradclip
+from gradclip.integrations.torch import clip_at_step
+from worker import run_all
+
+WORLD = int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def descent(make=torch.optim.SGD, **settings):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    return weight, make([weight], lr=1.0, **settings)
+
+
+def different_parameters_share_one_norm():
+    for fused in (False, True):
+        weight, optimizer = descent(fused=fused)
+        clipping = clip_at_step(optimizer, 1.0, process_group=dist.group.WORLD)
+        mine = torch.tensor([3.0, 4.0]) * (1 + dist.get_rank())  # equal gradients would be refused as replicas
+        weight.grad = mine.clone()
+        optimizer.step()
+        assert clipping.norm.item() == pytest.approx(5.0 * math.sqrt(5.0))
+        torch.testing.assert_close(weight.detach(), -mine / clipping.norm)
+
+
+def a_step_that_one_process_spoils_is_skipped_by_all():
+    for max_norm in (1.0, gradclip.AdaptiveNorm()):
+        weight, optimizer = descent(torch.optim.AdamW)
+        clipping = clip_at_step(optimizer, max_norm, nonfinite="skip", process_group=dist.group.WORLD)
+        weight.grad = torch.tensor([1.0, math.nan if dist.get_rank() == WORLD - 1 else 1.0])
+        optimizer.step()
+        assert weight.tolist() == [0.0, 0.0]
+        assert not optimizer.state
+        assert clipping.numbers()["grad_norm_clipped"] == 0.0
+
+
+def shards_of_fsdp2_share_one_norm():
+    for make, settings in ((torch.optim.SGD, {}), (torch.optim.AdamW, {}), (torch.optim.AdamW, {"fused": True})):
+        torch.manual_seed(0)
+        ours = torch.nn.Linear(6, 4)
+        theirs = torch.nn.Linear(6, 4)
+        theirs.load_state_dict(ours.state_dict())
+        fully_shard(ours, mesh=init_device_mesh("cpu", (WORLD,)))
+        one, other = (make(model.parameters(), lr=0.1, **settings) for model in (ours, theirs))
+        clipping = clip_at_step(one, gradclip.AdaptiveNorm(skip_above=4.0), nonfinite="skip")
+        by_hand = gradclip.AdaptiveNorm(skip_above=4.0)
+        for scale in (1.0, 1.0, 300.0, 2.0, 1.0):
+            x = torch.full((1, 6), scale)
+            for model in (ours, theirs):
+                model.zero_grad()
+                model(x).sum().backward()
+            norm = gradclip.clip_grad_norm_(theirs.parameters(), by_hand)
+            one.step()
+            if scale < 300.0:
+                other.step()
+            assert clipping.norm.item() == pytest.approx(norm.item(), rel=1e-6)
+        for mine, whole in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-5, atol=1e-6)
+        assert clipping.max_norm.skipped == by_hand.skipped == 1
+
+
+def mistakes_of_one_process_reach_all():
+    _, optimizer = descent()
+    wrong = dist.get_rank() == WORLD - 1
+    with pytest.raises(ValueError if wrong else RuntimeError, match="max_norm must not be negative"):
+        clip_at_step(optimizer, -1.0 if wrong else 1.0, process_group=dist.group.WORLD)
+
+
+if __name__ == "__main__":
+    run_all(globals())
