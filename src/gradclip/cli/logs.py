@@ -131,7 +131,7 @@ def _picture_of_rules(summary: "Summary", found: "list[Replayed]", path: Path) -
     write(summary.columns, found, path)
 
 
-def _print_json(document: Any) -> None:
+def _print_json(document: object) -> None:
     from gradclip.monitor.saved import for_json
 
     typer.echo(json.dumps(for_json(document, 9), indent=2))
