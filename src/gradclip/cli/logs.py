@@ -131,13 +131,15 @@ def _picture_of_rules(summary: "Summary", found: "list[Replayed]", path: Path) -
     write(summary.columns, found, path)
 
 
-def _print_json(document: Any) -> None:
+def _print_json(document: object) -> None:
     from gradclip.monitor.saved import for_json
 
     typer.echo(json.dumps(for_json(document, 9), indent=2))
 
 
 def _print_table(found: "list[Replayed]") -> None:
+    import io
+
     from rich import box
     from rich.console import Console
     from rich.table import Table
@@ -145,9 +147,9 @@ def _print_table(found: "list[Replayed]") -> None:
     from gradclip.monitor.tables import percent
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("rule", no_wrap=True)
-    for name in ("clips", "skips", "spikes stopped", "median threshold", "last threshold", "largest norm after"):
-        table.add_column(name, justify="right")
+    table.add_column("rule", overflow="fold")
+    for name in ("clips", "skips", "spikes stopped", "median", "last", "largest left"):
+        table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         plain = one.plain()
         table.add_row(
@@ -157,4 +159,8 @@ def _print_table(found: "list[Replayed]") -> None:
             f"{plain['spikes_stopped']} of {plain['spikes']}",
             *(f"{plain[name]:.4g}" for name in ("median_threshold", "last_threshold", "largest_after")),
         )
-    Console(highlight=False, markup=False).print(table)
+    text = io.StringIO()
+    Console(file=text, highlight=False, markup=False, width=max(80, Console().width)).print(table)
+    for line in text.getvalue().splitlines():
+        typer.echo(line.rstrip())
+    typer.echo("median, last: of the thresholds. largest left: the largest norm that is left.")

@@ -20,7 +20,7 @@ from gradclip.backends.torch.process_groups import Group
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen
-from gradclip.typing import Policy, Threshold
+from gradclip.typing import Policy, Scalar, Threshold
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
@@ -123,7 +123,7 @@ class EngineClipping:
         """Above how many times the threshold the engine is to skip a step."""
         return self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveNorm) else math.inf
 
-    def stepped(self, norm: Any, threshold: float, *, skipped: bool) -> None:
+    def stepped(self, norm: Scalar, threshold: float, *, skipped: bool) -> None:
         """Take in the norm of a step, and whether the engine skipped it. A norm below 0 stands for one not finite."""
         value = float(norm)
         self.norm = value if value >= 0 else math.nan

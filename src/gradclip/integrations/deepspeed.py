@@ -5,7 +5,7 @@ threshold that its engine reads at each step, and takes in the norm that the eng
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.integrations import needed_for
@@ -25,8 +25,30 @@ _CLIP = "clip_fp32_gradients"
 _METHODS = (_STEP, _CLIP, "get_global_grad_norm", "was_step_applied", "gradient_clipping", "zero_optimization")
 
 
+class Engine(Protocol):
+    """What `follow` uses of a DeepSpeed engine."""
+
+    optimizer: Any
+    module: Any
+    mpu: Any
+    _config: Any
+    _global_grad_norm: Any
+
+    def gradient_clipping(self) -> float: ...
+
+    def get_global_grad_norm(self) -> Any: ...
+
+    def was_step_applied(self) -> bool: ...
+
+    def zero_optimization(self) -> bool: ...
+
+    def fp16_enabled(self) -> bool: ...
+
+    def bfloat16_enabled(self) -> bool: ...
+
+
 @with_advice
-def follow(engine: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None) -> EngineClipping:
+def follow(engine: Engine, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None) -> EngineClipping:
     """Make each update of a DeepSpeed engine clip to `max_norm`, and take in the norm it measured.
 
     Args:
@@ -59,7 +81,7 @@ def follow(engine: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor
     return clipping.undone_by(_followed(engine, clipping))
 
 
-def _check(engine: Any) -> None:
+def _check(engine: Engine) -> None:
     if not all(hasattr(type(engine), name) for name in _METHODS):
         advice = "Pass its first entry." if isinstance(engine, tuple) else "Pass the first of what initialize returns."
         raise TypeError(
@@ -83,12 +105,12 @@ def _check(engine: Any) -> None:
         raise ValueError(f"{type(optimizer).__name__} has no clip_grad, so its threshold cannot be set.")
 
 
-def _holds(engine: Any) -> bool:
+def _holds(engine: Engine) -> bool:
     """Say whether the engine's optimizer holds the gradients; else they are in `.grad`, and the engine clips."""
     return bool(engine.zero_optimization() or engine.fp16_enabled() or engine.bfloat16_enabled())
 
 
-def _followed(engine: Any, clipping: EngineClipping) -> Callable[[], None]:
+def _followed(engine: Engine, clipping: EngineClipping) -> Callable[[], None]:
     """Wrap the engine's update, and return what undoes it."""
     update, optimizer, config = getattr(engine, _STEP), engine.optimizer, engine._config
     before = config.gradient_clipping, getattr(optimizer, "clip_grad", None)
@@ -98,7 +120,7 @@ def _followed(engine: Any, clipping: EngineClipping) -> Callable[[], None]:
         if own is not None:
             optimizer.clip_grad = own
 
-    def updated(*args: Any, **kwargs: Any) -> None:
+    def updated(*args: object, **kwargs: object) -> None:
         threshold = clipping.threshold()
         set_to(threshold, threshold if before[1] is not None else None)
         update(*args, **kwargs)
@@ -122,7 +144,7 @@ def _followed(engine: Any, clipping: EngineClipping) -> Callable[[], None]:
     return undo
 
 
-def _norm(engine: Any) -> Any:
+def _norm(engine: Engine) -> Any:
     """Return the norm of the last update, of gradients without the loss scale."""
     norm = engine.get_global_grad_norm()
     if norm is None:

@@ -6,7 +6,7 @@ Megatron holds the gradients in `.main_grad`. Its optimizer reads `clip_grad` an
 
 import math
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.integrations import needed_for
@@ -24,8 +24,17 @@ __all__ = ["follow"]
 _CLIP, _SKIP = "clip_grad", "grad_norm_skip_threshold"
 
 
+class Optimizer(Protocol):
+    """What `follow` uses of an optimizer of Megatron-Core."""
+
+    config: Any
+    step: Callable[..., Any]
+
+
 @with_advice
-def follow(optimizer: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None) -> EngineClipping:
+def follow(
+    optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, *, monitor: "Monitor | None" = None
+) -> EngineClipping:
     """Make each step of a Megatron-Core optimizer clip to `max_norm`, and take in the norm it returns.
 
     Args:
@@ -73,7 +82,7 @@ def follow(optimizer: Any, max_norm: Threshold | AdaptiveNorm, *, monitor: "Moni
     return clipping.undone_by(_followed(optimizer, configs, clipping))
 
 
-def _configs(optimizer: Any) -> list[Any]:
+def _configs(optimizer: Optimizer) -> list[Any]:
     """Return the configurations that the steps of an optimizer read, each once."""
     found = {id(one): one for one in map(_config, _optimizers(optimizer)) if one is not None}
     if not callable(getattr(optimizer, "step", None)) or not found:
@@ -90,23 +99,23 @@ def _configs(optimizer: Any) -> list[Any]:
     return list(found.values())
 
 
-def _config(optimizer: Any) -> Any:
+def _config(optimizer: object) -> Any:
     config = getattr(optimizer, "config", None)
     return config if hasattr(config, _CLIP) else None
 
 
-def _optimizers(optimizer: Any) -> Iterator[Any]:
+def _optimizers(optimizer: object) -> Iterator[Any]:
     yield optimizer
     for one in getattr(optimizer, "chained_optimizers", None) or ():
         yield from _optimizers(one)
 
 
-def _followed(optimizer: Any, configs: list[Any], clipping: EngineClipping) -> Callable[[], None]:
+def _followed(optimizer: Optimizer, configs: list[Any], clipping: EngineClipping) -> Callable[[], None]:
     """Wrap the optimizer's step, and return what undoes it."""
     step, own = optimizer.step, vars(optimizer).get("step")
     before = [(getattr(config, _CLIP), getattr(config, _SKIP, None)) for config in configs]
 
-    def stepped(*args: Any, **kwargs: Any) -> Any:
+    def stepped(*args: object, **kwargs: object) -> Any:
         threshold = clipping.threshold()
         skip = None if math.isinf(clipping.skip_above) else clipping.skip_above * threshold
         for config in configs:
@@ -129,7 +138,7 @@ def _followed(optimizer: Any, configs: list[Any], clipping: EngineClipping) -> C
     return undo
 
 
-def _set(config: Any, threshold: float, skip: float | None) -> None:
+def _set(config: object, threshold: float, skip: float | None) -> None:
     setattr(config, _CLIP, threshold)
     if skip is not None:
         setattr(config, _SKIP, skip)

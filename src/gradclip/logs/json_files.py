@@ -65,7 +65,7 @@ def parsed(text: str) -> Any:
         return None
 
 
-def _steps(found: Any) -> Iterable[Any]:
+def _steps(found: object) -> Iterable[Any]:
     """Return the steps of a list of them, of a dict of columns, or one step."""
     if isinstance(found, list):
         return found
