@@ -8,11 +8,13 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any, TypeGuard
 
 import optree
 
 from gradclip.arguments import check_threshold, check_thresholds, of_each, scalar_array, warn_of_parameters
+from gradclip.backends import any_distributed, whole_scalar
 from gradclip.backends.registry import find
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
@@ -29,8 +31,11 @@ from gradclip.core.several import Each, Following, left_norms
 from gradclip.core.units import Adaptive
 from gradclip.differentiable import Batch, batches_of, shared_threshold
 from gradclip.distributed.mesh_axes import holders_of, over_axes
+from gradclip.distributed.processes import processes_of
+from gradclip.gradients import Gradients
 from gradclip.leaves import counted
 from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read
+from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
 from gradclip.typing import AxisName
 from gradclip.unit_axes import check_shapes, names_of, with_parameters
@@ -104,6 +109,10 @@ def _clip_carefully(
 ) -> tuple[list[Any], list[Any]]:
     """Clip what one look does not settle. Without thresholds, only return the norms."""
     flat = leaves.flat
+    if isinstance(layout, Groups) and axis_name is None and any_distributed(flat.leaves):
+        found = _clip_shards(flat, layout, max_norms, clipping)
+        if found is not None:
+            return found
     backend, holders, arrays, thresholds, given = _taken(leaves, max_norms, axis_name)
     if arrays is None:
         groups = layout.groups if isinstance(layout, Groups) else [range(len(flat.leaves))]
@@ -119,6 +128,33 @@ def _clip_carefully(
         made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
         norms = left_norms(backend, layout, made.norm, arrays, flat.leaves, holders)
         return backend.leave_all(made.scaled(backend), flat.leaves), norms
+
+
+def _clip_shards(
+    flat: FlatTree, layout: Groups, max_norms: Sequence[Any] | None, clipping: Clipping
+) -> tuple[list[Any], list[Any]] | None:
+    """Clip distributed leaves, with one reduction for all norms; None if a derivative may be asked for."""
+    warn_of_parameters(flat.leaves)
+    params = ParameterList([SimpleNamespace(grad=leaf) for leaf in flat.leaves], names=names_of(flat))
+    thresholds = [whole_scalar(one) for one in max_norms or ()]
+    processes = processes_of(params, None, None, each=True)
+    backend = find(params.shards(flat.leaves, flat.leaves).locals, flat.paths, *thresholds)
+    if not _in_one_pass(backend, flat.leaves, of_each(scalar_array, thresholds)):
+        return None
+    with processes.preparing():
+        processes.ask(clipping.order, clipping.nonfinite, more=[("the tree's thresholds", thresholds)])
+        gradients = Gradients.of(params)
+        checked = check_thresholds(thresholds, backend)
+    with backend.precision():
+        arrays, holders = backend.take(gradients.grads), processes.holders(backend)
+        asked = replace(clipping, max_norm=Each(checked or [math.inf] * layout.count))
+        if max_norms is None:
+            norm = measure_all(backend, arrays, layout, clipping.order, holders)
+            return [], left_norms(backend, layout, norm, arrays, gradients.grads)
+        made = decide(backend, arrays, asked, partial(names_of, flat), layout=layout, holders=holders)
+        norms = left_norms(backend, layout, made.norm, arrays, gradients.grads)
+        clipped = backend.leave_all(made.scaled(backend), gradients.grads)
+        return list(gradients.shards.whole(clipped) if gradients.shards else clipped), norms
 
 
 def _taken(

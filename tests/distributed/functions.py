@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 import gradclip
 from gradients import ORDERS, close, laid_out, numbers, parameter, same_everywhere
@@ -122,6 +123,31 @@ def functional_calls():
                 close(found.full_tensor(), wanted, ord)
             for name, x in clipped.items():
                 close(x.full_tensor(), expected[name], ord)
+
+
+def layers_of_functional_calls():
+    """All norms of a call are reduced together, and leaves keep their layout."""
+    full = {"w": numbers(5, 3, seed=1), "b": numbers(4, seed=2), "scale": numbers(3, seed=3)}
+    laid = {"w": [Shard(0)], "b": [Replicate()], "scale": [Shard(0)]}
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        alone = {name: x.to(dtype) for name, x in full.items()}
+        parts = {name: laid_out(x, mesh(), laid[name]) for name, x in alone.items()}
+        before = {name: x.to_local().clone() for name, x in parts.items()}
+        for ord in ORDERS:
+            expected, wanted = gradclip.clip_by_layer_norm(alone, 1.0, ord=ord)
+            with CommDebugMode() as counted:
+                clipped, norms = gradclip.clip_by_layer_norm(parts, 1.0, ord=ord)
+                again = gradclip.layer_norms(parts, ord)
+            assert counted.get_total_counts() == 2, counted.get_comm_counts()
+            for name, x in clipped.items():
+                assert x.placements == tuple(laid[name])
+                assert torch.equal(norms[name], again[name])
+                same_everywhere(norms[name])
+                close(norms[name], wanted[name], ord)
+                close(x.full_tensor(), expected[name], ord)
+                assert torch.equal(parts[name].to_local(), before[name])
+    together = gradclip.layer_norms({"layer": parts}, prefix={"layer": 0})
+    close(together["layer"], gradclip.global_norm(alone))
 
 
 def derivatives_of_functional_calls():

@@ -134,21 +134,18 @@ def a_reduction_more_for_what_does_not_fit():
 
 
 def norms_at_the_threshold():
-    """The rows (3, 4) and (6, 8) have exactly the norms 5 and 10, so a threshold of 5 keeps the first."""
-    full = torch.tensor([[3.0, 4.0], [6.0, 8.0]]).repeat(1, WORLD) / math.sqrt(WORLD) if WORLD == 4 else None
-    full = torch.tensor([[3.0, 4.0], [6.0, 8.0]]) if full is None else full
+    """The row (3, 4) has exactly the norm 5, and all elements that of the square root of 125, between two floats."""
+    full = torch.tensor([[3.0, 4.0], [6.0, 8.0]])
     for axis in (0, 1):
         p = parameter(full, mesh(), [Shard(axis)])
-        before = p.grad.to_local().clone()
         gradclip.clip_grad_unit_norm_([p], 5.0)
-        assert torch.equal(p.grad.full_tensor()[0], full[0])
-        close(p.grad.full_tensor()[1], full[1] / 2)
-        p.grad.to_local().copy_(before)
-        for max_norm in (125.0**0.5, math.nextafter(125.0**0.5, 0)):
-            at_most = gradclip.norm_at_most([full], max_norm)
-            p.grad.to_local().copy_(before)
+        found = p.grad.full_tensor()
+        assert torch.equal(found[0], full[0])
+        close(found[1], full[1] / 2)
+        for max_norm in (125.0**0.5, math.nextafter(125.0**0.5, 0), math.nextafter(125.0**0.5, 12)):
+            p = parameter(full, mesh(), [Shard(axis)])
             gradclip.clip_grad_layer_norm_([p], max_norm)
-            assert torch.equal(p.grad.to_local(), before) == at_most
+            assert torch.equal(p.grad.full_tensor(), full) == gradclip.norm_at_most([full], max_norm)
 
 
 def thresholds_of_their_own():
