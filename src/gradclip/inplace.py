@@ -8,7 +8,7 @@ and all get the same norm.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,11 +23,11 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.core.rules import CLIP
-from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip.distributed.processes import Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, clip_each, entered
 from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
-from gradclip.parameters import ParameterList, repeatable, reusable
+from gradclip.parameters import ParameterList, have_thresholds, repeatable, reusable
 from gradclip.typing import Meshes, NamedThresholds, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ class _Call(NamedTuple):
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
                 return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
-        params = _told(self.parameters, self.process_group, self.mesh)
+        params = _told(self.parameters, self.process_group, self.mesh, each=isinstance(max_norm, Mapping))
         if several_norms(params.groups, max_norm):
             return self.by_parts(params, max_norm), None
         processes = processes_of(params, self.process_group, self.mesh)
@@ -211,7 +211,7 @@ class _Call(NamedTuple):
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
             max_norm.check_order(order)
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(_told(call.parameters, self.process_group, self.mesh), max_norm)
+            return call.by_parts(_told(call.parameters, self.process_group, self.mesh, each=True), max_norm)
         return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
 
     def by_parts(
@@ -225,7 +225,7 @@ class _Call(NamedTuple):
         norm = clip_ordinary(params, max_norm, settings) if self.alone and monitor is None else None
         if norm is not None:
             return norm
-        processes = processes_of(params, self.process_group, self.mesh)
+        processes = processes_of(params, self.process_group, self.mesh, each=True)
         return clip_by_parts(params, processes, max_norm, settings, monitor)
 
     def watched(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds, monitor: Monitor) -> Scalar:
@@ -237,7 +237,7 @@ class _Call(NamedTuple):
             check_monitor(monitor)
             call = self._replace(parameters=repeatable(self.parameters))
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(_told(call.parameters, self.process_group, self.mesh), max_norm, monitor)
+            return call.by_parts(_told(call.parameters, self.process_group, self.mesh, each=True), max_norm, monitor)
         call = call._replace(each=monitor.watching() if self.alone else None)
         try:
             norm = call.clip(max_norm)
@@ -271,6 +271,7 @@ def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) 
     return (params := _told(parameters, process_group, mesh)), processes_of(params, process_group, mesh)
 
 
-def _told(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> ParameterList:
-    with telling(parameters, process_group, mesh):
+def _told(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes, *, each: bool = False) -> ParameterList:
+    """List the parameters. `each`: the call measures several norms; so it does if their groups have thresholds."""
+    with telling(parameters, process_group, mesh, each=each or have_thresholds(parameters)):
         return ParameterList.of(parameters, own_thresholds=True)

@@ -80,9 +80,7 @@ def clip_by_parts(
         order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
         parts = parts_of(params, max_norm, alone=alone)
         limits = [whole_scalar(part.threshold(order)) for part in parts]
-        processes.ask(order, policy, limits[0])
-        if not alone:
-            raise ValueError("thresholds of parameter groups are not supported beside other processes.")
+        processes.ask(order, policy, limits, skip_above=max(part.skip_above for part in parts))
         taken = entered(params, processes, *limits, to_write=True, apart=True)
         places = _places(params, parts, taken.gradients)
         each_limit = zip(limits, parts, strict=True)
@@ -133,7 +131,7 @@ def _clip(
 ) -> list[Norm]:
     """Clip each part by its norm; return the norms before clipping."""
     backend = taken.backend
-    filled = [number for number, group in enumerate(places) if group]
+    filled = [number for number, group in enumerate(places) if group or holders.together is not None]
     limits, skips = ([of[number] for number in filled] for of in (asked.max_norm, [one.skip_above for one in parts]))
     if asked.nonfinite.zeroes and holders.sees_all:
         asked = taken.cleared(asked)
@@ -156,7 +154,7 @@ def _clip_in_host_memory(
     made = decided(limits)
     values = np.asarray(made.norm.product())
     norms = [Norm(value, None, 0.0, 0.0) for value in values]
-    for number in np.flatnonzero(np.isinf(values)).tolist():  # perhaps of finite gradients
+    for number in [] if holders.together is not None else np.flatnonzero(np.isinf(values)).tolist():  # perhaps finite
         norms[number] = holders.measure(backend, backend.chosen(arrays, layout.groups[number]), asked.order)
     each = list(zip(norms, limits, skips, strict=True))
     if any(skip < math.inf and seen(backend, norm, limit, skip).spike for norm, limit, skip in each):
@@ -205,8 +203,10 @@ class Found(NamedTuple):
     ) -> Found:
         """Combine the norms of the parts."""
         xp = taken.backend.xp
-        some = [norm for norm, group in zip(norms, places, strict=True) if group] or norms[:1]
+        together = holders.together
+        some = [norm for norm, group in zip(norms, places, strict=True) if group or together is not None] or norms[:1]
         finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in some])))
+        finite = finite if together is None else together.finite(taken.backend)
         return cls(
             taken, places, norms, finite, of_all(xp, xp.stack([norm.product() for norm in some]), order), holders
         )

@@ -24,6 +24,8 @@ import processes
     (3, "alone.py"),
     (3, "mistaken.py"),
     (2, "adaptive.py"),
+    (2, "by_parts.py"),
+    (3, "by_parts.py"),
 )
 def test_as_on_one_process(request, world, script, case):
     processes.check(request.session.items, world, script, case)

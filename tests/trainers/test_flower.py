@@ -5,12 +5,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from federation import arrays_of, record
 from flwr.app import ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp, mod
 from flwr.supercore import differential_privacy
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM, KEY_NORM_BIT
 
+from federation import arrays_of, record
 from gradclip.integrations import flower
 
 MODS = {"fixed": flower.fixedclipping_mod, "adaptive": flower.adaptiveclipping_mod}

@@ -5,7 +5,6 @@ import random
 
 import numpy as np
 import pytest
-from federation import InProcess, arrays_of, record
 from flwr.app import ConfigRecord
 from flwr.clientapp import mod
 from flwr.serverapp import strategy as theirs
@@ -14,6 +13,7 @@ from flwr.supercore.differential_privacy import KEY_NORM_BIT
 from flwr.supercore.privacy_accounting import NeighboringRelation, PrivacyConfig, PrivacySpent, SamplingMethod
 
 import gradclip
+from federation import InProcess, arrays_of, record
 from gradclip.integrations import flower
 
 SERVER, CLIENT = "DifferentialPrivacyServerSide", "DifferentialPrivacyClientSide"

@@ -11,14 +11,14 @@ import numpy as np
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds
 from gradclip.core.decision import Clipping, Decision, decided
-from gradclip.core.holders import Held
+from gradclip.core.holders import Held, Measured
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
 from gradclip.core.records import OneFactor
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
-from gradclip.core.together import decide_together
+from gradclip.core.together import decide_together, part_of
 from gradclip.core.values import Array
 
 if TYPE_CHECKING:
@@ -154,14 +154,24 @@ def decide_jointly(
     if clipping.nonfinite.zeroes:
         arrays = backend.without_nonfinite(arrays)
     parts = [backend.chosen(arrays, part.indices) for part in layout.parts]
-    norms = [holders.measure(backend, part, clipping.order) for part in parts]
-    finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
+    if holders.together is not None:
+        of_all = measure_all(backend, arrays, layout, clipping.order, holders)
+        norms = [part_of(layout, of_all, number) for number in range(layout.number)]
+        finite = holders.together.finite(backend)
+    else:
+        norms = [holders.measure(backend, part, clipping.order) for part in parts]
+        finite = backend.xp.all(backend.xp.isfinite(backend.xp.stack([norm.value for norm in norms])))
     if clipping.nonfinite.raises and not finite:
         holders.raise_nonfinite(backend, arrays, names())
     judged = [replace(norm, value=backend.xp.where(finite, norm.value, math.nan)) for norm in norms]
     each = zip(parts, judged, thresholds(norms), strict=True)
+
+    def holders_of(norm: Norm) -> "Holders":
+        return holders if holders.together is None else Measured(norm)
+
     return norms, [
-        decided(backend, part, replace(clipping, max_norm=limit), norm, TREE, holders) for part, norm, limit in each
+        decided(backend, part, replace(clipping, max_norm=limit), norm, TREE, holders_of(norm))
+        for part, norm, limit in each
     ]
 
 

@@ -38,7 +38,10 @@ def decide_together(
     chosen = coefficient(backend, in_range, max_norms, clipping.target, split=True)
     if clipping.target.keeps:
         chosen = _kept_exactly(backend, Held(arrays, layout), order, in_range, max_norms, chosen, together)
-    chosen = policy.settled(backend, backend.xp.isfinite(norm.value), chosen)
+    finite = backend.xp.isfinite(norm.value)
+    if layout.joint and not policy.zeroes:
+        finite = np.full(np.shape(finite), bool(together.finite(backend)))
+    chosen = policy.settled(backend, finite, chosen)
     return Decision(norm, chosen, arrays, layout)
 
 
