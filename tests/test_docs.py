@@ -26,6 +26,7 @@ REFERENCE = "".join(text for name, text in TEXTS.items() if name.startswith("doc
 
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:step 2. A call of clip_grad_norm_ came after the step:UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_prints_what_stands_below_it(page):
     assert code_blocks.run(PAGES[page]) == TEXTS[page].count("```python")

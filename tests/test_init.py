@@ -59,6 +59,8 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
     results = "ClippedFunction ExampleOutputs NativeStatus NormHistory PartialNorm PerExampleInfo PrivateQuantileState"
     assert {*gradclip.__all__} - named == {
         *results.split(),
+        "ClippingError",
+        "ClippingWarning",
         "MaxNormSearch",
         "QuantileThreshold",
         "Sensitivity",

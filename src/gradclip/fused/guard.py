@@ -1,5 +1,7 @@
 """`guard`: look at what the steps of an optimizer really get. It imports PyTorch only when it is called."""
 
+from __future__ import annotations
+
 from typing import TYPE_CHECKING, Any
 
 from gradclip.adaptive.holder import AdaptiveNorm
@@ -28,7 +30,7 @@ def guard(
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     replicas: ProcessGroup | bool | None = None,
-) -> "StepGuard":
+) -> StepGuard:
     """Look at what the steps of a PyTorch optimizer really get, and warn of mistakes in how gradients are clipped.
 
     Args:
@@ -97,8 +99,7 @@ def guard(
 
     """
     settings = Settings(every, Order.parse(ord), on_mistake, stop_after, process_group, mesh, replicas)
-    if max_norm is not None and not seems_a_handle(max_norm):
-        max_norm = float(check_threshold(max_norm))
+    limit = max_norm if max_norm is None or seems_a_handle(max_norm) else float(check_threshold(max_norm))
     from gradclip.fused.guard_step import StepGuard, checked  # imports PyTorch
 
-    return StepGuard(checked(optimizer), max_norm, settings)
+    return StepGuard(checked(optimizer), limit, settings)

@@ -9,15 +9,17 @@ import functools
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch.nn import utils
 from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
 
 from gradclip.core import announced
 from gradclip.core.norms import Order
 from gradclip.parameters import ParameterList, reusable
+from gradclip.typing import Parameters
 
 _BY_GLOBAL_NORM = ("clip_grad_norm_", "clip_grads_with_norm_")
 
@@ -29,7 +31,7 @@ class ClipCall:
     Attributes:
         function: its name.
         parameters: the parameters it was given; None if they are unknown.
-        filled: how many of them had a gradient.
+        filled: how many of them had a gradient, if a guard will look at the next step.
         max_norm: its threshold, as it was passed.
         norm: the norm before clipping, if it clips by a global norm; else None.
         order: the order of that norm; None if it is unknown.
@@ -53,13 +55,17 @@ class Watcher(Protocol):
 
     optimizer: Any
 
+    @property
+    def watching(self) -> bool:
+        """Whether it will look at the next step."""
+
     def clipped(self, call: ClipCall) -> None:
         """Hear of a call that has clipped."""
 
-    def stepping(self, scaler: Any) -> None:
+    def stepping(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that a GradScaler is about to step the optimizer."""
 
-    def stepped(self, scaler: Any) -> None:
+    def stepped(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that it has done so, or skipped the step."""
 
 
@@ -111,27 +117,33 @@ def _heard(call: announced.Call) -> None:
     if call.function in _BY_GLOBAL_NORM:
         norm = given.get("total_norm", call.result)
     threshold = next((given[name] for name in ("max_norm", "clip_value", "clipping") if name in given), None)
-    order = Order.parse(given["ord"]).p if "ord" in given else None
-    policy = given.get("nonfinite", "propagate")
-    _tell(_call(call.function, given["parameters"], threshold, norm, order, policy))
+    order = Order.parse(given.get("ord", 2)).p if call.function == "clip_grad_norm_" else None
+    _tell(_call(call.function, given.get("parameters"), threshold, norm, order, given.get("nonfinite", "propagate")))
 
 
 def _call(
     function: str,
-    parameters: Any,
-    max_norm: Any,
-    norm: Any,
+    parameters: object,
+    max_norm: object,
+    norm: object,
     order: float | None = None,
     nonfinite: str = "propagate",
 ) -> ClipCall:
-    inside = current_pass() != -1
+    listed, filled = _listed(parameters), 1
+    if listed is not None and any(one.watching for one in _watchers):  # only then is it asked for
+        filled = sum(getattr(one, "grad", None) is not None for one in listed)
+    return ClipCall(function, listed, filled, max_norm, norm, order, nonfinite, current_pass() != -1)
+
+
+def _listed(parameters: object) -> Sequence[Any] | None:
+    """Return parameters as a list, a tree of arrays as one thing that is none, and None for what cannot be listed."""
+    if type(parameters) is list and parameters and isinstance(parameters[0], torch.Tensor):
+        return parameters
     try:
-        found = ParameterList.of(parameters)
-        listed: Sequence[Any] | None = (found.tree,) if found.tree is not None else found.parameters
+        found = ParameterList.of(cast("Parameters", parameters))
     except Exception:
-        listed = None
-    filled = 1 if listed is None else sum(getattr(one, "grad", None) is not None for one in listed)
-    return ClipCall(function, listed, filled, max_norm, norm, order, nonfinite, inside)
+        return None
+    return (found.tree,) if found.tree is not None else found.parameters
 
 
 def current_pass() -> int:
@@ -144,7 +156,9 @@ def current_pass() -> int:
 
 def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def _clip_grads_with_norm_(parameters: Any, max_norm: Any, total_norm: Any, *args: Any, **kwargs: Any) -> Any:
+    def _clip_grads_with_norm_(
+        parameters: Parameters, max_norm: object, total_norm: object, *args: object, **kwargs: object
+    ) -> Any:
         if torch.compiler.is_compiling() or not _watchers:
             return original(parameters, max_norm, total_norm, *args, **kwargs)
         parameters = reusable(parameters)
@@ -157,7 +171,7 @@ def _scaling(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _clamping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def clip_grad_value_(parameters: Any, clip_value: Any, *args: Any, **kwargs: Any) -> Any:
+    def clip_grad_value_(parameters: Parameters, clip_value: object, *args: object, **kwargs: object) -> Any:
         if torch.compiler.is_compiling() or not _watchers:
             return original(parameters, clip_value, *args, **kwargs)
         parameters = reusable(parameters)
@@ -170,7 +184,7 @@ def _clamping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _stepping(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
-    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(self: torch.amp.GradScaler, optimizer: Optimizer, *args: object, **kwargs: object) -> Any:
         mine = [one for one in _watchers if one.optimizer is optimizer] if self.is_enabled() else ()
         for watcher in mine:
             watcher.stepping(self)

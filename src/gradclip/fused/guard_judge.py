@@ -8,6 +8,7 @@ from typing import Any
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_window import Step
+from gradclip.typing import Scalar
 
 TINY = 1e-6
 """Coefficients below it starve optimizers whose update does not depend on the length of the gradient."""
@@ -273,7 +274,7 @@ def saw(call: ClipCall) -> bool:
     return call.filled > 0 and (call.norm is None or number(call.norm) != 0)
 
 
-def number(norm: Any) -> float:
+def number(norm: Scalar) -> float:
     """Return a norm as a number. This may wait for the device."""
     return float(norm)
 

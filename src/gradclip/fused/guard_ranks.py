@@ -10,9 +10,12 @@ import json
 import math
 import zlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 _KEPT = 4
 """So many looks of each process stay in the store."""
@@ -23,7 +26,7 @@ _NUMBERS = itertools.count()
 class Ranks:
     """The processes of a group, from the default store."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: "ProcessGroup | None") -> None:
         from torch.distributed import distributed_c10d as c10d
 
         self._store = c10d._get_default_store()

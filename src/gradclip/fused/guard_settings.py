@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from gradclip.core.norms import Order
 from gradclip.typing import Meshes, ProcessGroups
@@ -63,7 +63,7 @@ def _check_count(name: str, value: object, meaning: str) -> None:
         raise ValueError(f"{name} must be at least 1, got {value}. It is {meaning}.")
 
 
-def seems_a_handle(max_norm: object) -> bool:
+def seems_a_handle(max_norm: object) -> TypeGuard[Handle]:
     """Say whether a threshold is what `fold_into` and others return: it has the norm and the threshold of a step."""
     return hasattr(max_norm, "norm") and hasattr(max_norm, "max_norm")
 

@@ -7,6 +7,7 @@ import torch
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.fused.guard_calls import ClipCall
+from gradclip.typing import Scalar
 
 OFTEN = 3
 """A GradScaler finds its scale by trying: fewer skipped steps in a row are ordinary."""
@@ -45,7 +46,7 @@ class Skips:
         self._note(True, by_scaler=False)
         return True
 
-    def passed(self, found_inf: Any, *, by_scaler: bool) -> None:
+    def passed(self, found_inf: torch.Tensor | None, *, by_scaler: bool) -> None:
         """Note a step that was called; `found_inf` is 1 if the optimizer itself skips it."""
         call, self._call = self._call, None
         if found_inf is not None:
@@ -72,7 +73,7 @@ class Skips:
         for kind, value, by_scaler in pending:
             self._settle(kind, next(values) if isinstance(value, torch.Tensor) else float(value), by_scaler)
 
-    def _later(self, kind: str, value: Any, by_scaler: bool) -> None:
+    def _later(self, kind: str, value: Scalar, by_scaler: bool) -> None:
         waits = isinstance(value, torch.Tensor) and value.device.type != "cpu"
         if waits or self._pending:
             self._pending.append((kind, value, by_scaler))

@@ -13,12 +13,13 @@ from gradclip.distributed.processes import processes_of
 from gradclip.fused import guard_calls
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_judge import Facts, judged
-from gradclip.fused.guard_settings import Settings, as_number, seems_a_handle
+from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
 from gradclip.fused.guard_skips import Skips
 from gradclip.fused.guard_window import Window
 from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding
 from gradclip.inplace import grad_norm
 from gradclip.parameters import ParameterList
+from gradclip.typing import Parameters
 
 
 class StepGuard:
@@ -34,14 +35,16 @@ class StepGuard:
 
     """
 
-    def __init__(self, optimizer: Optimizer, max_norm: Any, settings: Settings) -> None:
+    def __init__(
+        self, optimizer: Optimizer, max_norm: float | AdaptiveNorm | Handle | None, settings: Settings
+    ) -> None:
         self.optimizer = optimizer
         self.norm: float | None = None
         self.reports: list[Finding] = []
         self.steps = self.looks = 0
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
-        self._scaler: Any = None
+        self._scaler: torch.amp.GradScaler | None = None
         self._steps_before = 0
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
         self._ranks = settings.ranks(self._parameters())
@@ -49,6 +52,11 @@ class StepGuard:
         self._post = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
         self._open(after_step=False)
         guard_calls.watch(self)
+
+    @property
+    def watching(self) -> bool:
+        """Whether it will look at the next step."""
+        return self._window is not None
 
     @property
     def skipped(self) -> int:
@@ -86,11 +94,11 @@ class StepGuard:
         if mine and not call.in_backward and self._skips.clipped(call):
             self._tell_of_skips()
 
-    def stepping(self, scaler: Any) -> None:
+    def stepping(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that a GradScaler is about to step the optimizer."""
         self._scaler, self._steps_before = scaler, self.steps
 
-    def stepped(self, scaler: Any) -> None:
+    def stepped(self, scaler: torch.amp.GradScaler) -> None:
         """Hear that it has stepped the optimizer, or skipped the step."""
         self._scaler = None
         if self.steps == self._steps_before:
@@ -158,7 +166,7 @@ class StepGuard:
 
     # A look
 
-    def _look(self, window: Window, found_inf: Any, *, closure: bool) -> None:
+    def _look(self, window: Window, found_inf: torch.Tensor | None, *, closure: bool) -> None:
         self.looks += 1
         self._skips.read()
         parameters = [one for one in self._parameters() if one.grad is not None]
@@ -196,7 +204,7 @@ class StepGuard:
         return [one for group in self.optimizer.param_groups for one in group["params"]]
 
     @torch.no_grad()
-    def _norm_of(self, parameters: Any, order: float | None = None) -> float:
+    def _norm_of(self, parameters: Parameters, order: float | None = None) -> float:
         asked = self._settings
         order = asked.order.p if order is None else order
         return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))

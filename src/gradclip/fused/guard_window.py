@@ -14,6 +14,9 @@ import torch
 
 from gradclip.fused.guard_calls import ClipCall, current_pass
 
+_MOST_EVENTS = 2**12
+"""After so many, an optimizer that does not step is no longer watched."""
+
 _MOST, _ELEMENTS = 8, 2**22
 """The number of witnesses, and of the elements of gradients of the last step that are kept until the next pass."""
 
@@ -95,6 +98,8 @@ class Window:
         self.events[-1].norms[number] = _norm(self.witnesses[number].grad)
 
     def _is_new_pass(self) -> bool:
+        if len(self.events) > _MOST_EVENTS:
+            self.close()
         before, self._pass = self._pass, current_pass()
         return self._pass != before
 
@@ -127,7 +132,7 @@ class Watching:
     def __init__(self, told: Callable[[], None]) -> None:
         self._told = told
 
-    def __call__(self, _tensor: Any) -> None:
+    def __call__(self, _tensor: torch.Tensor) -> None:
         self._told()
 
 
@@ -139,13 +144,13 @@ def _witnesses(parameters: Sequence[Any]) -> list[Any]:
     return chosen
 
 
-def _small(grad: Any) -> Any:
+def _small(grad: torch.Tensor | None) -> torch.Tensor | None:
     """Return a gradient if it is small: what is kept until the next pass takes memory."""
     return None if grad is None or grad.numel() > _ELEMENTS // _MOST else grad
 
 
 @torch.no_grad()
-def _norm(grad: Any) -> Any:
+def _norm(grad: torch.Tensor | None) -> torch.Tensor | None:
     """Return the norm of a gradient, or of this process's shard, on its device."""
     if grad is None:
         return None

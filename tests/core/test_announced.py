@@ -1,0 +1,70 @@
+"""Calls that clip in place are announced to those who listen."""
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip.core import announced
+
+
+@pytest.fixture
+def heard():
+    calls = []
+    announced.listeners.append(calls.append)
+    yield calls
+    announced.listeners.remove(calls.append)
+
+
+def weight():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    return parameter
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (gradclip.clip_grad_norm_, {"max_norm": 1.0, "nonfinite": "skip"}),
+        (gradclip.clip_grad_value_, {"clip_value": 1.0}),
+        (gradclip.clip_grad_layer_norm_, {"max_norm": 1.0}),
+        (gradclip.clip_grad_unit_norm_, {"max_norm": 1.0}),
+        (gradclip.adaptive_grad_clip_, {"clipping": 0.5}),
+        (gradclip.inplace.clip_grads_with_norm_, {"max_norm": 1.0, "total_norm": 5.0}),
+    ],
+)
+def test_what_was_passed_and_what_came_back(heard, function, arguments):
+    parameter = weight()
+    result = function([parameter], **arguments)
+    (call,) = heard
+    assert (call.function, call.result is result) == (function.__name__, True)
+    assert {name: call.arguments[name] for name in arguments} == arguments
+    assert call.arguments["parameters"][0] is parameter
+
+
+@pytest.mark.parametrize("by_name", [True, False])
+def test_an_iterator_is_listed_and_still_clipped(heard, by_name):
+    parameter = weight()
+    norm = gradclip.clip_grad_norm_(parameters=iter([parameter]), max_norm=1.0) if by_name else None
+    norm = norm if by_name else gradclip.clip_grad_norm_(iter([parameter]), 1.0)
+    assert (float(norm), heard[0].arguments["parameters"]) == (5.0, [parameter])
+    assert parameter.grad.norm() <= 1.0
+
+
+@pytest.mark.after_error
+def test_a_call_that_fails_is_not_announced(heard):
+    parameter = weight()
+    with pytest.raises(ValueError, match="negative"):
+        gradclip.clip_grad_norm_([parameter], -1.0)
+    with pytest.raises(ValueError, match="used up"):
+        gradclip.clip_grad_norm_(iter(()), 1.0)
+    with pytest.raises(TypeError, match="max_norm"):
+        gradclip.clip_grad_norm_([parameter])
+    assert heard == []
+    assert parameter.grad.tolist() == [3.0, 4.0]
+
+
+def test_functional_calls_and_norms_are_not(heard):
+    gradclip.clip_by_global_norm(np.ones(3), 1.0)
+    gradclip.grad_norm([weight()])
+    assert heard == []
