@@ -27,7 +27,8 @@ from gradclip.distributed.processes import Processes, processes_of, telling
 from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, clip_each, entered
 from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
-from gradclip.parameters import ParameterList, have_thresholds, repeatable, reusable
+from gradclip.parameter_groups import have_thresholds
+from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import Meshes, NamedThresholds, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from gradclip.core.values import Array
 from gradclip.distributed.processes import ONE_PROCESS, Processes
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.group_thresholds import Part, parts_of
-from gradclip.parameters import ParameterList, have_thresholds
+from gradclip.parameter_groups import have_thresholds
+from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Policy, Scalar
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """The parameters of an in-place call, as a flat list, and the process groups that their parameter groups name."""
 
-import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,17 +10,18 @@ import numpy as np
 
 from gradclip.backends import Shards, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
+from gradclip.parameter_groups import (
+    UNNAMED,
+    check_keys,
+    have_thresholds,
+    is_group,
+    names_beside,
+    processes_beside,
+    without_thresholds,
+)
 from gradclip.tree import flatten
 from gradclip.typing import Parameters
 from gradclip.words import level_of_caller
-
-UNNAMED = object()
-
-_READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm"))
-_SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
-"""In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
-_OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "clip_lambda", "clip_exp"))
-"""Settings of LAMB, Adan, Adafactor, LARS and ADOPT that clip in the optimizer's own step."""
 
 
 @dataclass(frozen=True)
@@ -52,20 +52,20 @@ class ParameterList:
         """
         if isinstance(parameters, list | tuple) and parameters and hasattr(parameters[0], "grad"):
             return cls(parameters)
-        if _is_array_tree(_without_thresholds(parameters) if have_thresholds(parameters) else parameters):
+        if _is_array_tree(without_thresholds(parameters) if have_thresholds(parameters) else parameters):
             return cls((), tree=parameters)
         listed, names = _with_names(parameters)
-        if not (listed and isinstance(listed[0], dict) and all(map(_is_group, listed))):
+        if not (listed and isinstance(listed[0], dict) and all(map(is_group, listed))):
             return cls(listed, names=names)
         for number, group in enumerate(listed):
-            _check_keys(group, number, own_thresholds=own_thresholds)
+            check_keys(group, number, own_thresholds=own_thresholds)
         groups = [_with_names(group["params"]) for group in listed]
         sizes = [len(params) for params, _ in groups]
         named = [
-            names or _names_beside(group, size) for (_, names), group, size in zip(groups, listed, sizes, strict=True)
+            names or names_beside(group, size) for (_, names), group, size in zip(groups, listed, sizes, strict=True)
         ]
         params = list(chain.from_iterable(params for params, _ in groups))
-        return cls(params, sizes, list(map(_beside, listed)), None, list(chain.from_iterable(named)), listed)
+        return cls(params, sizes, list(map(processes_beside, listed)), None, list(chain.from_iterable(named)), listed)
 
     @classmethod
     def as_far_as_listed(cls, parameters: Parameters) -> "ParameterList":
@@ -74,9 +74,9 @@ class ParameterList:
             return cls.of(parameters, own_thresholds=True)
         except Exception:
             entries = parameters if isinstance(parameters, list | tuple) else ()
-            groups = [group for group in entries if _is_group(group)]
+            groups = [group for group in entries if is_group(group)]
             listed = list(map(_listed_of, groups))
-            return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(_beside, groups)))
+            return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(processes_beside, groups)))
 
     @property
     def flat(self) -> Sequence[Any] | None:
@@ -167,57 +167,16 @@ class ParameterList:
             index -= size
         return f"parameters[{index}]"
 
+    @property
+    def named(self) -> list[Any]:
+        """The process groups and meshes that the parameter groups name."""
+        return [one for beside in self.beside if beside is not UNNAMED for one in beside]
+
     def beside_each(self) -> list[Any]:
         """Return, for each parameter, the process groups that its parameter group names."""
         if not self.sizes:
             return [UNNAMED] * len(self.parameters)
         return [named for named, size in zip(self.beside, self.sizes, strict=True) for _ in range(size)]
-
-
-def _is_group(entry: object) -> bool:
-    return isinstance(entry, dict) and "params" in entry
-
-
-def have_thresholds(parameters: object) -> bool:
-    """Return whether parameters are parameter groups of which one has a threshold of its own."""
-    if not isinstance(parameters, list | tuple) or not parameters or not _is_group(parameters[0]):
-        return False
-    return any(_is_group(group) and "max_norm" in group for group in parameters)
-
-
-def _without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
-    """Return parameter groups without their thresholds."""
-    return [{key: value for key, value in group.items() if key != "max_norm"} for group in groups]  # type: ignore[union-attr]
-
-
-def _check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
-    """Raise a ValueError for keys that would set clipping if they were read, among any that an optimizer may have."""
-    own = _OF_OPTIMIZERS if "lr" in group else frozenset()
-    unread = [key for key in group if isinstance(key, str) and _SETS_CLIPPING.search(key) and key not in _READ | own]
-    if unread:
-        raise ValueError(
-            f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "
-            "them out. A group names its own threshold under 'max_norm', its processes under 'process_group' or 'mesh'."
-        )
-    if "max_norm" in group and not own_thresholds:
-        raise ValueError(
-            f"parameters[{number}] has the key 'max_norm', a threshold of its own, which this function does not read. "
-            "gradclip.clip_grad_norm_ reads it, and so does gradclip.integrations.torch.clip_at_step. Call one of "
-            "them, or leave the key out."
-        )
-
-
-def _names_beside(group: dict[str, Any], size: int) -> Sequence[str | None]:
-    """Return the names of the parameters of a group, if it has one for each."""
-    names = group.get("param_names") or ()
-    return names if len(names) == size else [None] * size
-
-
-def _beside(group: dict[str, Any]) -> Any:
-    """Return the process groups and meshes that a parameter group names; `UNNAMED` if it has neither key."""
-    if "process_group" not in group and "mesh" not in group:
-        return UNNAMED
-    return as_tuple(group.get("process_group")) + as_tuple(group.get("mesh"))
 
 
 def _listed_of(group: dict[str, Any]) -> Sequence[Any]:
@@ -245,13 +204,6 @@ def repeatable(parameters: Parameters) -> Parameters:
 
 def _yields_once(entry: object) -> bool:
     return isinstance(entry, dict) and isinstance(entry.get("params"), Iterator)
-
-
-def as_tuple(named: object) -> tuple[Any, ...]:
-    """Return one or several process groups or meshes, or None, as a tuple."""
-    if named is None:
-        return ()
-    return tuple(named) if isinstance(named, list | tuple) else (named,)
 
 
 def _with_names(parameters: Parameters) -> tuple[Sequence[Any], Sequence[str | None]]:

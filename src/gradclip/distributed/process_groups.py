@@ -60,7 +60,7 @@ from gradclip.distributed.sent import filled, flags
 from gradclip.distributed.shardings import Shardings
 from gradclip.distributed.unsaid import check_shows_units
 from gradclip.distributed.watching import Watching
-from gradclip.parameters import UNNAMED, ParameterList
+from gradclip.parameters import ParameterList
 from gradclip.typing import Threshold
 from gradclip.words import listed
 
@@ -78,7 +78,7 @@ class ProcessGroups(Holders):
     def __init__(self, params: ParameterList, named: Sequence[Any], *, each: bool = False) -> None:
         """Find the processes. `each`: the call measures many norms, so that its first reduction is longer."""
         check_known(named)
-        self._named = [*named, *(one for beside in params.beside if beside is not UNNAMED for one in beside)]
+        self._named = [*named, *params.named]
         self._params, self._shardings = params, Shardings(params, named)
         self._device = device_for(self._shardings.groups, params.parameters)
         self._holds_float64 = False

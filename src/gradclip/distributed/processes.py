@@ -12,7 +12,8 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.protocols import Backend
 from gradclip.distributed.mesh_axes import holders_of
-from gradclip.parameters import UNNAMED, ParameterList, as_tuple
+from gradclip.parameter_groups import UNNAMED, as_tuple
+from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Parameters, ProcessGroups, Threshold
 
 

@@ -16,7 +16,8 @@ from gradclip.backends.torch.distributed import layouts, layouts_with_axes, shar
 from gradclip.backends.torch.process_groups import Group, groups
 from gradclip.core.arrays import Arrays
 from gradclip.core.protocols import Backend
-from gradclip.parameters import UNNAMED, ParameterList
+from gradclip.parameter_groups import UNNAMED
+from gradclip.parameters import ParameterList
 
 Sharding = tuple[Group, ...]
 """The groups over which a gradient is sharded, in the order in which its norm is reduced."""

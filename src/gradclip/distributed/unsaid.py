@@ -4,7 +4,8 @@ import warnings
 
 from gradclip.backends.torch.distributed import fsdp1_shard
 from gradclip.backends.torch.process_groups import rank
-from gradclip.parameters import UNNAMED, ParameterList
+from gradclip.parameter_groups import UNNAMED
+from gradclip.parameters import ParameterList
 
 
 def check_unsaid(params: ParameterList) -> None:
