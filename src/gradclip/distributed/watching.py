@@ -1,7 +1,5 @@
 """The norm of each gradient, for a monitor of any process, in a call that clips by the norm of all gradients."""
 
-import torch
-
 from gradclip.core.arrays import Arrays
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Held, Together
@@ -19,7 +17,7 @@ class Watching:
     monitor may be on one process only. They are measured once, before the gradients are scaled.
     """
 
-    def __init__(self, params: ParameterList, each: EachNorm | None, device: torch.device) -> None:
+    def __init__(self, params: ParameterList, each: EachNorm | None, device: object) -> None:
         self._params, self._each, self._device = params, each, device
         self._asks = True
 
