@@ -12,7 +12,7 @@ from flax import nnx
 
 import gradclip
 
-STEPS = 100
+STEPS = 60
 BATCH = 64
 MAX_NORM = 1.0
 NOISE_MULTIPLIER = 0.5
@@ -58,13 +58,13 @@ def train(parameters, loss):
     targets = inputs[:, :1] * 2.0 + 1.0
     clipped = gradclip.clipped_grad(loss, MAX_NORM, batch_argnums=(1, 2), pad_to=BATCH, return_norms=True)
     std = clipped.sensitivity(elements=parameters).noise_std(NOISE_MULTIPLIER)
-    optimizer = optax.adam(0.03)
+    optimizer = optax.adam(0.05)
     state = optimizer.init(parameters)
 
     @jax.jit
     def step(parameters, state, key):
         chosen, noise_key = jax.random.split(key)
-        rows = jax.random.choice(chosen, len(inputs), (BATCH,), replace=False)
+        rows = jax.random.permutation(chosen, len(inputs))[:BATCH]
         summed, outputs = clipped(parameters, inputs[rows], targets[rows])
         leaves, structure = jax.tree.flatten(summed)
         keys = jax.random.split(noise_key, len(leaves))

@@ -39,7 +39,7 @@ EXPECTED = {
         "\nthe largest median norms of layers:\n  out.kernel.value: 0.",
     ],
     "jax_libraries.py": [
-        "100 steps, each gradient clipped to norm 1, noise multiplier 0.5\nFlax NNX: loss ",
+        "60 steps, each gradient clipped to norm 1, noise multiplier 0.5\nFlax NNX: loss ",
         "; noise 0.50000\nEquinox: loss ",
         "; noise 0.50000\nHaiku: loss ",
         "; noise 0.50000\n",

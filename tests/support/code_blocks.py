@@ -79,7 +79,7 @@ def _run_commands(code, folder):
             env=os.environ | {"PATH": path},
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
         )
         assert done.returncode == 0, done.stderr
         _compare(command, done.stdout, output)

@@ -45,7 +45,7 @@ def run(folder, ranks, names):
         with (folder / f"{rank}.log").open("w") as log:
             started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(timeout=400) for process in started]
+        codes = [process.wait(timeout=800) for process in started]
     finally:
         for process in started:
             process.kill()

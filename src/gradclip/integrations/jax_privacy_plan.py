@@ -23,17 +23,17 @@ class PlanConfig:
         """The plan, as a config of jax-privacy 2.0 has it."""
         return self._with_ours(self.config.plan, self.config)
 
-    def make(self, performance_flags: Any = None) -> Any:
+    def make(self, performance_flags: object = None) -> Any:
         """Return the plan for these flags, as a config of jax-privacy has it since 2.3."""
         return self._with_ours(self.config.make(performance_flags), performance_flags)
 
-    def _with_ours(self, plan: Any, flags: Any) -> Any:
+    def _with_ours(self, plan: Any, flags: object) -> Any:
         settings = {name: getattr(self.config, name) for name in _OF_CONFIG}
         settings |= {"dtype": jnp.float32} if flags is None else _found(flags)
         return dataclasses.replace(plan, clipped_grad=partial(clipped_grad, **settings))
 
 
-def with_gradclip(config: Any) -> PlanConfig:
+def with_gradclip(config: object) -> PlanConfig:
     """Return a config of jax-privacy whose plans clip and sum with gradclip, for `DPTrainer` or a loop of your own.
 
     The plan keeps its batch selection, its noise and its privacy accounting. Only `clipped_grad` is gradclip's, with
@@ -59,5 +59,5 @@ def with_gradclip(config: Any) -> PlanConfig:
     return PlanConfig(config)
 
 
-def _found(flags: Any) -> dict[str, Any]:
+def _found(flags: object) -> dict[str, Any]:
     return {name: getattr(flags, name) for name in _OF_FLAGS if hasattr(flags, name)}

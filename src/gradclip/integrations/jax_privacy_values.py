@@ -26,7 +26,7 @@ def widened(fun: Callable[..., Any], dtype: jax.typing.DTypeLike | None, has_aux
     return wide
 
 
-def cast(x: Any, dtype: Any, *, wider: bool = False) -> Any:
+def cast(x: jax.Array, dtype: jax.typing.DTypeLike, *, wider: bool = False) -> jax.Array:
     """Return an array in a dtype, or in the wider of its own and that. `float0` holds no numbers and stays."""
     if x.dtype == jax.dtypes.float0:
         return x

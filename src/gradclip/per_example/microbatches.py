@@ -7,7 +7,6 @@ follows from what neighbouring batches share, the parameters and `pad_to`, and n
 import math
 import re
 from dataclasses import dataclass
-from typing import Any
 
 from gradclip.core.values import shape_of
 from gradclip.per_example.batch_shapes import whole_program
@@ -76,7 +75,7 @@ def bytes_of(tree: object) -> int:
     return sum(_bytes_of_leaf(leaf) for leaf in flatten(tree).leaves)
 
 
-def _bytes_of_leaf(leaf: Any) -> int:
+def _bytes_of_leaf(leaf: object) -> int:
     dtype = getattr(leaf, "dtype", None)
     # TensorFlow's dtypes call it `size`.
     width = 8 if dtype is None else getattr(dtype, "itemsize", None) or dtype.size

@@ -34,5 +34,5 @@ def value_and_aux(result: Any, *, has_aux: bool, keep_batch_dim: bool) -> tuple[
     return value, mapped(_without_batch_axis, aux) if keep_batch_dim else aux
 
 
-def _without_batch_axis(x: Any) -> Any:
-    return x[0] if getattr(x, "shape", ())[:1] == (1,) else x
+def _without_batch_axis(x: object) -> Any:
+    return x[0] if getattr(x, "shape", ())[:1] == (1,) else x  # type: ignore[index]
