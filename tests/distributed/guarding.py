@@ -7,6 +7,8 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gradclip
@@ -70,9 +72,8 @@ def gradients_that_are_not_averaged():
 def a_guard_on_one_process_waits_for_nobody():
     alone = dist.get_rank() == 0
     assert train(DistributedDataParallel(network()), guarded=alone) == []
-    # The next guards of both have different numbers.
-    if not alone:
-        train(network(), steps=1)
+    if not alone:  # so that the next guards of both find each other
+        gradclip.guard(torch.optim.SGD(network().parameters())).remove()
     dist.barrier()
 
 
@@ -90,6 +91,42 @@ def processes_with_other_parameters():
 def a_group_of_one_process():
     groups = [dist.new_group([rank]) for rank in range(WORLD)]
     assert train(network(), steps=20, replicas=groups[dist.get_rank()]) == []
+
+
+def sharded_parameters():
+    """FSDP2 accumulates by itself, and all processes measure together."""
+    right = [("zero", "pass", "clip", "step"), ("zero", "pass", "pass", "clip", "step")]
+    wrong = {
+        "after_step": ("zero", "pass", "step", "clip"),
+        "before_backward": ("zero", "clip", "pass", "step"),
+        "clipped_twice": ("zero", "pass", "clip", "pass", "clip", "step"),
+        "not_clipped": ("zero", "pass", "step"),
+    }
+    for clip in (gradclip.clip_grad_norm_, torch.nn.utils.clip_grad_norm_):
+        for order in right:
+            assert sharded(clip, order) == []
+        for kind, order in wrong.items():
+            assert sharded(clip, order) == [kind], (kind, clip)
+
+
+def sharded(clip, order):
+    """Return the kinds of mistakes found in a loop that does these things in this order."""
+    model = fully_shard(network(), mesh=init_device_mesh("cpu", (WORLD,)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    watched = gradclip.guard(optimizer, 1.0, every=4)
+    acts = {
+        "zero": optimizer.zero_grad,
+        "pass": lambda: (model(torch.randn(8, 4)) * 30.0).square().mean().backward(),
+        "clip": lambda: clip(model.parameters(), 1.0),
+        "step": optimizer.step,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)
+        for _ in range(5):
+            for act in order:
+                acts[act]()
+    watched.remove()
+    return [one.kind for one in watched.reports]
 
 
 if __name__ == "__main__":

@@ -99,6 +99,65 @@ def test_accumulation(clip, zero):
     trained(optimizer, once)
 
 
+def test_a_running_mean_of_micro_batches(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        for before in range(4):
+            for one in model.parameters():
+                if one.grad is not None:
+                    one.grad.mul_(before / (before + 1))
+            (loss_of(model) / (before + 1)).backward()
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+
+    trained(optimizer, once)
+
+
+def test_tasks_clipped_one_by_one_then_added(clip):
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        total = [torch.zeros_like(one) for one in model.parameters()]
+        for _ in range(3):
+            optimizer.zero_grad()
+            loss_of(model).backward()
+            clip(model.parameters(), 1.0)
+            for into, one in zip(total, model.parameters(), strict=True):
+                into += one.grad / 3
+        for into, one in zip(total, model.parameters(), strict=True):
+            one.grad = into
+        optimizer.step()
+
+    trained(optimizer, once)
+
+
+def test_two_passes_for_one_step(clip):
+    """As sharpness-aware minimization does: the first pass moves the parameters, the second gives the gradients."""
+    model = network()
+    optimizer = descent(model)
+
+    def once():
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        clip(model.parameters(), 1.0)
+        moves = [0.01 * one.grad for one in model.parameters()]
+        for sign in (1, -1):
+            with torch.no_grad():
+                for one, move in zip(model.parameters(), moves, strict=True):
+                    one.add_(move, alpha=sign)
+            if sign == 1:
+                optimizer.zero_grad()
+                loss_of(model).backward()
+        clip(model.parameters(), 1.0)
+        optimizer.step()
+
+    trained(optimizer, once)
+
+
 @pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, torch.optim.LBFGS])
 def test_closure(clip, make):
     model = network()

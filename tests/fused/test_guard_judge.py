@@ -20,8 +20,8 @@ def call(parameters=MINE, max_norm=1.0, norm=5.0, **settings):
 STEPS = {
     "B": Step("backward", fresh=True),  # a pass that finds no gradients
     "b": Step("backward"),  # one that adds to gradients
-    "s": Step("scaled", ratio=0.0123),
-    "m": Step("scaled", ratio=0.5),  # the mean over two
+    "s": Step("scaled", ratio=0.0123, whole=1.0),
+    "m": Step("scaled", ratio=0.5, whole=7.0),  # a mean
     "p": Step("partly", ratio=0.1),
     "c": Step("clip", call=call()),
     "n": Step("clip", call=call(norm=0.0)),  # it finds no gradients
@@ -81,7 +81,7 @@ def test_what_is_wrong(story, norm, kind):
     ("story", "norm", "facts"),
     [
         ("sB", 0.5, {}),  # scaled by zero_grad or others, and small all the same
-        ("Bmb", 0.5, {}),  # averaged over processes between two passes
+        ("Bmb", 0.5, {}),  # a mean of micro-batches or of processes, and no clip
         ("Bo", 0.5, {}),  # another optimizer's call
         ("B", 5.0, {"after_step": False}),  # the first step: the call may come after it
         ("B", 5.0, {"by_parts": lambda: True}),

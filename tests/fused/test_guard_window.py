@@ -15,7 +15,7 @@ def story(*events):
     """Return what happened, each as a letter, from kinds of events and norms."""
     rows = [list(norms) for _, *norms in events]
     made = [Event(kind, [], CALL if kind == "clip" else None) for kind, *_ in events]
-    steps = read(made, rows)
+    steps = read(made, rows, [None] * len(rows))
     letters = {"backward": "b", "clip": "c", "scaled": "s", "partly": "p"}
     return "".join(letters[one.kind].upper() if one.fresh else letters[one.kind] for one in steps)
 

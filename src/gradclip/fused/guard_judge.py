@@ -81,7 +81,7 @@ def threshold_of(call: ClipCall) -> float:
 
 
 def _is(norm: float, expected: float, within: float) -> bool:
-    return expected > 0 and abs(norm / expected - 1.0) <= within
+    return 0 < expected < math.inf and abs(norm / expected - 1.0) <= within
 
 
 @dataclass(frozen=True)
@@ -162,11 +162,12 @@ class _Story:
                 "micro-batches do not count equally.",
             )
         for at, step in enumerate(self.facts.happened):
-            if step.kind == "scaled" and not self.in_backward and self._accumulated_on(at) and _no_mean(step.ratio):
+            clipped = step.kind == "scaled" and _is(step.whole, self.facts.max_norm, 10 * self.facts.slack)
+            if clipped and not self.in_backward and self._accumulated_on(at):
                 return (
                     "clipped_twice",
-                    f"between two backward passes of one step, the gradients were multiplied by {step.ratio:.4g}, so "
-                    "the micro-batches do not count equally.",
+                    f"between two backward passes of one step, the gradients were scaled to the norm {step.whole:.4g}, "
+                    "so the micro-batches do not count equally.",
                 )
         return None
 
@@ -277,9 +278,3 @@ def saw(call: ClipCall) -> bool:
 def number(norm: Scalar) -> float:
     """Return a norm as a number. This may wait for the device."""
     return float(norm)
-
-
-def _no_mean(ratio: float) -> bool:
-    """Say whether a ratio is none that averaging over processes makes."""
-    inverse = 1.0 / ratio
-    return inverse > 64 or abs(inverse - round(inverse)) > 1e-3 * inverse

@@ -5,10 +5,10 @@ what the first has written, and write there if it differs. Nobody waits, so that
 has no guard stops no other. What is found is told some steps later.
 """
 
-import itertools
 import json
 import math
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,27 +20,29 @@ if TYPE_CHECKING:
 _KEPT = 4
 """So many looks of each process stay in the store."""
 
-_NUMBERS = itertools.count()
+_MADE: Counter[int] = Counter()
+"""How many guards this process has made for parameters of some shapes: so a guard finds its fellows."""
 
 
 class Ranks:
     """The processes of a group, from the default store."""
 
-    def __init__(self, group: "ProcessGroup | None") -> None:
+    def __init__(self, group: "ProcessGroup | None", parameters: Sequence[Any]) -> None:
         from torch.distributed import distributed_c10d as c10d
 
         self._store = c10d._get_default_store()
         ranks = c10d.get_process_group_ranks(group or c10d._get_default_group())
         self._rank, self._first = c10d.get_rank(), ranks[0]
-        self._name = f"gradclip/guard/{next(_NUMBERS)}/{'-'.join(map(str, ranks[:3]))}/{len(ranks)}"
+        shapes = _shapes(parameters)
+        self._name = f"gradclip/guard/{shapes}/{_MADE[shapes]}/{'-'.join(map(str, ranks[:3]))}/{len(ranks)}"
+        _MADE[shapes] += 1
         self._own: dict[str, list[Any]] = {}
         self._replicas = False
         self.open = False
 
     def publish(self, step: int, parameters: Sequence[Any], witnesses: Sequence[Any], norm: float) -> None:
         """Write what this process got at a step: the norm, and of some gradients what a clipped norm does not hide."""
-        shapes = zlib.crc32(repr([(tuple(p.shape), str(p.dtype)) for p in parameters]).encode())
-        self._own[str(step)] = [shapes, _length(parameters), [norm, *_marks(witnesses)]]
+        self._own[str(step)] = [_shapes(parameters), _length(parameters), [norm, *_marks(witnesses)]]
         self._own = dict(list(self._own.items())[-_KEPT:])
         self._store.set(f"{self._name}/{self._rank}", json.dumps(self._own))
         self.open = True
@@ -69,6 +71,11 @@ class Ranks:
     def _read(self, key: str) -> Any:
         key = f"{self._name}/{key}"
         return json.loads(self._store.get(key)) if self._store.check([key]) else None
+
+
+def _shapes(parameters: Sequence[Any]) -> int:
+    """Return a number that stands for the shapes and dtypes of parameters."""
+    return zlib.crc32(repr([(tuple(one.shape), str(one.dtype)) for one in parameters]).encode())
 
 
 @torch.no_grad()

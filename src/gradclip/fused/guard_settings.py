@@ -53,7 +53,7 @@ class Settings:
             return None
         from gradclip.fused.guard_ranks import Ranks  # imports torch.distributed, which may be missing
 
-        return Ranks(None if self.replicas in (None, True) else self.replicas)
+        return Ranks(None if self.replicas in (None, True) else self.replicas, parameters)
 
 
 def _check_count(name: str, value: object, meaning: str) -> None:

@@ -26,11 +26,13 @@ class Event:
     """Something that happened, and the norms of the witnesses then: "step", "before", "after" or "clip".
 
     "before" and "after" are those of a backward pass. A norm is None where there is no gradient, or none was taken.
+    `whole` is the norm of all gradients before a pass.
     """
 
     kind: str
     norms: list[Any]
     call: ClipCall | None = None
+    whole: Any = None
 
 
 @dataclass
@@ -43,6 +45,7 @@ class Step:
         fresh: whether a backward pass found no gradients before it.
         call: the call.
         ratio: the number they were scaled by.
+        whole: the norm of all gradients after that, if a backward pass came next; else NaN.
 
     """
 
@@ -50,6 +53,7 @@ class Step:
     fresh: bool = False
     call: ClipCall | None = None
     ratio: float = 1.0
+    whole: float = math.nan
 
 
 @dataclass
@@ -58,6 +62,7 @@ class Window:
 
     after_step: bool
     witnesses: Sequence[Any]
+    leaves: Sequence[Any] = ()
     held: Sequence[Any] = ()
     events: list[Event] = field(default_factory=list)
     _hooks: list[Any] = field(default_factory=list)
@@ -66,12 +71,13 @@ class Window:
     @classmethod
     def opened(cls, parameters: Sequence[Any], *, after_step: bool) -> "Window":
         """Start to watch the gradients of parameters."""
-        window = cls(after_step, _witnesses(parameters))
+        window = cls(after_step, _witnesses(parameters), [one for one in parameters if one.requires_grad])
         if after_step:
             window.held = [_small(one.grad) for one in window.witnesses]
             window.events.append(Event("step", window._norms()))
+        # The first gradient that a pass adds to may be any.
+        window._hooks = [one.register_hook(Watching(window.before)) for one in window.leaves]
         for number, one in enumerate(window.witnesses):
-            window._hooks.append(one.register_hook(Watching(window.before)))
             window._hooks.append(one.register_post_accumulate_grad_hook(Watching(partial(window.after, number))))
         return window
 
@@ -107,7 +113,7 @@ class Window:
         if any(one is not None for one in self.held):
             self.events.append(Event("left", list(map(_norm, self.held))))
         self.held = ()
-        self.events.append(Event("before", norms))
+        self.events.append(Event("before", norms, whole=_whole([one.grad for one in self.leaves])))
 
     def clipped(self, call: ClipCall) -> None:
         """Note a call. Within a backward pass there may be one for each parameter, so no norms are taken then."""
@@ -117,7 +123,8 @@ class Window:
     def steps(self) -> list[Step]:
         """Return what has happened until now. This waits for the device."""
         self.events.append(Event("end", self._norms()))
-        return read(self.events, fetched([event.norms for event in self.events]))
+        rows = fetched([[*event.norms, event.whole] for event in self.events])
+        return read(self.events, [row[:-1] for row in rows], [row[-1] for row in rows])
 
     def _norms(self) -> list[Any]:
         return [_norm(one.grad) for one in self.witnesses]
@@ -163,6 +170,17 @@ def _norm(grad: torch.Tensor | None) -> torch.Tensor | None:
     return torch.linalg.vector_norm(values, dtype=torch.float32 if half else None)
 
 
+@torch.no_grad()
+def _whole(grads: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the norm of all gradients; None for none, and for shards."""
+    if any(hasattr(grad, "_local_tensor") for grad in grads):
+        return None
+    norms = [norm for norm in map(_norm, grads) if norm is not None]
+    if not norms:
+        return None
+    return torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device, torch.float32) for norm in norms]))
+
+
 def fetched(rows: Sequence[Sequence[Any]]) -> list[list[float | None]]:
     """Return scalars as numbers, with one wait for each device."""
     found: dict[int, float] = {}
@@ -174,14 +192,16 @@ def fetched(rows: Sequence[Sequence[Any]]) -> list[list[float | None]]:
     return [[None if one is None else found[id(one)] for one in row] for row in rows]
 
 
-def read(events: Sequence[Event], norms: Sequence[Sequence[float | None]]) -> list[Step]:
-    """Say what happened, from the norms of the witnesses."""
+def read(
+    events: Sequence[Event], norms: Sequence[Sequence[float | None]], wholes: Sequence[float | None]
+) -> list[Step]:
+    """Say what happened, from the norms of the witnesses and of all gradients."""
     steps: list[Step] = []
     known: list[float | None] = [None] * max((len(row) for row in norms), default=0)
     fresh = False
-    for event, row in zip(events, norms, strict=True):
+    for event, row, whole in zip(events, norms, wholes, strict=True):
         if event.kind in ("left", "before", "end"):
-            steps += _unseen(known, row)
+            steps += _unseen(known, row, math.nan if whole is None else whole)
         if event.kind == "before":
             fresh = not any(row)
         elif event.kind == "after":
@@ -193,10 +213,10 @@ def read(events: Sequence[Event], norms: Sequence[Sequence[float | None]]) -> li
     return steps
 
 
-def _unseen(before: Sequence[float | None], now: Sequence[float | None]) -> list[Step]:
+def _unseen(before: Sequence[float | None], now: Sequence[float | None], whole: float) -> list[Step]:
     """Return what was done to the gradients unseen: that needs two norms."""
     both = [(old, new) for old, new in zip(before, now, strict=True) if old and new and math.isfinite(old + new)]
     lower = [ratio for ratio in (new / old for old, new in both) if ratio != 1.0]
     if len(both) < 2 or not lower or max(lower) > 1.0 - 1e-3 or max(lower) > min(lower) * (1.0 + 1e-3):
         return []
-    return [Step("scaled" if len(lower) == len(both) else "partly", ratio=max(lower))]
+    return [Step("scaled" if len(lower) == len(both) else "partly", ratio=max(lower), whole=whole)]

@@ -27,7 +27,9 @@ FIXES = {
         "Look for NaN or infinity in the batch and the loss, and lower the learning rate if they go on. "
         "gradclip.Monitor names the layers."
     ),
-    "not_clipped": "Call gradclip.clip_grad_norm_(parameters, max_norm) between loss.backward() and optimizer.step().",
+    "not_clipped": (
+        "Clip to max_norm between loss.backward() and optimizer.step(), or pass the guard the threshold that you use."
+    ),
     "nonfinite": (
         "Skip such a step: test norm.isfinite() before optimizer.step(), or call gradclip.integrations.torch.fold_into "
         "with nonfinite='skip'."
