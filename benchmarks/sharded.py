@@ -28,7 +28,7 @@ from gradclip.core.norms import Order
 WORLD = 4
 TENSORS, PROCESSES = (10, 500), (2, 4, 8)
 WIRE_CALLS = 20
-TIMEOUT = 10
+TIMEOUT = int(os.environ.get("TIMEOUT", "10"))  # seconds
 FLAGS, MARKS = 4, 4
 
 

@@ -19,6 +19,7 @@ from report import (
     SCENARIOS,
     SHARDED,
     SHARDED_JAX,
+    SHARDED_TRAINERS,
     TRAINING,
     TRAINING_ADVICE,
     head,
@@ -142,6 +143,13 @@ def of_layouts(layouts):
     return lines + "".join(f"| {row['layout']} | {row['gradclip']} | {row['torch']} |\n" for row in layouts)
 
 
+def of_trainers(layouts):
+    names = [name for name in layouts[0] if name != "layout"]
+    lines = head("layout", *names) + "".join(f"| {' | '.join(row.values())} |\n" for row in layouts)
+    right = [str(sum(row[name] == "right" for row in layouts)) for name in names]
+    return lines + f"| **right** | {' | '.join(f'**{count}**' for count in right)} |\n"
+
+
 def of_meshes(rows):
     lines = head("layout", "mesh", "function", "all-reduces (outside branches)", "all-gathers", "ms")
     for row in rows:
@@ -263,6 +271,7 @@ TABLES = [
     Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
     Table("docs/sharded.md", "layouts", SHARDED, of_layouts, "layouts"),
+    Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),
     Table("docs/sharded_jax.md", "times", SHARDED_JAX, of_meshes),
 ]
 

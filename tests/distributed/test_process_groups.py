@@ -2,10 +2,13 @@
 
 import json
 import signal
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import processes
+from gradclip.backends.torch.distributed import device_for
 
 
 @processes.cases(
@@ -53,3 +56,12 @@ def test_the_others_end_when_one_is_killed(before, waiting, ranks):
         told = json.loads(ended[rank].output)
         assert told["state"] == ("as before" if told["error"] else "clipped"), told
     assert f"over the ranks {ranks}: one of them has ended" in json.loads(ended[waiting].output)["error"]
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"), [(["cpu", "cuda"], "cpu"), (["xpu"], "xpu"), (["hpu", "xpu"], "hpu"), ([], "cpu")]
+)
+def test_gradients_moved_to_the_host_are_reduced_where_their_group_can(types, expected):
+    """As after FSDP2's CPUOffloadPolicy: parameters in host memory, a group that may know only an accelerator."""
+    group = SimpleNamespace(handle=SimpleNamespace(_device_types=[torch.device(name) for name in types]))
+    assert device_for([group] if types else [], [torch.ones(2)]).type == expected

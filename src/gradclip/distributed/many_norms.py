@@ -48,6 +48,7 @@ class ManyNorms(Together):
     ) -> None:
         self._shardings, self._reduce, self._hear, self._look = shardings, reduce, hear, look
         self._holders: Any = 1.0
+        self._known: tuple[Several, _Shares] | None = None
 
     def measure_parts(self, backend: Backend, parts: Sequence[Held], order: Order) -> list[Norm]:
         """Return the norms over all processes, with one reduction over each group."""
@@ -101,6 +102,11 @@ class ManyNorms(Together):
         return exact.power_sum(backend, _elements(backend, part, place), p)
 
     def _shares(self, layout: Several) -> "_Shares":
+        if self._known is None or self._known[0] is not layout:
+            self._known = layout, self._made(layout)
+        return self._known[1]
+
+    def _made(self, layout: Several) -> "_Shares":
         if isinstance(layout, Rows):
             homes = self._shardings.of_units([units.own for units in layout.units])
             return _OneWay(layout, homes)

@@ -163,11 +163,13 @@ def _named(params: ParameterList, default: Sharding) -> tuple[dict[int, Sharding
 
 def _of_units(params: ParameterList, default: Sharding, own: Sequence[Sequence[int]]) -> list[Sharding]:
     _, named = _named(params, default)
-    each = {id(p): (p, grad, near) for p, grad, near in zip(params.parameters, params.gradients, named, strict=True)}
+    laid = zip(layouts_with_axes(params.parameters), layouts_with_axes(params.gradients), strict=True)
+    every = zip(params.parameters, params.gradients, named, laid, strict=True)
+    each = {id(parameter): (parameter, grad, near, lying) for parameter, grad, near, lying in every}
     known: dict[Any, Sharding] = {}
     found = []
-    for (parameter, grad, near), axes in zip(each.values(), own, strict=True):
-        key = *layouts_with_axes([parameter, grad]), id(near), tuple(axes)
+    for (parameter, grad, near, lying), axes in zip(each.values(), own, strict=True):
+        key = lying, id(near), tuple(axes)
         if key not in known:
             known[key] = sharded_over(parameter, grad, near, axes)[-1]
         found.append(known[key])

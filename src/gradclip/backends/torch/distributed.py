@@ -5,6 +5,7 @@ their norms must be combined. `Replicate`: processes hold the same elements, whi
 hold terms of a sum, which must be computed before there is a norm.
 """
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -89,7 +90,7 @@ def norms_like(norms: torch.Tensor, tensor: torch.Tensor, own: Sequence[int]) ->
     if all(placement.is_replicate() for placement in placements):
         return norms
     shape = torch.Size(tensor.shape[axis] for axis in own)
-    stride = torch.empty(shape, device="meta").stride()
+    stride = tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
     return DTensor.from_local(norms, tensor.device_mesh, placements, run_check=False, shape=shape, stride=stride)
 
 
@@ -196,14 +197,14 @@ def _is_whole(flat: torch.Tensor) -> bool:
 
 
 def device_for(handles: Sequence[Group], parameters: Sequence[Any]) -> torch.device:
-    """Return the device for this process's reductions: that of its parameters if the groups support it."""
+    """Return the device for this process's reductions: that of its parameters if the groups support it, else theirs."""
     # A group reduces only on the devices of its backends. NCCL, for example, does not reduce on the CPU.
     types = [device.type for device in handles[0].handle._device_types] if handles else []
     accelerator = torch.accelerator.current_accelerator()
     first = next((p for p in parameters if isinstance(p, torch.Tensor)), None)
     known = [] if first is None else [first.device.type]
     wanted = [*known, *([accelerator.type] if accelerator else []), "cpu"]
-    return torch.device(next((name for name in wanted if name in types), wanted[0]))
+    return torch.device(next((name for name in wanted if name in types), types[0] if types else wanted[0]))
 
 
 def nothing(device: torch.device) -> torch.Tensor:
