@@ -89,6 +89,7 @@ def test_every_function_of_arrays_is_in_the_table():
         "clipped_sum_sensitivity",
         "explain_spike",
         "find_max_norm",
+        "guard",
         "norm_at_most",
         "partial_norm",
     }

@@ -38,7 +38,7 @@ CALLS = {
 }
 # These take no gradients.
 OTHERS = {"check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
-OTHERS |= {"explain_spike", "find_max_norm", "native_status"}
+OTHERS |= {"explain_spike", "find_max_norm", "guard", "native_status"}
 CASES = [(name, kind) for name in CALLS for kind in KINDS]
 
 
