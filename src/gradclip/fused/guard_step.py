@@ -49,6 +49,7 @@ class StepGuard:
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
         self._ranks = settings.ranks(self._parameters())
         self._window: Window | None = None
+        self._hook = torch.compiler.disable(self._before)  # once: making it takes longer than a look
         self._post = optimizer.register_step_post_hook(torch.compiler.disable(self._after))
         self._open(after_step=False)
         guard_calls.watch(self)
@@ -155,7 +156,7 @@ class StepGuard:
     def _open(self, *, after_step: bool) -> None:
         """Watch until the next step. The hook comes after those that others have registered, such as `fold_into`."""
         parameters = self._parameters()
-        self._pre = self.optimizer.register_step_pre_hook(torch.compiler.disable(self._before))
+        self._pre = self.optimizer.register_step_pre_hook(self._hook)
         self._mine = set(map(id, parameters))
         self._observed = self._adaptive.steps if self._adaptive is not None else 0
         self._window = Window.opened(parameters, after_step=after_step)
