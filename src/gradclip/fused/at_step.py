@@ -177,27 +177,25 @@ def clip_at_step(
     (tensor(5.), tensor([-0.6000, -0.8000]))
 
     """
-    listed = getattr(optimizer, "param_groups", ())
-    each = have_thresholds(listed)
-    with telling(listed, process_group, mesh, each=each):
+    # As if each group had a threshold: some may on other processes, and all must send messages of one length.
+    with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):
         found = unwrapped(optimizer)
         params = ParameterList.of(_groups(found), own_thresholds=True)
-    processes = processes_of(params, process_group, mesh, each=each)
+    processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
         request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)
-        if each:
-            _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
-        else:
-            request.ask(processes, max_norm if isinstance(max_norm, AdaptiveNorm) else float(check_threshold(max_norm)))
+        if isinstance(max_norm, Mapping):
+            check_threshold(max_norm)  # only calls take patterns of names
+        _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
     kind = FusedClipping if _folds(found, max_norm, request.nonfinite) else ClippingBeforeStep
     return kind(found, max_norm, request, monitor)
 
 
 def _ask(processes: Processes, request: Request, parts: Sequence[Part]) -> None:
-    """Check the thresholds of parameter groups, which must be the same on all processes."""
+    """Check the thresholds, which must be the same on all processes."""
     limits = [part.threshold(request.order) for part in parts]
     for part, limit in zip(parts, limits, strict=True):
         if part.adaptive is None:
