@@ -51,6 +51,7 @@ def test_other_arguments_of_a_step_arrive():
     torch.testing.assert_close(weight.grad, torch.tensor([0.6, 0.8]))
 
 
+@pytest.mark.filterwarnings("ignore:at step . clipping multiplied the gradients by:UserWarning")
 @pytest.mark.parametrize("search", [None, "strong_wolfe"])
 def test_lbfgs_gets_every_gradient_clipped(search):
     """As if the closure itself clipped, which is how to clip for LBFGS by hand."""

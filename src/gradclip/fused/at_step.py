@@ -2,25 +2,28 @@
 
 import math
 import sys
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_monitor, check_threshold
-from gradclip.backends import among_several
+from gradclip.backends import whole_scalar
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
-from gradclip.distributed.processes import processes_of, telling
+from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.fused.fold import FusedClipping
 from gradclip.fused.handle import StepClipping, check_unclipped, unwrapped
 from gradclip.fused.optimizers import check_fused, forget_scaler
 from gradclip.fused.step import Request, checked
+from gradclip.fused.step_parts import PartsWatched, StepPart
+from gradclip.group_thresholds import Part, parts_of
 from gradclip.inplace import clip_grad_norm_, grad_norm
 from gradclip.monitor.monitor import Monitor
+from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
 
@@ -46,36 +49,69 @@ class ClippingBeforeStep(StepClipping):
             raise
 
     def _clip_unscaled(self, optimizer: Optimizer, groups: list[dict[str, Any]]) -> None:
-        if not among_several() and all(p.grad is None for group in groups for p in group["params"]):
+        request, max_norm = self._request, self._max_norm
+        if all(p.grad is None for group in groups for p in group["params"]) and self._alone(groups):
             self.norm = torch.zeros(())
             return
-        request, max_norm = self._request, self._max_norm
         # GradScaler has seen what is not finite, and skips the step.
         policy = PROPAGATE if request.nonfinite.raises and "found_inf" in vars(optimizer) else request.nonfinite
         where: dict[str, Any] = {"process_group": request.process_group, "mesh": request.mesh}
-        before = self._skipped_before()
-        given = groups if policy.raises or self._monitor is not None else _listed_if_plain(groups)
+        common, several = any("max_norm" not in group for group in groups), have_thresholds(groups)
+        followed = self._followed(groups)
+        parts = PartsWatched(self._monitor, common=common) if several else None
+        given = groups if several or policy.raises or self._monitor is not None else _listed_if_plain(groups)
+        monitor: Any = parts or self._monitor
         norm = tensor_of(
-            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=self._monitor, **where)
+            clip_grad_norm_(given, max_norm, request.order, nonfinite=policy.name, monitor=monitor, **where)
         )
-        if before is not None and self._skips(norm, groups, before, where):
-            for parameter in (p for group in groups for p in group["params"]):
-                parameter.grad = None
-        self._stepped(norm, max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm)
+        for parameter in (p for group in self._skipped(norm, groups, followed, where) for p in group["params"]):
+            parameter.grad = None
+        if parts is None:
+            threshold: Any = max_norm.threshold if isinstance(max_norm, AdaptiveNorm) else max_norm
+            self._stepped(norm, [StepPart.of(norm, max_norm, threshold)])
+        else:
+            self._stepped(norm, parts.parts, common=common)
 
-    def _skipped_before(self) -> int | None:
-        """Return how many steps the `AdaptiveNorm` has skipped, 0 without one; None if no step can be skipped."""
-        blanks, max_norm = self._request.nonfinite.blanks, self._max_norm
-        if isinstance(max_norm, AdaptiveNorm):
-            return max_norm.skipped if blanks or max_norm.skip_above < math.inf else None
-        return 0 if blanks else None
+    def _alone(self, groups: list[dict[str, Any]]) -> bool:
+        """Return whether no other process may have gradients of these parameters."""
+        params = ParameterList.of(groups, own_thresholds=True)
+        return processes_of(params, self._request.process_group, self._request.mesh) is ONE_PROCESS
 
-    def _skips(self, norm: torch.Tensor, groups: list[dict[str, Any]], before: int, where: dict[str, Any]) -> bool:
-        """Return whether this step is skipped: the same on all processes. It waits for the device."""
-        if isinstance(self._max_norm, AdaptiveNorm):
-            return self._max_norm.skipped > before
+    def _followed(self, groups: list[dict[str, Any]]) -> list["_Followed"]:
+        """Return each `AdaptiveNorm` that may skip, with its parameter groups and how many steps it has skipped."""
+        blanks = self._request.nonfinite.blanks
+        common = [group for group in groups if "max_norm" not in group]
+        each = [(self._max_norm, common), *((group["max_norm"], [group]) for group in groups if "max_norm" in group)]
+        return [
+            _Followed(one, of, one.skipped)
+            for one, of in each
+            if isinstance(one, AdaptiveNorm) and of and (blanks or one.skip_above < math.inf)
+        ]
+
+    def _skipped(
+        self, norm: torch.Tensor, groups: list[dict[str, Any]], followed: list["_Followed"], where: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Return the groups that this step skips: the same on all processes. It waits for the device."""
+        skipped = [group for one in followed if one.max_norm.skipped > one.before for group in one.groups]
+        if len(skipped) == len(groups) or not self._request.nonfinite.blanks or _all_follow(groups, followed):
+            return skipped
         # A finite norm beyond float32 is returned as infinite, too.
-        return not torch.isfinite(norm) and float(grad_norm(groups, self._request.order, **where)) == 0.0
+        if not torch.isfinite(norm) and float(grad_norm(groups, self._request.order, **where)) == 0.0:
+            return groups
+        return skipped
+
+
+class _Followed(NamedTuple):
+    """An `AdaptiveNorm` before a step."""
+
+    max_norm: AdaptiveNorm
+    groups: list[dict[str, Any]]
+    before: int
+
+
+def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool:
+    """Return whether every group has an `AdaptiveNorm`, which counts the steps that a policy skips."""
+    return sum(len(one.groups) for one in followed) == len(groups)
 
 
 def clip_at_step(
@@ -96,7 +132,8 @@ def clip_at_step(
     Args:
         optimizer: any optimizer of PyTorch. That which `trainer.optimizers` of Lightning or `accelerator.prepare`
             return works, too. Two optimizers clip separately.
-        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`.
+        max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`. A parameter
+            group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
             `AdaptiveNorm`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
@@ -140,18 +177,31 @@ def clip_at_step(
     (tensor(5.), tensor([-0.6000, -0.8000]))
 
     """
-    with telling(getattr(optimizer, "param_groups", ()), process_group, mesh):
+    # As if each group had a threshold: some may on other processes, and all must send messages of one length.
+    with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):
         found = unwrapped(optimizer)
-        params = ParameterList.of(_groups(found))
-    processes = processes_of(params, process_group, mesh)
+        params = ParameterList.of(_groups(found), own_thresholds=True)
+    processes = processes_of(params, process_group, mesh, each=True)
     with processes.agreeing():
         request = Request(Order.parse(ord), Nonfinite.named(nonfinite), process_group, mesh)
         check_unclipped(found)
         if monitor is not None:
             check_monitor(monitor)
-        request.ask(processes, max_norm if isinstance(max_norm, AdaptiveNorm) else float(check_threshold(max_norm)))
+        if isinstance(max_norm, Mapping):
+            check_threshold(max_norm)  # only calls take patterns of names
+        _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
     kind = FusedClipping if _folds(found, max_norm, request.nonfinite) else ClippingBeforeStep
     return kind(found, max_norm, request, monitor)
+
+
+def _ask(processes: Processes, request: Request, parts: Sequence[Part]) -> None:
+    """Check the thresholds, which must be the same on all processes."""
+    limits = [part.threshold(request.order) for part in parts]
+    for part, limit in zip(parts, limits, strict=True):
+        if part.adaptive is None:
+            check_threshold(limit, part.told)
+    skip_above = max(part.skip_above for part in parts)
+    processes.ask(request.order, request.nonfinite, list(map(whole_scalar, limits)), skip_above=skip_above)
 
 
 def _folds(optimizer: Optimizer, max_norm: Threshold | AdaptiveNorm, policy: Nonfinite) -> bool:

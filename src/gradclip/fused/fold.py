@@ -26,6 +26,7 @@ from gradclip.fused.optimizers import (
     without_momentum,
 )
 from gradclip.fused.step import Measured, Request, checked
+from gradclip.fused.step_parts import StepPart
 from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
@@ -84,7 +85,7 @@ class FusedClipping(StepClipping):
         scaled, request = "found_inf" in vars(optimizer), self._request
         if last.shown is not None and isinstance(self._max_norm, AdaptiveNorm):
             self._max_norm.observe(last.norm, last.max_norm, request.order, request.nonfinite, last.shown)
-        self._stepped(last.norm, last.max_norm)
+        self._stepped(last.norm, [StepPart.of(last.norm, self._max_norm, last.max_norm)])
         if self._monitor is not None:
             self._monitor.watched(last.each)
             # GradScaler skips what is not finite.

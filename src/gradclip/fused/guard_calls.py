@@ -7,8 +7,8 @@ that call PyTorch's and tell the guards. They are put back when the last guard i
 
 import functools
 import weakref
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from gradclip.core import announced
 from gradclip.core.norms import Order
+from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList, reusable
 from gradclip.typing import Parameters
 
@@ -37,6 +38,7 @@ class ClipCall:
         order: the order of that norm; None if it is unknown.
         nonfinite: its policy.
         in_backward: whether it was made within a backward pass, by a hook.
+        several: whether groups or names have thresholds of their own, so that `max_norm` is no bound for `norm`.
 
     """
 
@@ -48,6 +50,7 @@ class ClipCall:
     order: float | None = None
     nonfinite: str = "propagate"
     in_backward: bool = False
+    several: bool = False
 
 
 class Watcher(Protocol):
@@ -118,7 +121,9 @@ def _heard(call: announced.Call) -> None:
         norm = given.get("total_norm", call.result)
     threshold = next((given[name] for name in ("max_norm", "clip_value", "clipping") if name in given), None)
     order = Order.parse(given.get("ord", 2)).p if call.function == "clip_grad_norm_" else None
-    _tell(_call(call.function, given.get("parameters"), threshold, norm, order, given.get("nonfinite", "propagate")))
+    made = _call(call.function, given.get("parameters"), threshold, norm, order, given.get("nonfinite", "propagate"))
+    several = norm is not None and (isinstance(threshold, Mapping) or have_thresholds(given.get("parameters")))
+    _tell(replace(made, several=several))
 
 
 def _call(
@@ -140,7 +145,7 @@ def _listed(parameters: object) -> Sequence[Any] | None:
     if type(parameters) is list and parameters and isinstance(parameters[0], torch.Tensor):
         return parameters
     try:
-        found = ParameterList.of(cast("Parameters", parameters))
+        found = ParameterList.of(cast("Parameters", parameters), own_thresholds=True)
     except Exception:
         return None
     return (found.tree,) if found.tree is not None else found.parameters

@@ -107,7 +107,7 @@ class _Story:
         last = backward[-1] if backward else -1
         calls = [(at, step.call) for at, step in enumerate(happened) if step.call is not None]
         empty = [call for _, call in calls if call.parameters is not None and not len(call.parameters)]
-        calls = [(at, call) for at, call in calls if threshold_of(call) != math.inf and call not in empty]
+        calls = [(at, call) for at, call in calls if _clips(call) and call not in empty]
         own = [
             (at, call)
             for at, call in calls
@@ -215,7 +215,8 @@ class _Story:
         facts, scale = self.facts, self.facts.scale
         if scale < 2 or facts.known:
             return None
-        calls = [call for call in self.proper if call.norm is not None and threshold_of(call) <= 1.01 * facts.max_norm]
+        bounded = [call for call in self.proper if call.norm is not None and not call.several]
+        calls = [call for call in bounded if threshold_of(call) <= 1.01 * facts.max_norm]
         for call in calls:
             left = min(threshold_of(call), number(call.norm))
             if _is(facts.norm * scale, left, 0.02):
@@ -232,7 +233,8 @@ class _Story:
 
     def starved(self) -> Found | None:
         """Clipped by a coefficient close to 0."""
-        pairs = [(number(call.norm), threshold_of(call)) for call in self.proper if call.norm is not None]
+        bounded = [call for call in self.proper if call.norm is not None and not call.several]
+        pairs = [(number(call.norm), threshold_of(call)) for call in bounded]
         pairs += [self.facts.known] if self.facts.known else []
         smallest = min((c / norm for norm, c in pairs if c > 0 and 0 < norm < math.inf), default=1.0)
         if not pairs and self.facts.happened and self.facts.happened[-1].kind == "scaled":
@@ -244,7 +246,7 @@ class _Story:
     def unclipped(self) -> Found | None:
         """The norm is above the threshold for none of these reasons."""
         facts = self.facts
-        if not facts.above:
+        if not facts.above or any(call.several for call in self.proper):
             return None
         got = f"the optimizer got gradients of norm {facts.norm:.4g}, above {facts.max_norm:.4g}"
         if self.proper:
@@ -268,6 +270,10 @@ class _Story:
             if math.isinf(self.facts.order)
             else math.fsum(c**self.facts.order for c in each) ** (1.0 / self.facts.order)
         )
+
+
+def _clips(call: ClipCall) -> bool:
+    return call.several or threshold_of(call) != math.inf
 
 
 def saw(call: ClipCall) -> bool:

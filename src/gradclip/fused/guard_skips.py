@@ -27,7 +27,8 @@ class Skips:
         self._at_first = AT_FIRST
         self._scaler_alone = True
         self._call: ClipCall | None = None
-        self._counted = 0.0  # what an AdaptiveNorm has counted
+        self._follows: AdaptiveNorm | None = None
+        self._counted = 0.0  # what it has counted
         self._pending: list[tuple[str, Any, bool]] = []
 
     @property
@@ -52,7 +53,11 @@ class Skips:
         if found_inf is not None:
             self._later("flag", found_inf, by_scaler)
         elif call is not None and isinstance(call.max_norm, AdaptiveNorm):
-            self._later("count", call.max_norm._counts["skipped"], False)
+            counted = call.max_norm._counts["skipped"]
+            if self._follows is not call.max_norm:  # it may have skipped steps before this guard was there
+                self._follows = call.max_norm
+                self._later("before", counted - _skipped_by(call, call.max_norm), False)
+            self._later("count", counted, False)
         elif call is not None and call.nonfinite == "skip" and call.norm is not None:
             self._later("norm", call.norm, False)
         else:
@@ -81,7 +86,9 @@ class Skips:
             self._settle(kind, float(value), by_scaler)
 
     def _settle(self, kind: str, value: float, by_scaler: bool) -> None:
-        if kind == "count":
+        if kind == "before":
+            self._counted = value
+        elif kind == "count":
             before, self._counted = self._counted, value
             self._note(value > before, by_scaler=by_scaler)
         else:
@@ -95,6 +102,15 @@ class Skips:
         else:
             self.count, self.streak = self.count + 1, self.streak + 1
             self._scaler_alone = self._scaler_alone and by_scaler
+
+
+def _skipped_by(call: ClipCall, max_norm: AdaptiveNorm) -> Any:
+    """Return 1 if a call has skipped its step, else 0, by its norm."""
+    norm = torch.as_tensor(call.norm)
+    spike = norm > max_norm.skip_above * (math.inf if max_norm.threshold is None else max_norm.threshold)
+    finite = torch.isfinite(norm)
+    skipped = (spike & finite) | ~finite if call.nonfinite == "skip" else spike & finite
+    return skipped.to(torch.float32) if norm.device.type != "cpu" else float(skipped)
 
 
 def _same(one: ClipCall, other: ClipCall) -> bool:

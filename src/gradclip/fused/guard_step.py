@@ -1,7 +1,6 @@
 """Look at what the steps of an optimizer get, and tell of mistakes."""
 
 import math
-import sys
 import warnings
 from typing import Any
 
@@ -9,15 +8,16 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
-from gradclip.distributed.processes import processes_of
+from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused import guard_calls
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_judge import Facts, judged
 from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
 from gradclip.fused.guard_skips import Skips
 from gradclip.fused.guard_window import Window
-from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding
+from gradclip.fused.guard_words import FIXES, ClippingError, ClippingWarning, Finding, level_of_user
 from gradclip.inplace import grad_norm
+from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
 from gradclip.typing import Parameters
 
@@ -91,6 +91,7 @@ class StepGuard:
         if self._window is not None:
             self._window.clipped(call)
         given = call.parameters
+        self._followed = self._followed or call.max_norm is self._adaptive is not None
         mine = given is None or (len(given) > 0 and id(given[0]) in self._mine)
         if mine and not call.in_backward and self._skips.clipped(call):
             self._tell_of_skips()
@@ -158,6 +159,7 @@ class StepGuard:
         parameters = self._parameters()
         self._pre = self.optimizer.register_step_pre_hook(self._hook)
         self._mine = set(map(id, parameters))
+        self._followed = False
         self._observed = self._adaptive.steps if self._adaptive is not None else 0
         self._window = Window.opened(parameters, after_step=after_step)
 
@@ -192,7 +194,7 @@ class StepGuard:
         )
         for kind, sentence in judged(facts):
             self._tell(kind, sentence)
-        if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step:
+        if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step and not self._only_own():
             self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
         if self._ranks is not None:
             self._ranks.publish(self.steps, parameters, window.witnesses, norm)
@@ -204,9 +206,16 @@ class StepGuard:
     def _parameters(self) -> list[Any]:
         return [one for group in self.optimizer.param_groups for one in group["params"]]
 
+    def _only_own(self) -> bool:
+        """Say whether every parameter group has a threshold of its own, so that none is left for `max_norm`."""
+        return all("max_norm" in group for group in self.optimizer.param_groups)
+
     @torch.no_grad()
     def _norm_of(self, parameters: Parameters, order: float | None = None) -> float:
-        asked = self._settings
+        asked, params = self._settings, ParameterList.of(parameters)
+        alone = processes_of(params, asked.process_group, asked.mesh) is ONE_PROCESS
+        if alone and all(grad is None for grad in params.gradients):
+            return 0.0  # `grad_norm` would warn
         order = asked.order.p if order is None else order
         return float(grad_norm(parameters, order, process_group=asked.process_group, mesh=asked.mesh))
 
@@ -219,10 +228,15 @@ class StepGuard:
     def _threshold(self) -> float:
         """Return the threshold of this step."""
         found = self._adaptive
+        if seems_a_handle(self._max_norm) and have_thresholds(self.optimizer.param_groups):
+            return math.inf  # those of the groups together are another bound
         if found is None:
             return as_number(self._max_norm.max_norm if seems_a_handle(self._max_norm) else self._max_norm)
-        # A call has observed its norm by now. Clipping within the step observes it at the end of the step.
-        return as_number(found.max_norm if found.steps == self._observed else found.threshold)
+        if self._followed:
+            return as_number(found.threshold)  # a call has observed its norm by now
+        # Clipping within the step observes it at the end of the step, perhaps after this guard's own hook there.
+        within = as_number(found.max_norm)
+        return within if found.steps == self._observed else max(within, as_number(found.threshold))
 
     def _known(self) -> tuple[float, float] | None:
         """Return the norm and the threshold of a handle that clips within the step."""
@@ -246,7 +260,7 @@ class StepGuard:
         self.reports.append(finding)
         if self._settings.on_mistake == "raise":
             raise ClippingError(str(finding))
-        warnings.warn(str(finding), ClippingWarning, stacklevel=_level_of_user())
+        warnings.warn(str(finding), ClippingWarning, stacklevel=level_of_user())
 
     def _tell_of_skips(self) -> None:
         streak, most = self._skips.streak, self._settings.stop_after
@@ -282,11 +296,3 @@ def _slack(parameters: list[Any]) -> float:
 def _being_captured() -> bool:
     """Say whether a CUDA graph records this step: it cannot wait for the device."""
     return torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
-
-
-def _level_of_user() -> int:
-    """Return the `stacklevel` with which the caller of this function warns about the user's code."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("gradclip", "torch"):
-        frame, level = frame.f_back, level + 1
-    return level

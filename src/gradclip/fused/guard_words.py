@@ -1,5 +1,6 @@
 """The mistakes that a guard finds, and how to mend each."""
 
+import sys
 from dataclasses import dataclass
 
 FIXES = {
@@ -71,3 +72,11 @@ class Finding:
 
     def __str__(self) -> str:
         return f"step {self.step}: {self.sentence} {self.fix}"
+
+
+def level_of_user() -> int:
+    """Return the `stacklevel` with which the caller of this function warns about the user's code."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in ("gradclip", "torch"):
+        frame, level = frame.f_back, level + 1
+    return level

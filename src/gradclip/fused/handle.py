@@ -1,10 +1,10 @@
 """What clipping at an optimizer's steps has in common: who clips which optimizer, closures, norms, and saving."""
 
 import copy
-import math
 import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -12,12 +12,14 @@ from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.fused.step import Request
+from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.monitor.monitor import Monitor
-from gradclip.typing import Scalar, Threshold
+from gradclip.typing import Threshold
 
 _CLIPPED: "weakref.WeakSet[Optimizer]" = weakref.WeakSet()
 _KEY = "gradclip"
 """In an optimizer's state dict: PyTorch reads only "state" and "param_groups", so others can load it too."""
+_ABSENT = object()
 
 
 def unwrapped(optimizer: object) -> Optimizer:
@@ -52,7 +54,7 @@ class StepClipping:
     Attributes:
         norm: the norm of the unscaled gradients before clipping, at the last step; None before the first step.
         threshold: the threshold of the last step: a number, or on an accelerator a scalar tensor; None before the
-            first.
+            first. Thresholds that parameter groups have of their own are not shown here.
         max_norm: the threshold, or the `AdaptiveNorm` that sets it. You may assign a new one; it applies from the next
             step on.
         steps: the number of steps that this object has clipped or left as they are.
@@ -71,6 +73,8 @@ class StepClipping:
         self._optimizer = optimizer
         self._loading: Mapping[str, Any] | None = None
         self._clipped: Any = 0
+        self._parts: Sequence[StepPart] = ()
+        self._own: Sequence[Any] = ()
         # A step that was compiled before must stop here: compiled code would treat what is measured as a constant.
         self._hooks = [
             optimizer.register_step_pre_hook(torch.compiler.disable(self._begin)),
@@ -101,13 +105,11 @@ class StepClipping:
         "grad_norm" is the norm before clipping, "grad_norm_clipped" that of what the optimizer got, "clip_share" the
         share of the steps of this object that were clipped. A step that was skipped is not clipped, and got 0.
         """
-        if self.norm is None or self.threshold is None:
+        if self.norm is None or not self._parts:
             return {}
-        one = self.norm.new_ones(())
-        clipped, skipped = (one * flag > 0 for flag in self._shown(self.norm, self.threshold))
-        got = torch.where(clipped, one * self.threshold, self.norm).masked_fill(skipped, 0.0)
-        share = one * self._clipped / self.steps
-        return {"grad_norm": self.norm, "grad_norm_clipped": got, "clip_share": share}
+        got = left_of_all(self._parts, self._request.order.p, blanks=self._request.nonfinite.blanks)
+        share = self.norm.new_ones(()) * self._clipped / self.steps
+        return {"grad_norm": self.norm, "grad_norm_clipped": got.to(self.norm), "clip_share": share}
 
     # The step
 
@@ -138,51 +140,69 @@ class StepClipping:
             else (args, {**kwargs, "closure": clipped_after})
         )
 
-    def _stepped(self, norm: torch.Tensor, threshold: Scalar) -> None:
-        """Record what a step has clipped."""
-        self.norm, self.steps = norm, self.steps + 1
-        self.threshold = threshold if isinstance(threshold, torch.Tensor) else float(threshold)
-        self._clipped = self._clipped + self._shown(norm, self.threshold)[0]
-
-    def _shown(self, norm: torch.Tensor, threshold: float | torch.Tensor) -> tuple[Any, Any]:
-        """Return whether a step was clipped, and whether it was skipped."""
-        times = self._max_norm.skip_above if isinstance(self._max_norm, AdaptiveNorm) else math.inf
-        limit = threshold * times if times < math.inf else math.inf
-        on_host = norm.device.type == "cpu" and not isinstance(threshold, torch.Tensor)
-        value: Any = norm.item() if on_host else norm
-        finite = math.isfinite(value) if on_host else torch.isfinite(value)
-        spike = (value > limit) & finite
-        clipped = (value > threshold) & (value <= limit) & finite
-        return clipped, spike | (finite == 0) if self._request.nonfinite.blanks else spike
+    def _stepped(self, norm: torch.Tensor, parts: Sequence[StepPart], *, common: bool = True) -> None:
+        """Record what a step has clipped. `common`: the first part is that of the threshold for all."""
+        self.norm, self.steps, self._parts = norm, self.steps + 1, parts
+        self.threshold = parts[0].threshold if common else self.threshold
+        flags = [part.shown(blanks=self._request.nonfinite.blanks)[0] for part in parts]
+        self._clipped = self._clipped + reduce(lambda one, other: one | other, flags)
 
     # Saving and loading
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as Python numbers: that of the `AdaptiveNorm`; empty for a fixed threshold.
+        """Return the state as Python numbers: that of each `AdaptiveNorm`; empty for fixed thresholds.
 
         The optimizer's own `state_dict` has it under "gradclip", and its `load_state_dict` loads it from there.
         """
-        return {"max_norm": self._max_norm.state_dict()} if isinstance(self._max_norm, AdaptiveNorm) else {}
+        state: dict[str, Any] = {}
+        if isinstance(self._max_norm, AdaptiveNorm):
+            state["max_norm"] = self._max_norm.state_dict()
+        own = [_adaptive(group) for group in self._optimizer.param_groups]
+        if any(own):
+            state["groups"] = [one and one.state_dict() for one in own]
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a state. Thresholds of an `AdaptiveNorm` are equal to those of an uninterrupted run.
 
         A fixed threshold stays as it is, whatever the state holds. Raises ValueError as `AdaptiveNorm` does.
         """
-        if "max_norm" in state and isinstance(self._max_norm, AdaptiveNorm):
-            self._max_norm.load_state_dict(state["max_norm"])
+        for one, saved in self._saved(state):
+            copy.copy(one).load_state_dict(saved)  # an error must change none of them
+        for one, saved in self._saved(state):
+            one.load_state_dict(saved)
+
+    def _saved(self, state: Mapping[str, Any]) -> list[tuple[AdaptiveNorm, Any]]:
+        """Return each `AdaptiveNorm` that has a state, with that state."""
+        own = [_adaptive(group) for group in self._optimizer.param_groups]
+        common = self._max_norm if isinstance(self._max_norm, AdaptiveNorm) else None
+        each = [(common, state.get("max_norm")), *zip(own, state.get("groups", ()), strict=False)]
+        return [(one, saved) for one, saved in each if one is not None and saved is not None]
 
     def _save(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         if found := self.state_dict():
             state[_KEY] = found
+        for group in state["param_groups"]:
+            if _adaptive(group) is not None:  # files hold its state, and no other objects
+                del group["max_norm"]
 
     def _check_saved(self, optimizer: Optimizer, state: dict[str, Any]) -> None:
         """Take the state out of a copy of what is loaded, and raise for one that cannot be loaded."""
         self._loading = state.pop(_KEY, None)
-        if self._loading is not None and isinstance(self._max_norm, AdaptiveNorm):
-            copy.copy(self._max_norm).load_state_dict(self._loading["max_norm"])
+        self._own = [group.get("max_norm", _ABSENT) for group in optimizer.param_groups]
+        for one, saved in self._saved(self._loading or {}):
+            copy.copy(one).load_state_dict(saved)
 
     def _load(self, optimizer: Optimizer) -> None:
+        """Load the state, and give groups their thresholds back: PyTorch replaces all keys by those of the file."""
+        for group, own in zip(optimizer.param_groups, self._own, strict=True):
+            if isinstance(own, AdaptiveNorm) or (own is not _ABSENT and "max_norm" not in group):
+                group["max_norm"] = own
         state, self._loading = self._loading, None
         if state is not None:
             self.load_state_dict(state)
+
+
+def _adaptive(group: Mapping[str, Any]) -> AdaptiveNorm | None:
+    found = group.get("max_norm")
+    return found if isinstance(found, AdaptiveNorm) else None
