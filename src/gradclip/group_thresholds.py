@@ -43,6 +43,11 @@ class Part(NamedTuple):
         """What a monitor records as the threshold."""
         return math.inf if self.max_norm is None else self.max_norm
 
+    @property
+    def agreed(self) -> str:
+        """How all processes name the threshold; a parameter group may have another place and name on each."""
+        return "a group's own" if self.told.startswith("parameters[") else self.told
+
     def threshold(self, order: Order) -> Any:
         """Return the threshold of this step; infinity if there is none. Raises like `AdaptiveNorm.check_order`."""
         if self.adaptive is not None:

@@ -207,7 +207,7 @@ class _Call(NamedTuple):
 
     def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
         """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
-        with telling(self.parameters, self.process_group, self.mesh):
+        with telling(self.parameters, self.process_group, self.mesh, each=have_thresholds(self.parameters)):
             call = self._replace(parameters=repeatable(self.parameters))
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
             max_norm.check_order(order)
@@ -234,7 +234,8 @@ class _Call(NamedTuple):
 
         The norm of each gradient is recorded only if no processes are named: others may hold other gradients.
         """
-        with telling(self.parameters, self.process_group, self.mesh):
+        each = several_norms(self.parameters, max_norm)
+        with telling(self.parameters, self.process_group, self.mesh, each=each):
             check_monitor(monitor)
             call = self._replace(parameters=repeatable(self.parameters))
         if several_norms(call.parameters, max_norm):

@@ -81,7 +81,9 @@ def clip_by_parts(
         order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
         parts = parts_of(params, max_norm, alone=alone)
         limits = [whole_scalar(part.threshold(order)) for part in parts]
-        processes.ask(order, policy, limits, skip_above=max(part.skip_above for part in parts))
+        agreed, skips = ", ".join(part.agreed for part in parts), [part.skip_above for part in parts]
+        more = [("the order of thresholds", agreed), ("skip_above of each", skips)]
+        processes.ask(order, policy, limits, more=more)
         taken = entered(params, processes, *limits, to_write=True, apart=True)
         places = _places(params, parts, taken.gradients)
         each_limit = zip(limits, parts, strict=True)

@@ -11,7 +11,7 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.debug import CommDebugMode
 
 import gradclip
-from gradients import close, numbers, parameter, same_everywhere
+from gradients import check_bound, close, numbers, parameter, same_everywhere
 from worker import run_all
 
 WORLD = int(os.environ.get("WORLD_SIZE", "1"))
@@ -116,10 +116,51 @@ def mistakes_reach_all():
     for mistake in mistakes.values():
         params = named()
         thresholds, error, match = mistake(params)
-        with pytest.raises(error, match=match):
-            gradclip.clip_grad_norm_(params, thresholds)
-        for name, p in params.items():
-            assert torch.equal(p.grad.full_tensor(), FULL[name])
+        refused_by_all(params, params, thresholds, error, match)
+
+
+def refused_by_all(params, passed, thresholds, error, match, **options):
+    with pytest.raises(error, match=match):
+        gradclip.clip_grad_norm_(passed, thresholds, **options)
+    for name, p in params.items():
+        assert torch.equal(p.grad.full_tensor(), FULL[name])
+
+
+def the_same_thresholds_in_another_order():
+    patterns = ["encoder.*", "[!e]*", "embedding"]
+    params, thresholds = named(), dict.fromkeys(patterns[:: -1 if RANK else 1], 1.0)
+    match = r"order of thresholds is max_norm\['encoder.*'\], .* on rank 0, max_norm\['embedding'\], "
+    refused_by_all(params, params, thresholds, ValueError, match)
+    params, own = named(), [gradclip.AdaptiveNorm(skip_above=multiple) for multiple in (4.0, 8.0)]
+    thresholds = dict(zip(("encoder.*", "*"), own[:: 1 if RANK else -1], strict=True))
+    match = r"skip_above of each is \[8.0, 4.0\] on rank 0, \[4.0, 8.0\]"
+    refused_by_all(params, params, thresholds, ValueError, match)
+
+
+def mistakes_before_the_thresholds_are_read_reach_all():
+    for options, words in (({"monitor": 3}, "monitor must be"), ({"ord": 0}, "ord must be")):
+        for spelled in (groups, dict):
+            for common in (0.5, gradclip.AdaptiveNorm()):
+                params = named()
+                limit = common if spelled is groups else {"encoder.*": common, "*": None}
+                given = options if RANK == 0 else {}
+                refused_by_all(params, spelled(params), limit, (TypeError, ValueError, RuntimeError), words, **given)
+
+
+def numbers_of_64_bits():
+    mesh = init_device_mesh("cpu", (WORLD,))
+    full = {name: 1e300 * x.double() for name, x in FULL.items()} | {"head": FULL["head"]}
+    params = {name: parameter(x, mesh, LAID[name]) for name, x in full.items()}
+    wanted = math.hypot(*(float(x.double().norm()) for x in map(torch.Tensor.div, full.values(), [1e300] * 4))) * 1e300
+    norm = gradclip.clip_grad_norm_(params, {"encoder.*": 1e-310, "head": 1.0, "*": 1e300})
+    assert norm.dtype == torch.float64
+    close(norm, torch.tensor(wanted, dtype=torch.float64))
+    check_bound([params["encoder.w"].grad, params["encoder.b"].grad], 1e-310, 2)
+    check_bound([params["embedding"].grad], 1e300, 2)
+    own = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64 if RANK == 0 else torch.float32))
+    own.grad = torch.full_like(own, 1.0 + RANK)
+    norm = gradclip.clip_grad_norm_({"w": own}, {"*": 1.0}, process_group=dist.group.WORLD)
+    assert norm.dtype == torch.float64
 
 
 if __name__ == "__main__":

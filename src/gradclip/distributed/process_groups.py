@@ -64,8 +64,8 @@ from gradclip.parameters import ParameterList
 from gradclip.typing import Threshold
 from gradclip.words import listed
 
-_FAILED, _DIFFER = 2, 3
-"""The indices of two of the flags."""
+_FLOAT64, _FAILED, _DIFFER = 1, 2, 3
+"""The indices of three of the flags."""
 
 _ONE_FAILED = 2.0**20
 
@@ -172,7 +172,6 @@ class ProcessGroups(Holders):
         sure, finite = self._heard(backend, reached), xp.isfinite(reached[0])
         if self._watching is not None and reached[_FAILED] > 0:
             self._watching.measure(backend, arrays, order, self._many)
-        self._holds_float64 = bool(reached[1] > 0) if backend.concrete else FLOAT64 in arrays.formats
         norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[0], 1.0))
         sure = sure & (finite | ~xp.isfinite(norm.value))
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
@@ -186,13 +185,14 @@ class ProcessGroups(Holders):
     def _heard(self, backend: Backend, flags: Sequence[Any]) -> Any:
         """Return whether no process failed and all passed the same; raise if this process can see that it is not so."""
         failed, differ = flags[_FAILED] >= _ONE_FAILED, flags[_DIFFER]
+        self._holds_float64 = backend.concrete and bool(flags[_FLOAT64] > 0)
         if self._looks:
             self._check_all_agree(failed, differ)
         return failed + differ == 0
 
     def norm_dtype(self, arrays: Arrays) -> str:
         """Return the dtype of the norm: float64 if any process holds float64 (on devices: if this one does)."""
-        return "float64" if self._holds_float64 else "float32"
+        return "float64" if self._holds_float64 or FLOAT64 in arrays.formats else "float32"
 
     @property
     def on_host(self) -> bool:
