@@ -3,6 +3,7 @@
 import math
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -99,6 +100,35 @@ def test_clipped_updates_are_near_the_threshold(dtype):
         unit = np.finfo(dtype).eps * 40.0 * math.sqrt(27)
         lowest = max(0.0, 0.5 * (1 - (0.01 if dtype == "float16" else 1e-5)) - unit)
         assert math.sqrt(float(squares(exact(made.parameters, old)))) >= lowest
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_parameters_of_many_elements_are_the_floats_next_to_the_sum(dtype):
+    """Each is the nearest float to old + clipped, or the next one toward old if the nearest lies beyond."""
+    rng = np.random.default_rng(0)
+    old = (rng.normal(size=(7, 13, 401)) * 10.0 ** rng.uniform(-3, 1, (7, 13, 401))).astype(dtype)
+    new = (old + 0.1 * rng.normal(size=old.shape)).astype(dtype)
+    update, _ = gradclip.clip_by_global_norm([np.subtract(new, old)], 3.0)
+    found = clipped_parameters([new], [old], 3.0).parameters[0]
+    for s, o, u in zip(found.ravel(), old.ravel(), update[0].ravel(), strict=True):
+        nearest, exact_sum = o + u, Fraction(float(o)) + Fraction(float(u))
+        beyond = (Fraction(float(nearest)) - exact_sum) * (1 if u > 0 else -1) > 0
+        assert s == (np.nextafter(nearest, o) if beyond else nearest)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_thresholds_near_the_norm_are_decided_as_by_exact_differences(dtype):
+    """The clipped ones have an exact norm above the threshold, or a difference that its dtype cannot hold."""
+    decided = set()
+    for seed in range(100):
+        new, old = random_round(seed, dtype)
+        norm = math.sqrt(float(squares(exact(new, old))))
+        for share in (-(2.0**-8), -(2.0**-10), -(2.0**-40), 2.0**-40, 2.0**-10, 2.0**-8):
+            made = clipped_parameters(new, old, norm * (1 + share))
+            decided.add((share, made.clipped))
+            assert longer_than(made.parameters, old, norm * (1 + share)) == (False, False)
+    assert {share for share, clipped in decided if not clipped} <= {2.0**-40, 2.0**-10, 2.0**-8}
+    assert (2.0**-8, True) not in decided
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -221,6 +251,35 @@ def test_other_shapes_are_an_error(new, old, message):
     with pytest.raises(ValueError, match=message):
         compute_adaptive_clip_model_update(new, old, 1.0)
     assert new[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize(
+    ("dtype", "sent", "kind", "message"),
+    [
+        ("bfloat16", "bfloat16", TypeError, "array 0 has dtype bfloat16, which cannot be clipped. Convert it"),
+        (object, "float32", TypeError, "array 0 has dtype object"),
+        ("float32", object, TypeError, "array 0 has dtype object"),
+        ("float32", "int64", ValueError, "array 0 was sent in int64 and comes back in float32"),
+        ("complex64", "float32", ValueError, "array 0 was sent in float32 and comes back in complex64"),
+    ],
+)
+def test_arrays_that_would_be_sent_unclipped_are_an_error(dtype, sent, kind, message):
+    dtype, sent = (ml_dtypes.bfloat16 if name == "bfloat16" else name for name in (dtype, sent))
+    new, old = [np.array([300, 400]).astype(dtype)], [np.zeros(2).astype(sent)]
+    for call in (clipped_parameters, compute_clip_model_update, compute_adaptive_clip_model_update):
+        with pytest.raises(kind, match=message):
+            call(new, old, 1.0)
+    assert [float(x) for x in new[0].real] == [300.0, 400.0]
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("call", [clip_inputs_inplace, adaptive_clip_inputs_inplace, lambda x, _: get_norm(x)])
+def test_updates_in_place_of_unknown_dtypes_are_an_error(call):
+    update = [np.array([3.0, 4.0]), np.array([300.0], ml_dtypes.bfloat16)]
+    with pytest.raises(TypeError, match="array 1 has dtype bfloat16"):
+        call(update, 1.0)
+    assert [x.tolist() for x in update] == [[3.0, 4.0], [300.0]]
 
 
 @pytest.mark.after_error

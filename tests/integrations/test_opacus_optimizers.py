@@ -86,6 +86,24 @@ def test_other_dtypes_keep_the_bound(dtype):
         assert at_most(numbers(grads), 2, 1.0)
 
 
+def test_complex_parameters_keep_the_bound_and_get_noise_in_both_parts():
+    """Opacus' noise has that standard deviation over both parts together, too little by the root of 2 in each."""
+    samples = [torch.complex(*draws(2, shapes=[shape])[0]).unsqueeze(0) for shape in SHAPES]
+    parts = [torch.view_as_real(x) for x in stepped(made(DPOptimizer, dtype=torch.complex64), samples)]
+    assert at_most(numbers(parts), 2, 1.0)
+    assert not at_most(numbers(parts), 2, 1.0 - 1e-5)
+    zeros = [torch.zeros(1, 40000, dtype=torch.complex64)]
+    settings = {"noise_multiplier": 2.0, "max_grad_norm": 1.5, "dtype": torch.complex64}
+    ours, theirs = (
+        stepped(made(kind, [(40000,)], generator=torch.Generator().manual_seed(0), **settings), zeros)[0]
+        for kind in (DPOptimizer, originals.DPOptimizer)
+    )
+    for found, std in ((ours, 3.0), (theirs, 3.0 / math.sqrt(2))):
+        for part in (found.real, found.imag):
+            assert float(part.std()) == pytest.approx(std, rel=0.02)
+        assert abs(float((found.real * found.imag).mean())) < 0.2
+
+
 def test_large_gradients_are_clipped_and_not_dropped():
     samples = [torch.tensor([[3e30, 4e30], [3e-30, 4e-30]])]
     (ours,) = stepped(made(DPOptimizer, [(2,)]), samples)

@@ -129,7 +129,7 @@ def _clipped(trained: ArrayRecord, sent: ArrayRecord, threshold: float) -> Clipp
         raise _MisfitError("expects the keys of the trained arrays to be those of the arrays that the server sent")
     try:
         return clipped_parameters(trained.to_numpy_ndarrays(), sent.to_numpy_ndarrays(), threshold)
-    except ValueError as error:
+    except (TypeError, ValueError) as error:
         raise _MisfitError(f"cannot clip: {error}") from error
 
 

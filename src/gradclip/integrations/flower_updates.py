@@ -3,23 +3,32 @@
 A client does not send its clipped update u but parameters s near old + u. The server computes s - old. If s is old + u
 rounded to nearest, that difference may be longer than u: `gradclip` therefore rounds s toward old.
 
-**The update of a client.** Let x be the trained parameters, o those that the server sent. U is x - o, rounded away from
-zero: |x - o| <= |U| in each element. If ||U|| <= C the client sends x as it is. Otherwise u is U clipped, ||u|| <= C,
-and s is the float next to o + u on the side of o. It lies between o and o + u, so |s - o| <= |u| exactly.
+**Whether to clip.** Let x be the trained parameters, o those that the server sent, d the difference x - o, rounded to
+nearest. A difference below the normal range is exact. So |x - o| <= |d| * (1 + 2 * r) in each element, for r the unit
+roundoff, at most 2**-11. The computed norm of d has a relative error below 2**-19. So if it is below C * (1 - 2**-9),
+both ||x - o|| and ||d|| are below C, and the client sends x as it is. If it is above C * (1 + 2**-9), the update is
+clipped. In between, and for a C so small that float32 has few digits for it, U decides. U is x - o, rounded away from
+zero, so |x - o| <= |U|. The client sends x if ||U|| <= C.
+
+**A clipped update.** u is d clipped, ||u|| <= C, whatever the error of d. The client sends s, the float next to o + u
+on the side of o. It lies between o and o + u, so |s - o| <= |u| exactly.
 
 **What the server computes.** Rounding to nearest keeps order, and u is a float. So |s - o| <= |u| implies that the
-computed difference is at most |u| too, in this format or a wider one. The same holds for x and U. So the norm of
-the update, exact or computed element by element, is at most C in exact arithmetic.
+computed difference is at most |u| too, in this format or a wider one. If x is sent, it is |d|, which is at most |U|, or
+|x - o|. So the norm of the update, exact or computed element by element, is at most C in exact arithmetic.
 
 **How the side is found.** The error e of d = fl(a + b) is computed exactly (Knuth's TwoSum): a + b = d + e. If e points
 from d toward o, d is beyond o + u, and the float before it is not, as d is the nearest. Where an intermediate result
-overflows, e is NaN: then s moves one step toward o and U one step away from zero, which is right whatever e is.
+overflows, e is NaN: then s moves one step toward o and U one step away from zero, which is right whatever e is. To move
+toward o, one is taken from the bits of s, read as a whole number, if u has the sign of s. Otherwise one is added. An s
+of 0 is exact and stays.
 
 Everything is NumPy, so it needs no other library.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, MutableSequence, Sequence
 from typing import Any, NamedTuple
 
@@ -31,6 +40,11 @@ from gradclip.flush_mode import with_subnormals
 from gradclip.norm_at_most import norm_at_most
 
 Arrays = Sequence[Any]
+
+_UNDECIDED = 2.0**-9
+_FEW_DIGITS = 1e-30
+_CHUNK = 1 << 15
+"""Elements that are added at a time, few enough for all that is computed of them to stay in the cache."""
 
 
 class ClippedUpdate(NamedTuple):
@@ -54,7 +68,9 @@ def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpda
     NaN or infinities, or beyond the range of its dtype, becomes zero: `old` is returned.
 
     Raises:
-        ValueError: lists of different lengths, arrays of different shapes, a threshold that is negative or NaN.
+        ValueError: lists of different lengths, arrays of different shapes, floating-point numbers where integers were
+            sent, a threshold that is negative or NaN.
+        TypeError: arrays of numbers that NumPy has no type for, such as bfloat16, or of objects.
 
     >>> new, old = [np.array([3.0, 4.0])], [np.zeros(2)]
     >>> clipped_parameters(new, old, max_norm=1.0).parameters[0].round(6).tolist()
@@ -63,19 +79,26 @@ def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpda
     """
     max_norm = check_threshold(max_norm)
     pairs = _pairs(new, old)
-    counted = [i for i, (x, o) in enumerate(pairs) if _is_floating(x) and _is_floating(o)]
+    counted = [i for i, (x, o) in enumerate(pairs) if _is_floating(x, i) and _is_floating(o, i)]
     with np.errstate(all="ignore"):
         sent = [x.astype(o.dtype, copy=False) if i in counted else x for i, (x, o) in enumerate(pairs)]
-        updates = [_each_part(_difference, sent[i], pairs[i][1]) for i in counted]
-        if norm_at_most(updates, max_norm):
+        floats = [(sent[i], pairs[i][1]) for i in counted]
+        updates = [np.asarray(x - o) for x, o in floats]
+        shorter, norm = clip_by_global_norm(updates, max_norm, nonfinite="skip")
+        if _is_short(floats, float(norm), max_norm):
             return ClippedUpdate(sent, clipped=False, finite=True)
-        finite = all(np.isfinite(update).all() for update in updates)
-        shorter, _ = clip_by_global_norm(updates, max_norm, nonfinite="skip")
+        if not (np.isfinite(norm) or all(np.isfinite(update).all() for update in updates)):
+            return ClippedUpdate([o.copy() for _, o in pairs], clipped=False, finite=False)
         for i, update in zip(counted, shorter, strict=True):
             sent[i] = _each_part(_sum, pairs[i][1], np.asarray(update))
-    if not finite:
-        sent = [o.copy() for _, o in pairs]
-    return ClippedUpdate(sent, clipped=finite, finite=finite)
+    return ClippedUpdate(sent, clipped=True, finite=True)
+
+
+def _is_short(pairs: Sequence[tuple[np.ndarray, np.ndarray]], norm: float, max_norm: float) -> bool:
+    """Return whether new - old has a norm of at most max_norm, given the norm as it was computed."""
+    if max_norm > _FEW_DIGITS and math.isfinite(norm) and abs(norm - max_norm) > _UNDECIDED * max_norm:
+        return norm < max_norm
+    return bool(norm_at_most([_each_part(_difference, x, o) for x, o in pairs], max_norm))
 
 
 def get_norm(input_arrays: Arrays) -> float:
@@ -105,7 +128,7 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     finite = all(np.isfinite(x).all() for x in floats)
     clipped = iter(clip_by_global_norm(floats, clipping_norm, nonfinite="skip")[0])
     for i, array in enumerate(input_arrays):
-        if not _is_floating(np.asarray(array)):
+        if not _is_floating(np.asarray(array), i):
             continue
         if isinstance(array, np.ndarray):
             array[...] = next(clipped)
@@ -142,15 +165,23 @@ def _pairs(new: Arrays, old: Arrays) -> list[tuple[np.ndarray, np.ndarray]]:
     for i, (x, o) in enumerate(found):
         if x.shape != o.shape:
             raise ValueError(f"{what} array {i} has shape {x.shape}, and {o.shape} was sent.")
+        if _is_floating(x, i) and (not _is_floating(o, i) or (x.dtype.kind == "c" and o.dtype.kind == "f")):
+            raise ValueError(
+                f"array {i} was sent in {o.dtype} and comes back in {x.dtype}, which its dtype cannot hold. Convert it "
+                f"to {o.dtype}, or send it in {x.dtype}."
+            )
     return found
 
 
-def _is_floating(array: np.ndarray) -> bool:
+def _is_floating(array: np.ndarray, i: int) -> bool:
+    """Say whether an array counts. Raise a TypeError for one that holds neither floating-point numbers nor integers."""
+    if array.dtype.kind not in "fcbiu":
+        raise TypeError(f"array {i} has dtype {array.dtype}, which cannot be clipped. Convert it, such as to float32.")
     return array.dtype.kind in "fc"
 
 
 def _floats(arrays: Arrays) -> list[np.ndarray]:
-    return [x for x in map(np.asarray, arrays) if _is_floating(x)]
+    return [x for i, x in enumerate(map(np.asarray, arrays)) if _is_floating(x, i)]
 
 
 def _each_part(function: Callable[[Any, Any], Any], a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -171,10 +202,20 @@ def _difference(new: np.ndarray, old: np.ndarray) -> np.ndarray:
 
 def _sum(old: np.ndarray, update: np.ndarray) -> np.ndarray:
     """Return old + update, rounded toward old."""
+    flat, added = old.reshape(-1), update.reshape(-1)
+    made = np.empty(flat.shape, old.dtype)
+    for start in range(0, flat.size, _CHUNK):
+        part = slice(start, start + _CHUNK)
+        made[part] = _sum_of_chunk(flat[part], added[part])
+    return made.reshape(old.shape)
+
+
+def _sum_of_chunk(old: np.ndarray, update: np.ndarray) -> np.ndarray:
     nearest, error = _with_error(old, update)
-    beyond = ~(error * np.sign(update) >= 0)
-    moved = np.where(beyond, np.nextafter(nearest, old), nearest)
-    return np.where(update == 0, old, moved).astype(old.dtype)
+    bits, side, of_error = (x.view(f"i{nearest.itemsize}") for x in (nearest, update, error))
+    beyond = (error != 0) & (((of_error ^ side) < 0) | np.isnan(error))
+    bits -= beyond * (((bits ^ side) >> (8 * nearest.itemsize - 1)) | 1)  # 1 for equal signs, else -1
+    return np.where(update == 0, old, nearest)
 
 
 def _with_error(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -116,13 +116,15 @@ class DPOptimizer(optimizers.DPOptimizer):
             return 0.0
         most = 4 * expected + 1024
         most = most if self._examples <= most else 1 << (self._examples - 1).bit_length()
-        elements = sum(p.numel() for p in self.params)
+        elements = sum(p.numel() * (1 + p.is_complex()) for p in self.params)
         return _sensitivity(_as_tuple(self._max_norm), most, max(elements, 1)).noise_std(self._multiplier)
 
     def _noise(self, std: float, like: torch.Tensor) -> torch.Tensor:
         """Draw noise in float64, in secure mode from four draws, as Opacus does in float32."""
         if not std:
             return torch.zeros_like(like)
+        if like.is_complex():
+            return torch.view_as_complex(self._noise(std, torch.view_as_real(like)))
 
         def draw(size: Sequence[int]) -> torch.Tensor:
             return torch.normal(0.0, std, size, generator=self.generator, dtype=torch.float64, device=like.device)
@@ -262,5 +264,8 @@ def _rounded(total: torch.Tensor, dtype: torch.dtype, *, toward_zero: bool) -> t
     nearest = total.to(dtype)
     if not toward_zero:
         return nearest
+    if total.is_complex():
+        parts = torch.view_as_real(total), torch.view_as_real(nearest).dtype
+        return torch.view_as_complex(_rounded(*parts, toward_zero=True))
     above = nearest.double().abs() > total.abs()
     return torch.where(above, torch.nextafter(nearest, torch.zeros_like(nearest)), nearest)
