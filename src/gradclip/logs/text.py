@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
-from gradclip.logs.rows import Log, Row, norm_or_nan, number
+from gradclip.logs.rows import Log, Row, counted, norm_or_nan, number
 
 _NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
 _BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?"""
@@ -59,7 +59,7 @@ def of_text(path: Path, key: str | None) -> Log:
         rows.append(_row(line, norm))
     if not rows:
         raise no_norm(path, (), key)
-    notes = (f"The program skipped {skipped:,} steps.",) if skipped else ()
+    notes = ("The program skipped " + counted(skipped, "step.", "steps."),) if skipped else ()
     assumed = math.isnan(threshold)
     known = program is not _OTHER
     return Log(
