@@ -51,7 +51,7 @@ def test_norms_that_were_logged_after_clipping_are_noticed():
 def test_steps_that_were_logged_again():
     rows = [Row(step, 1.0) for step in (1, 2, 3, 2, 3, 4)]
     notes = Summary.of(Log("text", rows)).notes()
-    assert "2 steps were logged again later, as after a restart: the last counts." in notes
+    assert "2 steps were logged again later, as after a restart or by another process: the last counts." in notes
     assert not any("The last run" in note for note in notes)
 
 

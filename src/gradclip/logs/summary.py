@@ -103,7 +103,7 @@ class Summary(NamedTuple):
             found.append("The steps that were not logged are unknown: shares are those of the logged steps.")
         if self.repeated:
             times = counted(self.repeated, "step was logged", "steps were logged")
-            found.append(f"{times} again later, as after a restart: the last counts.")
+            found.append(f"{times} again later, as after a restart or by another process: the last counts.")
         if self.repeated and self.until < self.steps[-1].step:
             found.append(f"The last run in the log ends at step {self.until:,}: later steps are of a run before.")
         if self.unnumbered:
