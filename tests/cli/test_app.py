@@ -46,6 +46,14 @@ def test_a_missing_command_line_says_what_to_install(monkeypatch, arguments, mis
     assert "pip install '.[demo]' in a clone of gradclip. These work without: gradclip info" in str(stopped.value)
 
 
+@pytest.mark.parametrize("command", ["advise", "replay"])
+def test_logs_need_less_than_the_demo(monkeypatch, command):
+    without(monkeypatch, "typer")
+    monkeypatch.setattr(sys, "argv", ["gradclip", command, "run.csv"])
+    with pytest.raises(SystemExit, match=r"pip install '\.\[cli,plot\]' in a clone of gradclip"):
+        entry.main()
+
+
 BARE = """
 import sys
 class Missing:

@@ -57,6 +57,12 @@ def test_a_table_of_rules(log):
     assert any(line.split()[:6] == ["2", "2.5%", "0.0%", "1", "of", "1"] for line in lines)
 
 
+def test_the_name_of_a_rule_stays_in_one_line(log):
+    rule = "quantile:factor=3,window=64,lower=0.01"
+    lines = run("replay", log, "--rule", rule).output.splitlines()
+    assert any(line.split()[:2] == [rule, "2.5%"] for line in lines)
+
+
 @pytest.mark.parametrize("command", ["advise", "replay"])
 def test_a_picture(log, tmp_path, command):
     path = tmp_path / "picture.png"
@@ -96,7 +102,7 @@ def test_usage_errors_end_with_two(log, arguments, message):
 
 
 def test_a_picture_that_cannot_be_written(log, tmp_path):
-    for out in (tmp_path / "none" / "a.png", tmp_path / "a.unknown"):
+    for out in (tmp_path / "none" / "a.png", tmp_path / "a.unknown", tmp_path):
         done = run("advise", log, "--out", out)
         assert done.exit_code == 2
         assert done.output.startswith("error: could not write to")

@@ -96,3 +96,12 @@ def test_other_files_are_told_apart():
     assert is_event_file(training_logs.events())
     assert not is_event_file(b"step,grad_norm\n1,2\n")
     assert not is_event_file(b"short")
+
+
+def test_a_file_that_is_damaged_at_its_start_says_so(tmp_path):
+    path = tmp_path / "run.tfevents"
+    content = bytearray(training_logs.record(training_logs.event(1, "grad_norm", 2.0)))
+    content[-1] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(LogError, match="is cut off or damaged before its first number"):
+        of_events([path], None)

@@ -2,6 +2,7 @@
 
 import gzip
 import math
+import os
 import random
 import sys
 
@@ -77,14 +78,16 @@ HOSTILE = {
     "zeros": (bytes(1000), "is no text"),
     "binary": (bytes(range(256)) * 40, "is no text"),
     "random": (random.Random(0).randbytes(100_000), "is no text"),
-    "words": (b"nothing to see\n" * 10, "has no norms of gradients"),
+    "words": (b"nothing to see\n" * 10, r"has no norms of gradients\.$"),
     "deep": (b'{"log_history":' + b"[" * 200_000, "has no norms of gradients"),
     "deep objects": (b'{"a":' * 200_000, "has no norms of gradients"),
     "an empty object": (b"{}", "has no norms of gradients"),
     "no history": (b'{"log_history": []}', "has no norms of gradients"),
     "a history of numbers": (b'{"log_history": [1, 2, null, "a"]}', "has no norms of gradients"),
-    "null norms": (b'{"log_history": [{"grad_norm": null, "step": 1}]}', "has no norms of gradients"),
-    "norms of words": (b'{"log_history": [{"grad_norm": "high", "step": 1}]}', "has no norms of gradients"),
+    "null norms": (b'{"log_history": [{"grad_norm": null, "step": 1}]}', "has no numbers named grad_norm"),
+    "norms of words": (b'{"log_history": [{"grad_norm": "high", "step": 1}]}', "has no numbers named grad_norm"),
+    "lines of words": (b'{"grad_norm": "high"}\n' * 3, "has no numbers named grad_norm"),
+    "decimal commas": (b"step;grad_norm\n1;0,5\n", "has no numbers named grad_norm"),
     "a table of nothing": (b"step,grad_norm\n", r"Its entries are grad_norm, step"),
     "a table without a norm": (b"step,loss\n1,2\n", r"Its entries are loss, step\. If one is the norm, name it"),
     "two norms": (b'[{"actor/grad_norm": 1, "critic/grad_norm": 2}]', r"several entries .*actor/grad_norm, critic/gra"),
@@ -116,6 +119,12 @@ def test_what_is_not_there_or_no_file(tmp_path):
     ):
         with pytest.raises(LogError, match=message):
             read(path)
+
+
+def test_a_pipe_in_a_folder_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "trainer_state.json")
+    with pytest.raises(LogError, match=r"is a folder without trainer_state\.json"):
+        read(tmp_path)
 
 
 def test_unusual_numbers_are_read(tmp_path):

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradclip.logs.rows import Keys, LogError, Row, in_order, number, plain, whole
+from gradclip.logs.rows import Keys, LogError, Row, in_order, number, numbered, plain, whole
 
 
 @pytest.mark.parametrize(
@@ -80,8 +80,20 @@ def test_names_without_their_spelling():
 def test_the_last_row_of_a_step_counts():
     rows = [Row(1, 1.0), Row(2, 2.0), Row(3, 3.0), Row(2, 4.0), Row(3, 5.0)]
     assert in_order(rows) == ([Row(1, 1.0), Row(2, 4.0), Row(3, 5.0)], 2)
-    assert in_order([Row(None, 1.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 2.0)], 0)
+    assert in_order([Row(5, 1.0), Row(2, 2.0)]) == ([Row(2, 2.0), Row(5, 1.0)], 0)
     assert in_order([]) == ([], 0)
+
+
+def test_rows_without_a_step_replace_no_others():
+    assert numbered([Row(None, 1.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 2.0)], 0)
+    assert numbered([Row(3, 1.0), Row(None, 9.0), Row(2, 2.0)]) == ([Row(3, 1.0), Row(2, 2.0)], 1)
+    assert numbered([Row(7, 1.0), Row(None, 9.0), Row(None, 2.0)]) == ([Row(1, 1.0), Row(2, 9.0), Row(3, 2.0)], 0)
+    assert numbered([]) == ([], 0)
+
+
+def test_rows_that_are_in_order_are_not_copied():
+    rows = [Row(1, 1.0), Row(2, 2.0)]
+    assert in_order(numbered(rows)[0])[0] is rows
 
 
 def test_a_norm_below_zero_is_nan():

@@ -46,7 +46,7 @@ def test_rules_as_users_write_them(text, rule):
         ("quantile:window=1.5", "window must be a whole number"),
         ("quantile:window=inf", "window must be a whole number"),
         ("quantile:quantile=2", "quantile must be from 0.0 to 1.0"),
-        ("adaptive:skip_above=4", "skip_above needs a threshold above the usual norm"),
+        ("adaptive:skip_above=4", "the rule 'adaptive' cannot skip steps. Use quantile:skip_above=4 or skip"),
         ("skip:skip_above=0.5", "skip_above must be from 1.0"),
     ],
 )

@@ -50,8 +50,34 @@ def test_norms_that_were_logged_after_clipping_are_noticed():
 
 def test_steps_that_were_logged_again():
     rows = [Row(step, 1.0) for step in (1, 2, 3, 2, 3, 4)]
-    assert (
-        "2 steps were logged again later, as after a restart: the last counts." in Summary.of(Log("text", rows)).notes()
+    notes = Summary.of(Log("text", rows)).notes()
+    assert "2 steps were logged again later, as after a restart or by another process: the last counts." in notes
+    assert not any("The last run" in note for note in notes)
+
+
+def test_a_second_run_in_the_log_that_ends_before_the_first():
+    rows = [Row(step, 1.0) for step in (1, 2, 3, 4, 5, 1, 2)]
+    notes = Summary.of(Log("text", rows)).notes()
+    assert "The last run in the log ends at step 2: later steps are of a run before." in notes
+
+
+def test_norms_without_a_step_are_left_out():
+    rows = [Row(1, 1.0), Row(None, 50.0), Row(2, 1.0), Row(3, 1.0)]
+    summary = Summary.of(Log("text", rows, 2.0))
+    assert "1 norm has no step: it is left out." in summary.notes()
+    assert (summary.counts.steps, summary.counts.clipped, summary.repeated) == (3, 0, 0)
+
+
+def test_one_is_told_as_one():
+    rows = [Row(1, math.nan), Row(2, 1.0), Row(2, 1.0)]
+    text = "\n".join(Summary.of(Log("text", rows)).lines())
+    assert "1 norm is NaN or infinite." in text
+    assert "1 step was logged again later" in text
+
+
+def test_norms_of_zero_are_not_taken_for_clipped_ones():
+    assert not any(
+        "equal the largest" in note for note in Summary.of(Log("x", [Row(step, 0.0) for step in range(40)])).notes()
     )
 
 

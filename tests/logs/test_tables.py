@@ -13,6 +13,8 @@ from gradclip.logs.tables import columns_of, of_table
         ('"step","a, b","grad_norm"\n"1","x,y","2"\n', [(1, 2.0)]),
         ("step,grad_norm\n1,\n2,3\n4\n5,6,7\nstep,grad_norm\n8,9\n", [(2, 3.0), (5, 6.0), (8, 9.0)]),
         ("\n\nstep,grad_norm\n1,2", [(1, 2.0)]),
+        ("step, grad_norm , loss\n1, 2, 3\n", [(1, 2.0)]),
+        ('step, "grad_norm"\n1, "2"\n', [(1, 2.0)]),
     ],
 )
 def test_tables(tmp_path, text, rows):
@@ -24,8 +26,16 @@ def test_tables(tmp_path, text, rows):
 def test_a_field_that_never_ends(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text('step,grad_norm\n1,"' + "x\n" * 200_000)
-    with pytest.raises(LogError, match="is no readable table: field larger than field limit"):
+    with pytest.raises(LogError, match="has no numbers named grad_norm"):
         of_table(path, None)
+
+
+def test_a_long_field_costs_its_row_only(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text('step,grad_norm,note\n1,2.5,a\n2,3.5,"' + "x" * 200_000 + '"\n3,4.5,b\n')
+    log = of_table(path, None)
+    assert [(row.step, row.norm) for row in log.rows] == [(1, 2.5), (3, 4.5)]
+    assert log.notes == ("1 row could not be read: field larger than field limit (131072).",)
 
 
 def test_the_first_line_of_a_table():

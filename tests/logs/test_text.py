@@ -35,6 +35,12 @@ LINES = {
     ),
     "words": ("Epoch 3 | step 120 | train_loss=0.71 | gradient norm = 3.5e+01", (120, 35.0, 0.71)),
     "mmengine": ("mmengine - Iter [50/1000]  lr: 1e-4  loss: 130.1  grad_norm: 3277.0", (None, 3277.0, 130.1)),
+    "thousands": ("step 3: grad_norm=1,234.5, loss=2,001", (3, 1234.5, 2001.0)),
+    "a list after the norm": ("step 3: grad_norm=1,23,456", (3, 1.0, math.nan)),
+    "NumPy": ("{'step': 2, 'grad_norm': np.float64(1.25), 'loss': np.float32(0.5)}", (2, 1.25, 0.5)),
+    "PyTorch": ("step 4 grad_norm: tensor(3.5, device='cuda:0')", (4, 3.5, math.nan)),
+    "fairseq": ("train_inner | epoch 001: 100 / 2000 loss=14.5, ppl=23, gnorm=2.345, clip=0", (None, 2.345, 14.5)),
+    "colors whose escape is lost": ("[31mstep: 10  [32mloss:  7.0  [34mgrad_norm:  0.9  [0m", (10, 0.9, 7.0)),
     "verl": ("step:7 - actor/grad_norm:0.53 - actor/lr:1e-06", (7, 0.53, math.nan)),
 }
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradclip.cli import INSTALL
+from gradclip.cli import FOR_LOGS
 
 if TYPE_CHECKING:
     from gradclip.logs.replay import Replayed
@@ -37,6 +37,7 @@ _RULES = Annotated[
         show_default=False,
     ),
 ]
+_OTHER_COLUMNS, _LONGEST_RULE = 80, 60  # characters
 _DEFAULT_RULES = ("1.0", "adaptive", "quantile", "skip")
 
 
@@ -112,9 +113,11 @@ def _summary(log: Path, max_norm: float | None, key: str | None) -> "Summary":
 
 def _draw(write: Callable[[Path], object], out: Path) -> None:
     try:
+        if out.is_dir():
+            raise IsADirectoryError("it is a folder")
         write(out)
     except ModuleNotFoundError as error:
-        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {INSTALL}", 1)
+        fail(f"Pictures need {error.name or 'matplotlib'}, not installed here. To install it: {FOR_LOGS}", 1)
     except (OSError, ValueError) as error:
         fail(f"could not write to {str(out)!r}: {error}. Pass a different file with --out, such as picture.png.", 2)
 
@@ -160,7 +163,9 @@ def _print_table(found: "list[Replayed]") -> None:
             *(f"{plain[name]:.4g}" for name in ("median_threshold", "last_threshold", "largest_after")),
         )
     text = io.StringIO()
-    Console(file=text, highlight=False, markup=False, width=max(80, Console().width)).print(table)
+    longest = max(len(one.rule) for one in found)
+    width = max(80, Console().width, _OTHER_COLUMNS + min(longest, _LONGEST_RULE))
+    Console(file=text, highlight=False, markup=False, width=width).print(table)
     for line in text.getvalue().splitlines():
         typer.echo(line.rstrip())
     typer.echo("median, last: of the thresholds. largest left: the largest norm that is left.")

@@ -13,7 +13,7 @@ from typing import IO, NamedTuple
 
 from gradclip.logs.files import opened
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, Row, norm_or_nan
+from gradclip.logs.rows import Keys, Log, LogError, Row, norm_or_nan
 
 _HEAD = 12  # bytes: the length and its checksum
 _LARGEST_RECORD = 2**28
@@ -59,12 +59,15 @@ def is_event_file(start: bytes) -> bool:
 
 def of_events(paths: Sequence[Path], key: str | None) -> Log:
     """Read event files of one run."""
-    tags = dict.fromkeys(scalar.tag for path in paths for scalar in _scalars(path, []))
+    cut: list[Path] = []
+    tags = dict.fromkeys(scalar.tag for path in paths for scalar in _scalars(path, cut))
     keys = Keys.among(tags, key)
     if keys is None:
+        if cut and not tags:
+            raise LogError(f"{cut[0]} is cut off or damaged before its first number.")
         raise no_norm(paths[0], tags, key)
     # Read again instead of keeping all numbers: there may be many tags.
-    cut: list[Path] = []
+    cut.clear()
     wanted = (keys.norm, keys.loss, keys.max_norm)
     scalars = [scalar for path in paths for scalar in _scalars(path, cut) if scalar.tag in wanted]
     losses = {scalar.step: scalar.value for scalar in scalars if scalar.tag == keys.loss}

@@ -63,7 +63,7 @@ def lines(path: Path) -> Iterator[str]:
                     .rstrip("\r\n")
                 )
             whole = ends
-    raise LogError(f"{path} has more than {MOST >> 30} GB.")
+    raise LogError(f"{path} has more than {MOST >> 30} GB. Pass a part of it.")
 
 
 def document(path: Path) -> str:

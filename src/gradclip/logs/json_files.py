@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradclip.logs.files import document, lines
-from gradclip.logs.rows import Keys, Log, LogError, Row
+from gradclip.logs.rows import Keys, Log, LogError, Row, counted
 from gradclip.words import listed
 
 HISTORY = "log_history"
@@ -29,9 +29,9 @@ def of_lines(path: Path, key: str | None) -> Log:
     # Read again instead of keeping all entries: they may have many.
     keys = Keys.among(names, key)
     rows = [] if keys is None else list(_rows_of(map(parsed, lines(path)), keys))
-    notes = (f"{unread:,} lines are no JSON objects.",) if unread else ()
+    notes = (counted(unread, "line is no JSON object.", "lines are no JSON objects."),) if unread else ()
     if not rows:
-        raise no_norm(path, names, key)
+        raise no_norm(path, names, key if keys is None else keys.norm)
     if {"norm", "max_norm"} <= names.keys():
         return Log("lines of JSON that a gradclip.Monitor saved", rows, measured=BEFORE_CLIPPING, notes=notes)
     if names.keys() >= _TRAINER_ENTRIES:
@@ -53,7 +53,8 @@ def of_document(path: Path, key: str | None) -> Log:
         rows, names = _rows(_steps(found), key)
         made = Log("JSON", rows, notes=notes)
     if not rows:
-        raise no_norm(path, names, key)
+        keys = Keys.among(names, key)
+        raise no_norm(path, names, key if keys is None else keys.norm)
     return made
 
 
@@ -112,12 +113,14 @@ def _rows_of(entries: Iterable[Any], keys: Keys) -> Iterator[Row]:
 
 
 def no_norm(path: Path, names: Iterable[str], key: str | None) -> LogError:
-    """Return the error for a log without norms."""
+    """Return the error for a log without norms. `key` is the name of those that are no numbers."""
     known: Sequence[str] = sorted(_shortened(name) for name in names)
     has = f" Its entries are {listed(known)}." if known else ""
     if key is not None:
         return LogError(f"{path} has no numbers named {_shortened(key)}.{has}")
-    return LogError(f"{path} has no norms of gradients.{has} If one is the norm, name it with --key.")
+    return LogError(
+        f"{path} has no norms of gradients.{has}{' If one is the norm, name it with --key.' if has else ''}"
+    )
 
 
 def _shortened(name: str) -> str:

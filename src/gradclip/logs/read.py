@@ -41,7 +41,8 @@ def read(path: str | Path, key: str | None = None) -> Log:
 
 def _of_folder(path: Path, key: str | None) -> Log:
     """Read the files of TensorBoard in a folder, or the newest state of Hugging Face's Trainer."""
-    states = [*path.glob(_STATE), *path.glob(f"checkpoint-*/{_STATE}")]
+    found = (*path.glob(_STATE), *path.glob(f"checkpoint-*/{_STATE}"))
+    states = [one for one in found if one.is_file()]  # to open a pipe would wait forever
     if states:
         return _of_file(max(states, key=lambda one: (one.stat().st_mtime, str(one))), key)
     for pattern in (_EVENTS, f"*/{_EVENTS}"):

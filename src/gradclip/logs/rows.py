@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from gradclip.words import listed
@@ -163,14 +164,30 @@ def _or_nan(found: float | None) -> float:
     return math.nan if found is None else found
 
 
-def in_order(rows: Iterable[Row]) -> tuple[list[Row], int]:
-    """Number the rows that have no step, keep the last of each step, and return them by step, and how many went.
+def numbered(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
+    """Return the rows that have a step, and how many have none. If most have none, number all rows by their place.
+
+    The place of a row is no step beside rows that have one: it may be the step of another row.
+    """
+    without = sum(row.step is None for row in rows)
+    if not without:
+        return rows, 0
+    if 2 * without > len(rows):
+        return [row._replace(step=place) for place, row in enumerate(rows, 1)], 0
+    return [row for row in rows if row.step is not None], without
+
+
+def in_order(rows: Sequence[Row]) -> tuple[Sequence[Row], int]:
+    """Keep the last row of each step, and return them by step, and how many went.
 
     A run that goes on from a checkpoint logs some steps again.
     """
-    of_step: dict[int, Row] = {}
-    count = 0
-    for count, row in enumerate(rows, 1):
-        step = count if row.step is None else row.step
-        of_step[step] = row._replace(step=step)
-    return [of_step[step] for step in sorted(of_step)], count - len(of_step)
+    if all((one.step or 0) < (after.step or 0) for one, after in pairwise(rows)):
+        return rows, 0  # without a copy: there may be many
+    of_step = {row.step or 0: row for row in rows}
+    return [of_step[step] for step in sorted(of_step)], len(rows) - len(of_step)
+
+
+def counted(count: int, one: str, many: str) -> str:
+    """Return a number with the words for one, or for many, such as "1 line is" and "2 lines are"."""
+    return f"{count:,} {one if count == 1 else many}"

@@ -39,6 +39,8 @@ class Rule(NamedTuple):
         kind, _, rest = text.partition(":")
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)
+        if kind in ("adaptive", "spread") and not math.isinf(skip):
+            raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {text!r:.60}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
         elif kind == "skip":

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradclip.logs.rows import Log, in_order
+from gradclip.logs.rows import Log, counted, in_order, numbered
 from gradclip.monitor.advice import Advice, advise
 from gradclip.monitor.pending import Seen
 from gradclip.monitor.records import Columns, Counts, Overview, Step, percentiles
@@ -20,7 +20,15 @@ _OF_COMMON = (0.1, 0.3, 1.0, 3.0, 10.0)
 
 
 class Summary(NamedTuple):
-    """What a log shows. `assumed` says whether the threshold is a default of the program that wrote the log."""
+    """What a log shows.
+
+    Attributes:
+        assumed: whether the threshold is a default of the program that wrote the log.
+        repeated: how many rows a later row of the same step has replaced.
+        until: the step of the last row of the log.
+        unnumbered: how many rows have no step, and were left out.
+
+    """
 
     log: Log
     steps: Sequence[Step]
@@ -30,11 +38,15 @@ class Summary(NamedTuple):
     max_norm: float
     assumed: bool
     repeated: int
+    until: int
+    unnumbered: int
 
     @classmethod
     def of(cls, log: Log, max_norm: float | None = None) -> "Summary":
         """Summarize a log. `max_norm` is the threshold of the run, if the user says it."""
-        rows, repeated = in_order(log.rows)
+        with_steps, unnumbered = numbered(log.rows)
+        rows, repeated = in_order(with_steps)
+        until = with_steps[-1].step or 0
         default = log.max_norm if max_norm is None else max_norm
         default = math.inf if math.isnan(default) else default
         own = [default if max_norm is not None or math.isnan(row.max_norm) else row.max_norm for row in rows]
@@ -43,10 +55,13 @@ class Summary(NamedTuple):
             for row, threshold in zip(rows, own, strict=True)
         ]
         found = Spikes(_SPIKES)
-        found.see([Seen(step, None) for step in steps])
+        for step in steps:
+            found.see((Seen(step, None),))
         assumed = log.assumed and max_norm is None
         advice = advise(Columns.of(steps))
-        return cls(log, steps, Counts().plus(steps), found.kept(), advice, own[-1], assumed, repeated)
+        return cls(
+            log, steps, Counts().plus(steps), found.kept(), advice, own[-1], assumed, repeated, until, unnumbered
+        )
 
     @property
     def columns(self) -> Columns:
@@ -87,13 +102,20 @@ class Summary(NamedTuple):
         if self.gap > 1:
             found.append("The steps that were not logged are unknown: shares are those of the logged steps.")
         if self.repeated:
-            found.append(f"{self.repeated:,} steps were logged again later, as after a restart: the last counts.")
+            times = counted(self.repeated, "step was logged", "steps were logged")
+            found.append(f"{times} again later, as after a restart or by another process: the last counts.")
+        if self.repeated and self.until < self.steps[-1].step:
+            found.append(f"The last run in the log ends at step {self.until:,}: later steps are of a run before.")
+        if self.unnumbered:
+            found.append(
+                counted(self.unnumbered, "norm has no step: it is", "norms have no step: they are") + " left out."
+            )
         return found + list(self.log.notes) + self._at_the_top()
 
     def _at_the_top(self) -> list[str]:
         """Say so if the norms look as if they were logged after clipping."""
         norms = np.array([step.norm for step in self.steps if step.finite])
-        if len(norms) < _ENOUGH or self.log.measured:
+        if len(norms) < _ENOUGH or self.log.measured or not norms.max() > 0:
             return []
         share = float((norms >= norms.max() * (1 - _NEAR)).mean())
         if share < _AT_THE_TOP:
@@ -109,7 +131,7 @@ class Summary(NamedTuple):
         spread = ", ".join(f"{value:.4g} ({which}%)" for which, value in few.items())
         found = [f"Percentiles of the norms: {spread}."] if few else []
         if self.counts.nonfinite:
-            found.append(f"{self.counts.nonfinite:,} norms are NaN or infinite.")
+            found.append(counted(self.counts.nonfinite, "norm is", "norms are") + " NaN or infinite.")
         if math.isinf(self.max_norm):
             above = ", ".join(f"{percent(float((norms > one).mean()))} above {one:g}" for one in _OF_COMMON)
             return [*found, f"The run's threshold is not known: say it with --max-norm. Of the norms, {above}."]

@@ -1,12 +1,12 @@
 """Tables: CSV, with commas, semicolons or tabs."""
 
 import csv
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, LogError, plain
+from gradclip.logs.rows import Keys, Log, counted, plain
 
 _SEPARATORS = (",", ";", "\t")
 _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
@@ -14,7 +14,7 @@ _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
 
 def columns_of(first: str) -> tuple[list[str], str] | None:
     """Return the names in the first line of a table, and what separates them; None if it is no table."""
-    found = [(next(csv.reader([first], delimiter=one), []), one) for one in _SEPARATORS]
+    found = [([name.strip() for name in _names(first, one)], one) for one in _SEPARATORS]
     names, separator = max(found, key=lambda one: len(one[0]))
     return (names, separator) if len(names) > 1 or (names and plain(names[0]) == "grad_norm") else None
 
@@ -30,15 +30,26 @@ def of_table(path: Path, key: str | None) -> Log:
     keys = Keys.among([name for name in names if not name.endswith(_BOUNDS)], key)
     if keys is None:
         raise no_norm(path, names, key)
-    every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, path))
+    unread: list[csv.Error] = []
+    every_row = (keys.row(dict(zip(names, one, strict=False))) for one in _entries(every, separator, unread))
     rows = [row for row in every_row if row is not None]
     if not rows:
-        raise no_norm(path, names, key)
-    return Log("a table (CSV)", rows)
+        raise no_norm(path, names, keys.norm)
+    notes = (counted(len(unread), "row could", "rows could") + f" not be read: {unread[0]}.",) if unread else ()
+    return Log("a table (CSV)", rows, notes=notes)
 
 
-def _entries(every: Iterator[str], separator: str, path: Path) -> Iterator[list[str]]:
-    try:
-        yield from csv.reader(every, delimiter=separator)
-    except csv.Error as error:
-        raise LogError(f"{path} is no readable table: {error}.") from error
+def _names(first: str, separator: str) -> list[str]:
+    return next(_entries([first], separator, []), [])
+
+
+def _entries(every: Iterable[str], separator: str, unread: list[csv.Error]) -> Iterator[list[str]]:
+    """Yield the rows that can be read; keep the errors of the others."""
+    rows = csv.reader(every, delimiter=separator, skipinitialspace=True)
+    while True:
+        try:
+            yield next(rows)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            unread.append(error)

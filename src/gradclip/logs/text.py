@@ -8,17 +8,18 @@ from typing import NamedTuple
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
-from gradclip.logs.rows import Log, Row, norm_or_nan, number
+from gradclip.logs.rows import Log, Row, counted, norm_or_nan, number
 
-_NUMBER = r"([-+]?(?:\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
-_BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?"""
+_THOUSANDS = r"\d{1,3}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
+_NUMBER = rf"([-+]?(?:{_THOUSANDS}|" + r"\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
+_BETWEEN = r"""['"]?\s{0,20}[:=]\s{0,20}['"]?(?:(?:np\.float\d{2}|(?:torch\.)?tensor)\()?"""
 _PREFIX = r"(?<![a-z_])(?:(?:train|total|global)[ _])?"
-_NORM = re.compile(_PREFIX + r"grad(?:ient)?[ _-]?norm" + _BETWEEN + _NUMBER, re.I)
+_NORM = re.compile(_PREFIX + r"(?:grad(?:ient)?[ _-]?norm|gnorm)" + _BETWEEN + _NUMBER, re.I)
 _LOSS = re.compile(r"(?<![a-z_/])(?:lm[ _]|train(?:ing)?[ _])?loss" + _BETWEEN + _NUMBER, re.I)
 _MEGATRON = re.compile(r"\biteration\s{1,20}(\d{1,16})\s{0,20}/", re.I)
 _STEP = re.compile(r"\b(?:global[ _])?(?:step|iter(?:ation)?)s?['\"]?\s{0,20}[:= ]\s{0,20}(\d{1,16})\b", re.I)
 _SKIPPED = re.compile(r"number of skipped iterations:\s{0,20}(\d{1,16})")
-_COLOURS = re.compile(r"\x1b\[[0-9;]{0,20}m")
+_COLOURS = re.compile(r"(?:\x1b\[[0-9;]{0,20}|\[[0-9;]{1,20})m")
 _SETTING = re.compile(
     r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I
 )
@@ -53,13 +54,13 @@ def of_text(path: Path, key: str | None) -> Log:
             skipped += int(match[1])
         if norm is None:
             if not rows and (match := _SETTING.search(line)):
-                threshold = float(match[1])
+                threshold = _value(match)
             continue
         program = _program_of(line) if not rows else program
         rows.append(_row(line, norm))
     if not rows:
         raise no_norm(path, (), key)
-    notes = (f"The program skipped {skipped:,} steps.",) if skipped else ()
+    notes = ("The program skipped " + counted(skipped, "step.", "steps."),) if skipped else ()
     assumed = math.isnan(threshold)
     known = program is not _OTHER
     return Log(
@@ -86,12 +87,16 @@ def _named(key: str) -> re.Pattern[str]:
 def _row(line: str, norm: re.Match[str]) -> Row:
     step = _MEGATRON.search(line) or _STEP.search(line)
     loss = _LOSS.search(line)
-    value = number(norm[1])
     return Row(
         int(step[1]) if step else None,
-        norm_or_nan(math.nan if value is None else value),
-        float(loss[1]) if loss else math.nan,
+        norm_or_nan(_value(norm)),
+        _value(loss) if loss else math.nan,
     )
+
+
+def _value(match: re.Match[str]) -> float:
+    found = number(match[1].replace(",", ""))
+    return math.nan if found is None else found
 
 
 def _program_of(line: str) -> _Program:
