@@ -7,7 +7,6 @@ Needs accelerate, transformers, nemo-automodel, torchtitan and axolotl, the last
 
 import argparse
 import os
-import sys
 import time
 from importlib import import_module
 from importlib.metadata import version
@@ -107,13 +106,24 @@ def in_a_word(outcomes):
     return found[0] if found else "right"
 
 
+def _started(trainer, names):
+    """Run the processes, again if they do not find each other in time: the machine may be busy."""
+    for _ in range(5):
+        try:
+            return spawn(called, WORLD, trainer, names)
+        except torch.multiprocessing.ProcessRaisedException as error:
+            if "init_process_group" not in str(error):
+                raise
+    raise TimeoutError("the processes did not find each other; pass a longer time in TIMEOUT, in seconds")
+
+
 def of(trainer):
     """Return the outcome of each layout in a word."""
     even = [name for name in LAYOUTS if name not in UNEVEN]
     waiting, found = [even, *([name] for name in UNEVEN)], {}
     while waiting:
         names = waiting.pop(0)
-        of_ranks = spawn(called, WORLD, trainer, names)
+        of_ranks = _started(trainer, names)
         known = [name for name in names if all(name in one for one in of_ranks)]
         found |= {name: in_a_word([one[name] for one in of_ranks]) for name in known}
         waited = next((name for name in names if any(one.get(name) == "hangs" for one in of_ranks)), None)
@@ -132,10 +142,11 @@ def main():
     options = parser.parse_args()
     os.environ.setdefault("ACCELERATE_USE_CPU", "1")
     chosen = [name for name in FUNCTIONS if options.only in name]
-    found = {name: of(name) for name in chosen}
+    found = {}
     for name in chosen:
+        found[name] = of(name)
         right = sum(outcome == "right" for outcome in found[name].values())
-        print(f"{name}: {right} of {len(LAYOUTS)} right", file=sys.stderr)
+        print(f"{name}: {right} of {len(LAYOUTS)} right", flush=True)
     if options.only:
         return
     versions = {name: None if name == "gradclip" else version(FUNCTIONS[name][2]) for name in chosen}

@@ -47,7 +47,7 @@ class Call(NamedTuple):
             return set()
         return {id(p) for p, grad in zip(self.params.parameters, self.params.gradients, strict=True) if grad is None}
 
-    def ask(self, clipping: Clipping, /, **arguments: Any) -> None:
+    def ask(self, clipping: Clipping, /, **arguments: object) -> None:
         """Record the arguments, which must be the same on all processes. Thresholds are lists of numbers."""
         self.processes.ask(clipping.order, clipping.nonfinite, more=[("function", self.name), *arguments.items()])
 

@@ -6,6 +6,7 @@ import torch
 
 import gradclip
 from gradclip.core import announced
+from gradclip.inplace_given import clip_grads_with_norm_
 
 
 @pytest.fixture
@@ -30,7 +31,7 @@ def weight():
         (gradclip.clip_grad_layer_norm_, {"max_norm": 1.0}),
         (gradclip.clip_grad_unit_norm_, {"max_norm": 1.0}),
         (gradclip.adaptive_grad_clip_, {"clipping": 0.5}),
-        (gradclip.inplace.clip_grads_with_norm_, {"max_norm": 1.0, "total_norm": 5.0}),
+        (clip_grads_with_norm_, {"max_norm": 1.0, "total_norm": 5.0}),
     ],
 )
 def test_what_was_passed_and_what_came_back(heard, function, arguments):

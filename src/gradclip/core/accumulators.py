@@ -57,7 +57,7 @@ def check_wide(backend: Backend) -> None:
         )
 
 
-def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: Any = False) -> list[Array]:
+def filled(xp: ModuleType, norm: Norm, order: Order, *, empty: bool | Array = False) -> list[Array]:
     """Return the accumulators of one holder, wide scalars, from its norm; `empty`: the holder has no elements.
 
     For many norms these are vectors, and `empty` has an entry for each norm or is one for all.
@@ -141,7 +141,7 @@ def _magnitudes(order: Order) -> tuple[int, int]:
     return 2 * math.ceil((1074 - beyond) / (2 * most + 1)), most
 
 
-def _extreme(xp: ModuleType, value: Array, order: Order, empty: Any) -> list[Array]:
+def _extreme(xp: ModuleType, value: Array, order: Order, empty: bool | Array) -> list[Array]:
     """Return a magnitude to maximize (negated for the smallest), and whether it is NaN."""
     unknown = xp.isnan(value)
     number = xp.where(unknown, 0.0, value)

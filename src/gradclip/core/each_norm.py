@@ -13,6 +13,7 @@ from gradclip.core.layouts import Groups
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import measure_all
 from gradclip.core.protocols import Backend
+from gradclip.core.values import Array
 
 
 class Names:
@@ -78,6 +79,6 @@ class EachNorm:
         """Return whether norms of this order are still to be measured."""
         return self.names is None and (self._asked or order.p == 2)
 
-    def put(self, norms: Any, names: Sequence[str]) -> None:
+    def put(self, norms: Array, names: Sequence[str]) -> None:
         """Take norms that others have measured."""
         self.norms, self.names = norms, names

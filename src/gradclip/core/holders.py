@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from gradclip.core import nonfinite, norms
 from gradclip.core.arrays import Arrays
 from gradclip.core.layouts import Groups, Several
@@ -42,7 +44,9 @@ class Together(Protocol):
         """Return whether all elements that the last step measured are finite, at every holder."""
         ...
 
-    def at_most_each(self, backend: Backend, part: Held, order: Order, max_norms: Any, unclear: Any) -> Any:
+    def at_most_each(
+        self, backend: Backend, part: Held, order: Order, max_norms: np.ndarray, unclear: np.ndarray
+    ) -> Any:
         """Return which of the `unclear` norms are at most their thresholds, in exact arithmetic. False if unknown."""
         ...
 

@@ -15,6 +15,8 @@ from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
+import numpy as np
+
 from gradclip.backends.host import exact
 from gradclip.backends.host.protocol import in_host_memory
 from gradclip.backends.torch.process_groups import Group, add_up, cut
@@ -75,7 +77,9 @@ class ManyNorms(Together):
         """Return whether all elements that the last call measured are finite, on every process."""
         return backend.xp.isfinite(self._holders)
 
-    def at_most_each(self, backend: Backend, part: Held, order: Order, max_norms: Any, unclear: Any) -> Any:
+    def at_most_each(
+        self, backend: Backend, part: Held, order: Order, max_norms: np.ndarray, unclear: np.ndarray
+    ) -> Any:
         """Return which of the `unclear` norms are at most their thresholds.
 
         Members of a group find the same norms, so they agree on whether to exchange exact sums.
@@ -198,7 +202,7 @@ class _AnyWay:
 _Shares = _OneWay | _AnyWay
 
 
-def _equal_parts(vector: Any, count: int) -> list[Any]:
+def _equal_parts(vector: Sequence[Any], count: int) -> list[Any]:
     size = len(vector) // count
     return [vector[start:end] for start, end in pairwise(range(0, len(vector) + 1, size))] if size else [vector] * count
 

@@ -29,7 +29,7 @@ import numpy as np
 from gradclip.backends.host import exact
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.host.protocol import in_host_memory
-from gradclip.backends.torch.distributed import device_for, nothing
+from gradclip.backends.torch.distributed import device_for, nothing, nothing_like
 from gradclip.backends.torch.process_groups import (
     ROOM,
     ROOM_FOR_EACH,
@@ -109,7 +109,7 @@ class ProcessGroups(Holders):
         self,
         order: Order,
         nonfinite: Nonfinite,
-        max_norm: Any = None,
+        max_norm: Threshold | None = None,
         *,
         skip_above: float = math.inf,
         scale: Threshold | None = None,
@@ -137,7 +137,7 @@ class ProcessGroups(Holders):
 
     def filled(self, params: ParameterList, shape: Callable[[Any], Sequence[int]]) -> ParameterList:
         """Return the parameters, with a tensor without elements in the place of each gradient missing here."""
-        return filled_up(params, shape, self._device)
+        return filled_up(params, partial(nothing_like, shape=shape, device=self._device))
 
     def check_units(self) -> None:
         """Raise a ValueError for shards of FSDP1: they are flat, so that rows cannot be told apart."""
@@ -146,7 +146,7 @@ class ProcessGroups(Holders):
     def watched(self, each: EachNorm | None) -> EachNorm | None:
         """Take charge of it if every process can: each knows in time whether another asks."""
         if not self._named and self.on_host:
-            self._watching = Watching(self._params, each, self._device)
+            self._watching = Watching(self._params, each, lambda _: nothing(self._device))
         return None
 
     def holders(self, backend: Backend) -> Holders:

@@ -28,7 +28,7 @@ class Processes(Protocol):
         self,
         order: Order,
         nonfinite: Nonfinite,
-        max_norm: Any = None,
+        max_norm: Threshold | None = None,
         *,
         skip_above: float = math.inf,
         scale: Threshold | None = None,

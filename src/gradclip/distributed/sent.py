@@ -15,6 +15,7 @@ from gradclip.core.holders import Held
 from gradclip.core.layouts import Groups, Several
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
+from gradclip.core.values import Array
 
 
 def filled(xp: ModuleType, norm: Norm, order: Order, arrays: Arrays) -> list[Any]:
@@ -30,7 +31,7 @@ def filled_each(backend: Backend, held: Held, order: Order) -> tuple[list[Any], 
     return accumulators.filled(xp, norm, order, empty=empty), xp.all(xp.isfinite(norm.value))
 
 
-def flags(backend: Backend, arrays: Arrays, norms: int, finite: Any) -> list[Any]:
+def flags(backend: Backend, arrays: Arrays, norms: int, finite: Array) -> list[Any]:
     """Return this process's four flags, given the number of norms that it measured and whether all are finite."""
     numbers = [float(norms), float(FLOAT64 in arrays.formats), 0.0, 0.0]
     holders, *others = (backend.scalar(number, arrays) for number in numbers)

@@ -1,5 +1,8 @@
 """The norm of each gradient, for a monitor of any process, in a call that clips by the norm of all gradients."""
 
+from collections.abc import Callable
+from typing import Any
+
 from gradclip.core.arrays import Arrays
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Held, Together
@@ -14,11 +17,12 @@ class Watching:
     """What takes the norm of each gradient on this process, if anything.
 
     The norms need one more reduction, in which all processes take part as soon as one of them asks for the norms: a
-    monitor may be on one process only. They are measured once, before the gradients are scaled.
+    monitor may be on one process only. They are measured once, before the gradients are scaled. `nothing` is as in
+    `lacking.filled`.
     """
 
-    def __init__(self, params: ParameterList, each: EachNorm | None, device: object) -> None:
-        self._params, self._each, self._device = params, each, device
+    def __init__(self, params: ParameterList, each: EachNorm | None, nothing: Callable[[Any], Any]) -> None:
+        self._params, self._each, self._nothing = params, each, nothing
         self._asks = True
 
     def asking(self, order: Order) -> float:
@@ -33,7 +37,7 @@ class Watching:
         numbers = sorted(first.values())
         lacking = [params.gradients[number] is None for number in numbers]
         if any(lacking):
-            own, every = iter(arrays.sources), filled(params, lambda _: (0,), self._device).gradients
+            own, every = iter(arrays.sources), filled(params, self._nothing).gradients
             each = zip(numbers, lacking, strict=True)
             arrays = backend.enter([every[number] if lacks else next(own) for number, lacks in each])
         (norm,) = together.measure_parts(backend, [Held(arrays, Groups.each_alone(len(numbers)))], order)
