@@ -28,7 +28,7 @@ class Processes(Protocol):
         self,
         order: Order,
         nonfinite: Nonfinite,
-        max_norm: Threshold | None = None,
+        max_norm: Threshold | Sequence[Threshold] | None = None,
         *,
         skip_above: float = math.inf,
         scale: Threshold | None = None,

@@ -42,6 +42,7 @@ class StepGuard:
         self.norm: float | None = None
         self.reports: list[Finding] = []
         self.steps = self.looks = 0
+        self._followed = False
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
         self._scaler: torch.amp.GradScaler | None = None
