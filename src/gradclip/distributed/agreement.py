@@ -49,13 +49,13 @@ _SAME_SCALE = (
 def asked(
     order: float,
     nonfinite: str,
-    max_norm: Threshold | None,
+    max_norm: Threshold | Sequence[Threshold] | None,
     *,
     skip_above: float = math.inf,
     scale: Threshold | None = None,
     more: Sequence[tuple[str, Any]] = (),
 ) -> Asked:
-    """Return the arguments of a call as text. `max_norm` is the value passed, or None if there is no threshold.
+    """Return the arguments of a call as text. `max_norm` is the value passed, several for parts, or None if there is none.
 
     `more` are arguments that only some calls have, as texts or thresholds.
 
