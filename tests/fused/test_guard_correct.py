@@ -365,7 +365,19 @@ def test_frozen_layers(clip):
         (lambda ps: [own_clip([one], 1.0) for one in ps], 1.0),
         (lambda ps: [one.grad.clamp_(-0.5, 0.5) for one in ps], 0.5),
     ],
-    ids=str,
+    ids=[
+        "layers",
+        "units",
+        "values",
+        "AGC",
+        "AGC, no bound",
+        "torch's values",
+        "torch's values, no bound",
+        "torch's smaller values",
+        "torch's, one by one",
+        "own, one by one",
+        "clamp_",
+    ],
 )
 def test_ways_that_do_not_clip_by_the_global_norm(way, max_norm):
     model = network()

@@ -205,7 +205,7 @@ def test_one_example_moves_the_sum_by_the_bound_and_by_no_more(name, settings, s
         {"max_norm": 2.0, "to_unit": True},
         {"max_norm": 2.0, "pre_clipping_transform": lambda g: {"a": g["a"] * 1e6, "b": g["b"]}},
     ],
-    ids=str,
+    ids=["a tree", "a tree to units", "to units", "transformed"],
 )
 def test_no_hostile_example_moves_a_sum_further(make, settings):
     rng = np.random.default_rng(2)
