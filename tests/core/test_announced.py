@@ -7,6 +7,7 @@ import torch
 import gradclip
 from gradclip.core import announced
 from gradclip.inplace_given import clip_grads_with_norm_
+from gradclip.integrations import torch as drop_in
 
 
 @pytest.fixture
@@ -41,6 +42,27 @@ def test_what_was_passed_and_what_came_back(heard, function, arguments):
     assert (call.function, call.result is result) == (function.__name__, True)
     assert {name: call.arguments[name] for name in arguments} == arguments
     assert call.arguments["parameters"][0] is parameter
+
+
+@pytest.mark.parametrize(
+    ("function", "arguments"),
+    [
+        (drop_in.clip_grad_norm_, (1.0,)),
+        (drop_in.clip_grad_value_, (1.0,)),
+        (drop_in.clip_grads_with_norm_, (1.0, torch.tensor(5.0))),
+    ],
+)
+def test_functions_that_call_another_one_announce_once(heard, function, arguments):
+    function([weight()], *arguments)
+    assert [call.function for call in heard] == [function.__name__]
+
+
+@pytest.mark.parametrize("settings", [{}, {"monitor": gradclip.Monitor()}, {"nonfinite": "skip"}])
+def test_several_thresholds_are_one_call(heard, settings):
+    groups = [{"params": [weight()]}, {"params": [weight()], "max_norm": gradclip.AdaptiveNorm()}]
+    gradclip.clip_grad_norm_(groups, 1.0, **settings)
+    gradclip.clip_grad_norm_({"a": weight(), "b": weight()}, {"a": 1.0, "*": None}, **settings)
+    assert [call.function for call in heard] == ["clip_grad_norm_"] * 2
 
 
 @pytest.mark.parametrize("by_name", [True, False])

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
 
 import gradclip
 from gradclip.integrations.torch import clip_at_step
@@ -66,6 +67,56 @@ def shards_of_fsdp2_share_one_norm():
         for mine, whole in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine.full_tensor(), whole, rtol=1e-5, atol=1e-6)
         assert clipping.max_norm.skipped == by_hand.skipped == 1
+
+
+def grouped(own):
+    """Return two shards of a tensor each, of which the second group has the threshold `own`; "" for none."""
+    mesh = init_device_mesh("cpu", (WORLD,))
+    body, head = (torch.nn.Parameter(distribute_tensor(torch.zeros(4), mesh, [Shard(0)])) for _ in range(2))
+    groups = [{"params": [body]}, {"params": [head], **({} if own == "" else {"max_norm": own})}]
+    return body, head, torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+
+
+def give(body, head, norms):
+    for one, norm in zip((body, head), norms, strict=True):
+        one.grad = distribute_tensor(torch.tensor([0.6, 0.0, 0.8, 0.0]) * norm, one.device_mesh, [Shard(0)])
+
+
+def groups_of_shards_have_thresholds_of_their_own():
+    for own, lengths in ((2.0, (1.0, 2.0)), (None, (1.0, 50.0))):
+        body, head, optimizer = grouped(own)
+        clipping = clip_at_step(optimizer, 1.0, nonfinite="skip")
+        watched = gradclip.guard(optimizer, clipping, every=1, on_mistake="raise")
+        give(body, head, (5.0, 50.0))
+        optimizer.step()
+        watched.remove()
+        assert [one.full_tensor().norm().item() for one in (body, head)] == pytest.approx(lengths)
+        got = [number.item() for number in clipping.numbers().values()]
+        assert got == pytest.approx([math.sqrt(2525), math.hypot(*lengths), 1.0])
+        before = [one.full_tensor().tolist() for one in (body, head)]
+        give(body, head, (5.0, math.nan))
+        optimizer.step()
+        assert [one.full_tensor().tolist() for one in (body, head)] == before
+
+
+def a_spike_in_a_group_of_shards_skips_that_group():
+    follows = gradclip.AdaptiveNorm(gradclip.QuantileThreshold(factor=2.0), skip_above=4.0)
+    body, head, optimizer = grouped(follows)
+    clip_at_step(optimizer, 1.0)
+    for norm in (1.0, 1.0, 1000.0):
+        before = body.full_tensor().tolist(), head.full_tensor().tolist()
+        give(body, head, (0.5, norm))
+        optimizer.step()
+    assert follows.skipped == 1
+    assert head.full_tensor().tolist() == before[1]
+    assert body.full_tensor().tolist() != before[0]
+
+
+def thresholds_of_groups_that_differ_are_refused_by_all():
+    for own, other in ((2.0, 3.0), (2.0, None), (2.0, ""), (None, "")):
+        optimizer = grouped(own if dist.get_rank() == 0 else other)[2]
+        with pytest.raises(ValueError, match="different arguments: max_norm is"):
+            clip_at_step(optimizer, 1.0)
 
 
 def mistakes_of_one_process_reach_all():

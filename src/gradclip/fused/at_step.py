@@ -137,7 +137,8 @@ def clip_at_step(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: as in `gradclip.clip_grad_norm_`, but "skip" really skips the step, as does the `skip_above` of an
             `AdaptiveNorm`: the optimizer gets no gradients (each `.grad` is None), so that parameters and state
-            do not change.
+            do not change. Where groups have thresholds of their own, `skip_above` skips only the groups that share its
+            threshold.
         process_group: as in `gradclip.clip_grad_norm_`. All processes must call `clip_at_step`, and step together.
         mesh: the same, given as a mesh.
         monitor: a `gradclip.Monitor` that records the norm and the threshold at each step.
@@ -162,10 +163,10 @@ def clip_at_step(
     A fused optimizer that `fold_into` takes clips as `fold_into` does, in the same pass as its update and without
     waiting for a device. For any other, to skip steps on an accelerator waits for it at each step.
 
-    The history of an `AdaptiveNorm` is saved in the optimizer's `state_dict`, under "gradclip", and loaded from there:
-    call `clip_at_step` before you load a checkpoint. Functions that keep only "state" and "param_groups", such as
-    `torch.distributed.checkpoint.state_dict`, lose it: save the `state_dict()` of what is returned beside them. A copy
-    of the optimizer does not clip: call `clip_at_step` for it.
+    The history of an `AdaptiveNorm`, also of one in a parameter group, is saved in the optimizer's `state_dict`, under
+    "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only
+    "state" and "param_groups", such as `torch.distributed.checkpoint.state_dict`, lose it: save the `state_dict()` of
+    what is returned beside them. A copy of the optimizer does not clip: call `clip_at_step` for it.
 
     >>> import torch
     >>> weight = torch.nn.Parameter(torch.zeros(2))

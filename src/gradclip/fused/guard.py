@@ -36,8 +36,9 @@ def guard(
     Args:
         optimizer: an optimizer of PyTorch, of any kind.
         max_norm: the threshold that the global norm of its gradients should not exceed at a step: a number, the
-            `gradclip.AdaptiveNorm` that you clip with, or what `gradclip.integrations.torch.fold_into` returned. None
-            or inf: expect no bound, for example if you clip each layer or each element.
+            `gradclip.AdaptiveNorm` that you clip with, or what `clip_at_step` or `fold_into` of
+            `gradclip.integrations.torch` returned. None or inf: expect no bound, for example if you clip each layer or
+            each element. Calls with thresholds for groups or names are not held to a bound.
         every: how many steps from one look to the next, at least 1. It also looks at the first two steps.
         ord: which norm `max_norm` is for, as in `gradclip.global_norm`.
         on_mistake: "warn": a `gradclip.ClippingWarning`, once for each kind of mistake. "raise": a

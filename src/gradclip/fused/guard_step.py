@@ -45,6 +45,7 @@ class StepGuard:
         self._followed = False
         self._max_norm, self._settings = max_norm, settings
         self._skips = Skips()
+        self._followed = False
         self._scaler: torch.amp.GradScaler | None = None
         self._steps_before = 0
         processes_of(ParameterList.of(self._groups()), settings.process_group, settings.mesh)
