@@ -290,9 +290,10 @@ def test_no_call_waits_for_a_device(framework):
     assert [one.last.norm for one in monitor.groups.values()] == [5.0, pytest.approx(2.0)]
 
 
-def test_infinite_norms_of_finite_gradients():
-    largest = np.finfo(float).max
-    one, other = SimpleNamespace(grad=np.full(4, largest)), SimpleNamespace(grad=np.array([3.0, 4.0]))
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+def test_infinite_norms_of_finite_gradients(dtype):
+    largest = float(np.finfo(dtype).max)
+    one, other = (SimpleNamespace(grad=np.array(grad, dtype)) for grad in ([largest] * 4, [3.0, 4.0]))
     own = gradclip.AdaptiveNorm(gradclip.QuantileThreshold())
     norm = gradclip.clip_grad_norm_([{"params": [one], "max_norm": own}, {"params": [other]}], 1.0, nonfinite="skip")
     assert norm == math.inf

@@ -121,6 +121,15 @@ def test_functions_that_do_not_read_thresholds_of_groups_refuse_them(call, thres
     assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
 
 
+@pytest.mark.after_error
+def test_groups_mixed_with_parameters_are_refused():
+    one, other = weight(), weight()
+    before = one.grad.clone()
+    with pytest.raises(TypeError, match=r"parameters\[0\] is of type dict, which has no .grad"):
+        gradclip.clip_grad_norm_([{"params": [one], "max_norm": 1.0}, other], 1.0)
+    assert torch.equal(one.grad, before)
+
+
 def test_folding_refuses_thresholds_of_groups_at_once():
     optimizer = torch.optim.SGD([{"params": [weight()], "max_norm": 1.0}], lr=0.1, fused=True)
     with pytest.raises(ValueError, match=r"the key 'max_norm', .*gradclip\.integrations\.torch\.clip_at_step"):

@@ -106,7 +106,7 @@ def clip_by_parts(
                 _observe(part.adaptive, found, number, limit, asked)
         if monitor is not None:
             _record(monitor, parts, found, each, settings[1])
-    return found.scalar(found.total, taken.arrays, taken.gradients.grads)
+        return found.scalar(found.total, taken.arrays, taken.gradients.grads)
 
 
 def _places(params: ParameterList, parts: Sequence[Part], gradients: Gradients) -> list[Sequence[int]]:

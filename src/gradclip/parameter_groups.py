@@ -28,8 +28,11 @@ def have_thresholds(parameters: object) -> bool:
 
 
 def without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
-    """Return parameter groups without their thresholds."""
-    return [{key: value for key, value in group.items() if key != "max_norm"} for group in groups]  # type: ignore[union-attr]
+    """Return parameter groups without their thresholds; what is no group stays as it is."""
+    return [
+        {key: value for key, value in group.items() if key != "max_norm"} if is_group(group) else group
+        for group in groups  # type: ignore[union-attr]
+    ]
 
 
 def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
