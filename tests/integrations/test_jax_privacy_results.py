@@ -38,6 +38,16 @@ def test_a_bound_is_rounded_up():
     assert exact <= Fraction(bound_of(thresholds, to_unit=False)) ** 2 <= exact * (1 + Fraction(1, 10**15))
 
 
+@pytest.mark.parametrize("threshold", [1.0, 0.1, np.float32(0.1), jnp.float32(0.1), {"a": jnp.float32(0.1)}])
+def test_a_bound_that_is_divided_is_rounded_up(threshold):
+    (number,) = jax.tree.leaves(threshold)
+    for divisor in range(1, 50):
+        found = clipped_fun(lambda x: x, l2_clip_norm=threshold, normalize_by=divisor).l2_norm_bound
+        exact = Fraction(float(number)) / divisor
+        assert exact <= Fraction(found) <= exact * (1 + Fraction(1, 2**52))
+    assert clipped_fun(lambda x: x, l2_clip_norm=math.inf, normalize_by=3.0).l2_norm_bound == math.inf
+
+
 def test_a_bound_may_be_traced():
     bound = jax.jit(lambda c: clipped_fun(lambda x: x, l2_clip_norm={"a": c, "b": 4.0}).l2_norm_bound)(3.0)
     assert float(bound) == 5.0

@@ -252,6 +252,33 @@ def test_clients_of_different_weights_are_warned_of_where_there_is_noise(name, n
     assert ("one counts 2.5 times the mean" in caplog.text) == bool(noise)
 
 
+def round_of(name, weights, *, noise=2.0, clients=4):
+    """Return what a round makes of clients that change nothing, one reply for each weight."""
+    old = {"w": np.zeros(20_000, np.float32)}
+    settings = {"clipped_count_stddev": 9.0} if name in ADAPTIVE else {}
+    wrapped = wrapper(name, noise=noise, clients=clients, **settings)
+    grid = InProcess(moved(0.0), clients, mods(name))
+    answers = grid.send_and_receive(wrapped.configure_train(1, record(old), ConfigRecord(), grid))[: len(weights)]
+    for answer, weight in zip(answers, weights, strict=True):
+        answer.content["metrics"]["num-examples"] = weight
+    return arrays_of(wrapped.aggregate_train(1, answers)[0])["w"]
+
+
+@every_wrapper
+@pytest.mark.parametrize("replies", [1, 2, 4])
+def test_noise_is_for_the_clients_that_replied(name, replies):
+    """One of m clients moves the mean by 1 / m, however many were asked."""
+    assert round_of(name, [1] * replies).std() == pytest.approx(2.0 / replies, rel=0.02)
+
+
+@every_wrapper
+@pytest.mark.parametrize("weights", [[math.nan, 1.0], [math.inf, 1.0], [-1, 3], [0, 0]])
+def test_weights_that_make_no_mean_are_an_error(name, weights):
+    with pytest.raises(AggregationError, match="the weights of clients, 'num-examples', must be finite, 0 or more"):
+        round_of(name, weights)
+    assert round_of(name, [0, 1]).size == 20_000
+
+
 class Accountant:
     """Flower's protocol of an accountant. Its own needs a package more."""
 

@@ -4,8 +4,9 @@ Each client's update is at most C long (`gradclip.integrations.flower_updates`),
 moves the mean of the parameters by at most C / n. The mean is computed in float64, by the strategy that is wrapped: in
 each coordinate a term takes part in at most n + 2 roundings, so the mean of parameters of norm at most ||o|| + C is off
 by at most g * (||o|| + C), where o are the parameters that the server sent and g = (n + 2) * u / (1 - (n + 2) * u) with
-u = 2**-53. The standard deviation of the noise is noise_multiplier * (C / n + 2 * g * (||o|| + C)), rounded up. This is
-for strategies that average, as `FedAvg` does, and clients of equal weights: for others a warning is logged.
+u = 2**-53. The standard deviation of the noise is noise_multiplier * (C / n + 2 * g * (||o|| + C)), rounded up. Here n
+is num_sampled_clients, or the number of replies if fewer clients replied. This is for strategies that average, as
+`FedAvg` does, and clients of equal weights: for others a warning is logged.
 
 **What no noise hides.** Arrays of integers and booleans, such as BatchNorm's counters, are not clipped and get no
 noise. So with noise they stay as the server sent them. Without noise they are the rounded mean.
@@ -50,6 +51,7 @@ class _Private:
     """
 
     num_refused = 0
+    _num_replies = 1
     current_arrays: ArrayRecord
     strategy: Any
     noise_multiplier: float
@@ -109,17 +111,26 @@ class _Private:
     def _std(self) -> float:
         if not self.noise_multiplier:
             return 0.0
-        roundings = (self.num_sampled_clients + 2) * 2.0**-53
+        roundings = (max(self.num_sampled_clients, self._num_replies) + 2) * 2.0**-53
         floats = [x for x in self.current_arrays.to_numpy_ndarrays() if x.dtype.kind in "fc"]
         longest = 1.001 * (float(global_norm(floats)) + self.clipping_norm)
-        moved = self.clipping_norm / self.num_sampled_clients + 2 * roundings / (1 - roundings) * longest
+        clients = min(self.num_sampled_clients, self._num_replies)
+        moved = self.clipping_norm / clients + 2 * roundings / (1 - roundings) * longest
         return self.noise_multiplier * moved * (1 + 2.0**-50)
 
-    def _note_weights(self, replies: list[Message]) -> None:
-        """Warn where clients count so differently that the noise does not cover the heaviest."""
+    def _note_replies(self, replies: list[Message]) -> None:
+        """Note how many replies are averaged. Warn if clients count so differently that the noise does not cover it.
+
+        Raises AggregationError for weights that make no mean.
+        """
+        self._num_replies = max(len(replies), 1)
         key = getattr(self.strategy, "weighted_by_key", None)
         metrics = [record for reply in replies for record in reply.content.metric_records.values()]
         weights = [float(record[key]) for record in metrics if isinstance(record.get(key), float | int)]
+        if weights and not (all(0 <= weight < math.inf for weight in weights) and any(weights)):
+            raise AggregationError(
+                f"the weights of clients, {key!r}, must be finite, 0 or more, and not all 0, got {weights}."
+            )
         if self.noise_multiplier and weights and max(weights) > min(weights):
             log(
                 WARNING,
@@ -164,7 +175,7 @@ def _aggregated(
     if not replies:
         wrapper._pop_pending_event(server_round)
         return None, None
-    wrapper._note_weights([reply for reply in replies if not reply.has_error()])
+    wrapper._note_replies([reply for reply in replies if not reply.has_error()])
     return theirs.DifferentialPrivacyClientSideFixedClipping.aggregate_train(wrapper, server_round, replies)
 
 
@@ -177,7 +188,7 @@ class _Adaptive(_Private):
 
     def _release(self, server_round: int, replies: list[Message], clipped: int, finite: int) -> Aggregated:
         """Aggregate, add noise for the threshold by which updates were clipped, and then move the threshold."""
-        self._note_weights(replies)
+        self._note_replies(replies)
         arrays, metrics = self.strategy.aggregate_train(server_round, replies)
         if arrays:
             arrays = self._add_noise_to_aggregated_arrays(arrays)

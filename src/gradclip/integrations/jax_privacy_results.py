@@ -10,7 +10,7 @@ import jax
 
 from gradclip.arguments import is_single_threshold
 from gradclip.per_example.function import ClippedFunction
-from gradclip.per_example.rounding import root_up
+from gradclip.per_example.rounding import root_up, rounded_up
 from gradclip.typing import Thresholds
 
 _TIMES_BOUND = {"ADD_OR_REMOVE_ONE": 1, "REPLACE_ONE": 2, "REPLACE_SPECIAL": 1}
@@ -64,6 +64,14 @@ class BoundedSensitivityCallable:
                 "Pass a dp_accounting.NeighboringRelation."
             )
         return _TIMES_BOUND[name] * self.l2_norm_bound
+
+
+def divided(bound: Any, divisor: float) -> Any:
+    """Return a bound divided by a constant, rounded up. A traced bound is rounded to nearest."""
+    if isinstance(bound, jax.core.Tracer):
+        return bound / divisor
+    known = float(bound)
+    return known if math.isinf(known) else rounded_up(Fraction(known) / Fraction(divisor))
 
 
 def bound_of(thresholds: Thresholds, *, to_unit: bool) -> Any:

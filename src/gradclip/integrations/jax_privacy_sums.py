@@ -12,7 +12,7 @@ from gradclip.arguments import check_flag, check_threshold, is_single_threshold
 from gradclip.backends.entries import Entry
 from gradclip.backends.registry import named
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
-from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of
+from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import cast, left_out_together, norms_of, widened
 from gradclip.integrations.jax_privacy_versions import skips_whole_examples
 from gradclip.leaves import as_floats
@@ -145,7 +145,8 @@ def clipped_fun(
         norms = jax.tree.map(lambda norm: norm.astype(jnp.float32), norms)
         return value, (aux, norms) if has_aux and return_norms else aux if has_aux else norms
 
-    bound = float(grid_scale) if grid_scale else bound_of(l2_clip_norm, to_unit=rescale_to_unit_norm) / normalize_by
+    largest = bound_of(l2_clip_norm, to_unit=rescale_to_unit_norm)
+    bound = float(grid_scale) if grid_scale else divided(largest, clipped.normalize_by)
     return BoundedSensitivityCallable(call, bound if nan_safe else math.inf, has_aux or return_norms, clipped)
 
 
