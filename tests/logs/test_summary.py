@@ -1,4 +1,5 @@
 import math
+import tracemalloc
 
 import pytest
 
@@ -86,3 +87,13 @@ def test_a_single_step(norm):
     summary = Summary.of(Log("text", [Row(None, norm)]))
     assert summary.lines()[0] == "text: 1 step."
     assert summary.plain()["advice"]["state"] == "too few"
+
+
+def test_the_memory_for_many_rows():
+    rows = [Row(step, 1.0 + step % 7) for step in range(100_000)]
+    Summary.of(Log("x", rows[:100]))
+    tracemalloc.start()
+    Summary.of(Log("x", rows))
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most / len(rows) < 375  # bytes

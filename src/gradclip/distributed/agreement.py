@@ -55,7 +55,7 @@ def asked(
     scale: Threshold | None = None,
     more: Sequence[tuple[str, Any]] = (),
 ) -> Asked:
-    """Return the arguments of a call as text. `max_norm` is the value passed, several for parts, or None if there is none.
+    """Return the arguments of a call as text. `max_norm` is the value passed, or those of parts.
 
     `more` are arguments that only some calls have, as texts or thresholds.
 

@@ -130,8 +130,8 @@ def clip_at_step(
     changes, and trainers that call `step` themselves clip, too.
 
     Args:
-        optimizer: any optimizer of PyTorch. That which `trainer.optimizers` of Lightning or `accelerator.prepare`
-            return works, too. Two optimizers clip separately.
+        optimizer: any optimizer of PyTorch, also one that Lightning's `trainer.optimizers` or `accelerator.prepare`
+            returns. Two optimizers clip separately.
         max_norm: the threshold in the units of unscaled gradients, >= 0, or a `gradclip.AdaptiveNorm`. A parameter
             group with a key "max_norm" has a threshold of its own, as in `gradclip.clip_grad_norm_`.
         ord: which norm, as in `gradclip.global_norm`.
@@ -161,7 +161,7 @@ def clip_at_step(
     step: each gradient that it sees is clipped, and each counts as a step for `norm`, an `AdaptiveNorm` and a monitor.
 
     A fused optimizer that `fold_into` takes clips as `fold_into` does, in the same pass as its update and without
-    waiting for a device. For any other, to skip steps on an accelerator waits for it at each step.
+    waiting for a device. With any other, skipping steps waits for the accelerator at each step.
 
     The history of an `AdaptiveNorm`, also of one in a parameter group, is saved in the optimizer's `state_dict`, under
     "gradclip", and loaded from there: call `clip_at_step` before you load a checkpoint. Functions that keep only

@@ -77,8 +77,8 @@ def guard(
     | "not_clipped" | the norm was above `max_norm` for another reason |
     | "nonfinite" | the optimizer got NaN or infinity |
 
-    A step that `torch.amp.GradScaler` skips is ordinary: three in a row are told, and the first 40 before it takes a
-    step, by which it finds its scale, do not count.
+    A step that `torch.amp.GradScaler` skips is ordinary: only three in a row are reported. Up to 40 skips before its
+    first step do not count, because it looks for its scale there.
 
     At a look it measures all gradients, and a few small ones before and after each backward pass; this waits for the
     device. At other steps it counts, and does not wait. On an accelerator, skipped steps are noticed at the next look.

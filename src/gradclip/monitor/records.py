@@ -120,8 +120,9 @@ class Columns(NamedTuple):
     @classmethod
     def of(cls, steps: Iterable[Step]) -> "Columns":
         """Turn steps into arrays."""
-        rows = [(s.step, s.norm, s.max_norm, s.clipped, s.skipped, s.loss) for s in steps]
-        numbers, norms, max_norms, clipped, skipped, losses = np.array(rows, np.float64).reshape(-1, 6).T.copy()
+        rows = ((s.step, s.norm, s.max_norm, s.clipped, s.skipped, s.loss) for s in steps)
+        table = np.fromiter(rows, np.dtype((np.float64, 6)))  # without a list of the rows: a log may have millions
+        numbers, norms, max_norms, clipped, skipped, losses = table.T.copy()
         return cls(numbers.astype(np.int64), norms, max_norms, clipped > 0, skipped > 0, losses)
 
 
