@@ -7,6 +7,7 @@ Needs accelerate, transformers, nemo-automodel, torchtitan and axolotl, the last
 
 import argparse
 import os
+import tempfile
 import time
 from importlib import import_module
 from importlib.metadata import version
@@ -80,8 +81,11 @@ FUNCTIONS = {
 }
 
 
-def called(trainer, names):
-    """Return the outcome of each layout, up to one that leaves processes waiting for each other."""
+def called(trainer, names, folder):
+    """Return the outcome of each layout, up to one that leaves processes waiting for each other.
+
+    A process that ends would wake those that wait for it, so it stays until all are done, or none waits any longer.
+    """
     clip, module, _ = FUNCTIONS[trainer]
     if module is not None:
         import_module(module)
@@ -91,9 +95,11 @@ def called(trainer, names):
         call = clip if clip is ours else lambda *given, name=name: clip(*given[:2], given[2] | {"layout": name})
         found[name] = outcome(call, parameters, full, options)
         if found[name] == "hangs":
-            return found
-    if names[0] in UNEVEN:
-        time.sleep(1.5 * TIMEOUT)  # else the others would see a process that ended, not one that makes no call
+            break
+    (Path(folder) / str(torch.distributed.get_rank())).touch()
+    end = time.monotonic() + 1.5 * TIMEOUT
+    while len(list(Path(folder).iterdir())) < WORLD and time.monotonic() < end:
+        time.sleep(0.1)
     return found
 
 
@@ -110,7 +116,8 @@ def _started(trainer, names):
     """Run the processes, again if they do not find each other in time: the machine may be busy."""
     for _ in range(5):
         try:
-            return spawn(called, WORLD, trainer, names)
+            with tempfile.TemporaryDirectory() as folder:
+                return spawn(called, WORLD, trainer, names, folder)
         except torch.multiprocessing.ProcessRaisedException as error:
             if "init_process_group" not in str(error):
                 raise
