@@ -26,7 +26,7 @@ def test_the_name_needs_no_framework():
         ({"max_norm": "1"}, TypeError, "max_norm"),
         ({"every": 0}, ValueError, "every must be at least 1"),
         ({"ord": 0.5}, ValueError, "ord"),
-        ({"optimizer": torch.nn.Linear(1, 1)}, TypeError, "must be an optimizer of PyTorch, .* got Linear"),
+        ({"optimizer": torch.nn.Linear(1, 1)}, TypeError, "must be an optimizer of torch.optim, .* got Linear"),
     ],
 )
 @pytest.mark.after_error

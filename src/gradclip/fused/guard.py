@@ -101,6 +101,8 @@ def guard(
     """
     settings = Settings(every, Order.parse(ord), on_mistake, stop_after, process_group, mesh, replicas)
     limit = max_norm if max_norm is None or seems_a_handle(max_norm) else float(check_threshold(max_norm))
-    from gradclip.fused.guard_step import StepGuard, checked  # imports PyTorch
+    # They import PyTorch.
+    from gradclip.fused.guard_step import StepGuard
+    from gradclip.fused.handle import unwrapped
 
-    return StepGuard(checked(optimizer), limit, settings)
+    return StepGuard(unwrapped(optimizer), limit, settings)

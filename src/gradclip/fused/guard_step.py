@@ -273,19 +273,6 @@ class StepGuard:
             self._tell("skipped", f"{told} skipped.")
 
 
-def checked(optimizer: Any) -> Optimizer:
-    """Return an optimizer without what a trainer has wrapped around it. Raises a TypeError for anything else."""
-    inside = optimizer
-    while isinstance(getattr(inside, "optimizer", None), Optimizer):
-        inside = inside.optimizer
-    if not isinstance(inside, Optimizer):
-        raise TypeError(
-            f"optimizer must be an optimizer of PyTorch, such as torch.optim.AdamW(...), got "
-            f"{type(optimizer).__name__}."
-        )
-    return inside
-
-
 def _many(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 

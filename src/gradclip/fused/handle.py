@@ -34,8 +34,8 @@ def unwrapped(optimizer: object) -> Optimizer:
         return found
     raise TypeError(
         f"optimizer must be an optimizer of torch.optim, or a subclass of torch.optim.Optimizer, got "
-        f"{type(optimizer).__name__}. Engines such as DeepSpeed and Megatron step by themselves: set the threshold in "
-        "their configuration."
+        f"{type(optimizer).__name__}. Engines step by themselves: for them, call "
+        "gradclip.integrations.deepspeed.follow or gradclip.integrations.megatron.follow."
     )
 
 
