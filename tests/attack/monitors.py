@@ -20,11 +20,13 @@ HOSTILE = (
 
 def attack(rng):
     """Draw a monitor, and spoil its state, its file, or what it records."""
-    monitor = drawn(rng)
-    [spoil_state, spoil_file, spoil_record][int(rng.integers(3))](rng, monitor)
-    read(monitor)
-    if rng.integers(40) == 0:
-        shown(monitor)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "at step .* clipping multiplied the gradients")
+        monitor = drawn(rng)
+        [spoil_state, spoil_file, spoil_record][int(rng.integers(3))](rng, monitor)
+        read(monitor)
+        if rng.integers(40) == 0:
+            shown(monitor)
 
 
 def drawn(rng):

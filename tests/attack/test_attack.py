@@ -176,7 +176,7 @@ def test_without_findings_all_is_well(capsys):
         lambda: mock.patch(
             "gradclip.fused.at_step.clip_grad_norm_", lambda groups, *_, **__: gradclip.grad_norm(groups)
         ),
-        lambda: mock.patch("gradclip.fused.at_step.ClippingBeforeStep._skips", return_value=False),
+        lambda: mock.patch("gradclip.fused.at_step.ClippingBeforeStep._skipped", return_value=[]),
         lambda: mock.patch("gradclip.fused.step.threshold_of_scaled", lambda backend, max_norm, given: max_norm),
     ],
     ids=["it never clips", "it only measures", "it steps with zeros", "it clips scaled gradients"],
