@@ -17,6 +17,7 @@ NEEDED = {
 }
 # What the library has no function for.
 NEW = {
+    "jax_privacy": {"clip_and_round_to_grid", "with_gradclip"},
     "optax": {
         "AdaptiveClipState",
         "NormState",
