@@ -62,7 +62,7 @@ def parameter_groups_that_cannot_be_listed():
         for wrong, kind, words in (
             ([group, {"params": 3}], TypeError, "parameters must be an iterable"),
             ([group, {"params": iter(())}], ValueError, "yields nothing"),
-            ([{**group, "max_norm": 0.5}], ValueError, "the keys 'max_norm'"),
+            ([{**group, "norm_type": 1.0}], ValueError, "the keys 'norm_type'"),
             ([group, {"params": [], "clip_grad": True}], ValueError, "the keys 'clip_grad'"),
             ([group, {"params": [object()]}], TypeError, "has no .grad"),
         ):

@@ -97,7 +97,7 @@ def spikes_name_the_layer():
     for step in range(30):
         clipped(monitor, named(1.0 + step % 3))
     params = named()
-    params["w"].grad.to_local()[0, 0] = 1e6
+    params["w"].grad.to_local()[0, 0] = 1e5
     clipped(monitor, params)
     (spike,) = monitor.spikes
     assert "w" in str(spike)
