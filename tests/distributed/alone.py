@@ -164,7 +164,7 @@ def what_is_wrong_beside_partial_sums():
         (ValueError, "ord must be", [p, q], (1.0, 0.5)),
         (ValueError, "must not be negative", [p, q], (-1.0,)),
         (TypeError, "has no .grad", [p, q, 3], (1.0,)),
-        (ValueError, "the keys 'max_norm'", [{"params": [p, q], "max_norm": 1.0}], (1.0,)),
+        (ValueError, "the keys 'norm_type'", [{"params": [p, q], "norm_type": 1.0}], (1.0,)),
     ):
         refused_by_all(
             kind,
