@@ -10,6 +10,7 @@ import tensorflow as tf
 import torch
 
 import gradclip
+import products
 from gradclip import check_sensitivity, clipped_sum_sensitivity
 
 MAKERS = {"jax": jnp.asarray, "torch": torch.as_tensor}
@@ -68,15 +69,17 @@ def test_examples_computed_alone_may_move(name, settings):
 
 
 def test_examples_that_move_are_not_promised():
-    """In PyTorch's matrix products on a CPU some places are computed in another order."""
+    """In PyTorch's matrix products some places are computed in another order, on some processors."""
     sum_of = clipped(pad_to=16)
     anywhere = check_sensitivity(sum_of, torch.as_tensor(GIVEN), clipped_sum_sensitivity(1.0, batch_size=16), trials=1)
-    assert not anywhere.holds
-    assert anywhere.worst.distance > 3
     assert all(" removed" in case.name and "10 predictions" in case.name for case in anywhere.failures)
     kept = check_sensitivity(sum_of, torch.as_tensor(GIVEN), sum_of.sensitivity(), trials=1)
     assert kept.holds
-    assert "Only if examples keep their places" in str(kept)
+    if anywhere.holds:
+        assert products.computes_all_places_alike()
+    else:
+        assert anywhere.worst.distance > 3
+        assert "Only if examples keep their places" in str(kept)
 
 
 @pytest.mark.parametrize("relation", ["replace_one", "zero_out"])
