@@ -1,5 +1,7 @@
 """Small trainings whose gradients are far above 1, and functions that clip them."""
 
+import warnings
+
 import torch
 from torch.nn.utils import clip_grad_norm_ as torch_clip
 
@@ -16,6 +18,7 @@ def own_clip(parameters, max_norm):
     return norm
 
 
+STEPS = 9
 SEEN = {"torch": torch_clip, "gradclip": gradclip.clip_grad_norm_, "drop-in": drop_in}
 CLIPS = SEEN | {"own": own_clip}
 
@@ -33,3 +36,15 @@ def loss_of(model, scale=30.0):
 
 def descent(model, lr=1e-4, make=torch.optim.SGD, **settings):
     return make(model.parameters(), lr=lr, **settings)
+
+
+def trained(optimizer, once, max_norm=1.0, steps=STEPS, looks=4, **settings):
+    """Take steps with a guard that looks at the first two, and at each of a multiple of 4; it must say nothing."""
+    watched = gradclip.guard(optimizer, max_norm, every=4, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(steps):
+            once()
+    watched.remove()
+    assert (watched.reports, watched.looks) == ([], looks), watched
+    return watched
