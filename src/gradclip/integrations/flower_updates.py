@@ -119,8 +119,8 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     """Clip a model update in place, and return whether it was longer than `clipping_norm`.
 
     >>> update = [np.array([3.0]), np.array(4.0)]
-    >>> adaptive_clip_inputs_inplace(update, 1.0), [round(float(x), 6) for x in update]
-    (True, [0.6, 0.8])
+    >>> adaptive_clip_inputs_inplace(update, 1.0), [x.round(6).tolist() for x in update]
+    (True, [[0.6], 0.8])
     """
     floats = _floats(input_arrays)
     if norm_at_most(floats, check_threshold(clipping_norm)):

@@ -112,6 +112,7 @@ def clipped_fun(
     """
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
     nan_safe = check_flag("nan_safe", nan_safe)
+    has_aux, return_norms = check_flag("has_aux", has_aux), check_flag("return_norms", return_norms)
     for threshold in flatten(l2_clip_norm).leaves:
         check_threshold(threshold, "l2_clip_norm")
     if grid_scale is not None:
