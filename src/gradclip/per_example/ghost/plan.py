@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradclip.core.formats import format_named
+from gradclip.core.formats import dtype_name
+from gradclip.core.values import shape_of
 from gradclip.per_example.ghost.certificate import error_of_square
 from gradclip.per_example.ghost.records import LeafUses, Place, Use
+from gradclip.tree import FlatTree
 
 # Times are in those of one product of a float32 matrix multiplication. They were measured on processors.
 _PASSES = 70.0
@@ -17,8 +19,10 @@ _WIDE_SUM, _WIDE_GRAM = 2.7, 2.0
 """A product in float64, in a sum and in a Gram matrix."""
 _ROW = 8.0
 """Adding an element of an embedding's row to a sum."""
-_WORTH = 2e6
+WORTH = 2e6
 """What keeping a parameter's factors must save in a batch, so that its own operations are worth calling."""
+SMALLEST = 2**12
+"""The elements of a parameter below which its gradients are always made."""
 _LARGE = 2**16
 """The elements of a parameter from which method="ghost" insists on factors."""
 _MOST_BYTES = 2**30
@@ -45,6 +49,7 @@ class PlannedLeaf:
         why: the reason.
         bytes_made: what the gradients of a batch would take.
         bytes_kept: what the factors take; None if there are none.
+        terms: the most terms that an example has in one matrix; 0 if there are no factors.
     """
 
     path: str
@@ -54,6 +59,7 @@ class PlannedLeaf:
     why: str
     bytes_made: int
     bytes_kept: int | None
+    terms: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,11 @@ class Plan:
     def ghost(self) -> bool:
         """Whether any gradient is never made."""
         return any(leaf.ghost for leaf in self.leaves)
+
+    @property
+    def cancels(self) -> bool:
+        """Whether an example may have several terms in one matrix, which may cancel."""
+        return any(leaf.ghost and leaf.terms > 1 for leaf in self.leaves)
 
     @property
     def tapped(self) -> tuple[bool, ...]:
@@ -108,13 +119,27 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str) -> Plan:
     return Plan(leaves, examples)
 
 
-def made_everywhere(uses: Iterable[tuple[str, tuple[int, ...], int]], examples: int, why: str) -> Plan:
-    """Return a plan that makes all gradients, for parameters of these paths, shapes and bytes."""
-    return Plan(tuple(PlannedLeaf(p, s, "", False, why, b * examples, None) for p, s, b in uses), examples)
+def made_everywhere(parameters: FlatTree, examples: int, why: str) -> Plan:
+    """Return the plan that makes the gradient of every parameter."""
+    leaves = [
+        PlannedLeaf(path, shape_of(x), "", False, why, examples * elements_of(x) * _width(dtype_name(x)), None)
+        for path, x in zip(parameters.paths(), parameters.leaves, strict=True)
+    ]
+    return Plan(tuple(leaves), examples)
+
+
+def elements_of(leaf: object) -> int:
+    """Return the number of elements of a parameter."""
+    return math.prod(shape_of(leaf))
+
+
+def _width(dtype: str) -> int:
+    """Return the bytes of a number of a gradient. Half types are made in their own dtype."""
+    return {"float16": 2, "bfloat16": 2, "float64": 8, "complex64": 8, "complex128": 16}.get(dtype, 4)
 
 
 def _planned(leaf: LeafUses, examples: int, method: str) -> PlannedLeaf:
-    width = format_named(leaf.dtype).precision > 24 and 8 or 4
+    width = _width(leaf.dtype)
     made = Cost(_PASSES * math.prod(leaf.shape), math.prod(leaf.shape) * width)
     parts = parts_of(leaf.uses)
     named = ", ".join(f"{use.operation}, T = {use.terms}" for use in leaf.uses[:2]) + (", ..." if leaf.uses[2:] else "")
@@ -125,15 +150,18 @@ def _planned(leaf: LeafUses, examples: int, method: str) -> PlannedLeaf:
     kept = _cost_of_factors(parts, width)
     made = Cost(made.time + sum(_products(part) for part in parts), made.bytes)
     saved = (made.time - kept.time) * examples
-    small = math.prod(leaf.shape) < _LARGE
-    if method == "ghost":
-        ghost, why = (not small or saved > 0, "asked for") if not small or saved > 0 else (False, "small")
+    small = math.prod(leaf.shape) < SMALLEST
+    if small:
+        ghost, why = False, "small"
+    elif method == "ghost":
+        ghost, why = True, "asked for"
     elif made.bytes * examples > _MOST_BYTES and kept.bytes < made.bytes:
         ghost, why = True, "saves memory"
     else:
-        ghost = saved > _WORTH
+        ghost = saved > WORTH
         why = f"{made.time / kept.time:.1f} times less work" if ghost else "small" if saved > 0 else _more(made, kept)
-    return PlannedLeaf(leaf.path, leaf.shape, named, ghost, why, made.bytes * examples, kept.bytes * examples)
+    terms = max(sum(use.terms for use in part) for part in parts)
+    return PlannedLeaf(leaf.path, leaf.shape, named, ghost, why, made.bytes * examples, kept.bytes * examples, terms)
 
 
 def _more(made: Cost, kept: Cost) -> str:

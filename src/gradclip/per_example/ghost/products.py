@@ -22,6 +22,10 @@ class Products(ABC):
     """The array API standard's operations on the framework's own arrays."""
 
     @abstractmethod
+    def __init__(self, *, concrete: bool) -> None:
+        """`concrete`: the backend computes with NumPy's arrays in the place of the framework's own."""
+
+    @abstractmethod
     def dense(self, terms: Dense) -> Squares:
         """Return sum_ts <left_t, left_s> <right_t, right_s> and (sum_t |left_t| |right_t|)**2, added over blocks."""
 
@@ -75,6 +79,10 @@ class Products(ABC):
     @abstractmethod
     def put(self, part: Array, start: tuple[int, ...], shape: tuple[int, ...]) -> Array:
         """Return zeros of a shape with a box of numbers from `start` on."""
+
+    @abstractmethod
+    def rounded(self, total: Array, dtype: str) -> Array:
+        """Return a sum in a dtype, rounded to nearest."""
 
     @abstractmethod
     def given(self, vector: Array) -> Array:

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from gradclip.backends.jax.operations import nearest
 from gradclip.backends.jax.products import gram_squares, outer_sums, row_squares
 from gradclip.per_example.ghost.products import Products, Squares
 from gradclip.per_example.ghost.records import Dense, Rows
@@ -20,7 +21,7 @@ class JaxProducts(Products):
     xp = jnp
 
     def __init__(self, *, concrete: bool) -> None:
-        self.concrete = concrete  # whether the backend computes with NumPy's arrays
+        self.concrete = concrete
 
     def dense(self, terms: Dense) -> Squares:
         batch, blocks = terms.left.shape[:2]
@@ -80,6 +81,9 @@ class JaxProducts(Products):
 
     def put(self, part: jax.Array, start: tuple[int, ...], shape: tuple[int, ...]) -> jax.Array:
         return part if part.shape == shape else lax.dynamic_update_slice(jnp.zeros(shape, part.dtype), part, start)
+
+    def rounded(self, total: jax.Array, dtype: str) -> jax.Array:
+        return nearest(total) if dtype == "float32" else total
 
     def given(self, vector: jax.Array) -> jax.Array:
         return np.asarray(vector) if self.concrete else vector

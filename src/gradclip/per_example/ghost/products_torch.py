@@ -18,7 +18,7 @@ class TorchProducts(Products):
     xp = namespace
 
     def __init__(self, *, concrete: bool) -> None:
-        self.concrete = concrete  # whether the backend computes with NumPy's arrays
+        self.concrete = concrete
 
     def dense(self, terms: Dense) -> Squares:
         batch, blocks = terms.left.shape[:2]
@@ -85,6 +85,9 @@ class TorchProducts(Products):
         whole = part.new_zeros(shape)
         whole[tuple(slice(a, a + n) for a, n in zip(start, part.shape, strict=True))] = part
         return whole
+
+    def rounded(self, total: torch.Tensor, dtype: str) -> torch.Tensor:
+        return total.to(getattr(torch, dtype))
 
     def given(self, vector: torch.Tensor) -> Any:
         return vector.numpy() if self.concrete else vector

@@ -72,9 +72,7 @@ def _check_finite(backend: Backend, norm: Norm, mask: Array | None) -> None:
         )
 
 
-def _weights(
-    products: Products, backend: Backend, norm: Norm, clipping: Clipping, mask: Array | None
-) -> Weights:
+def _weights(products: Products, backend: Backend, norm: Norm, clipping: Clipping, mask: Array | None) -> Weights:
     """Return the weights: 0 outside the mask, and 0 or NaN, by the policy, where the norm is not finite."""
     xp = backend.xp
     threshold = backend.scalar(clipping.threshold, ())
