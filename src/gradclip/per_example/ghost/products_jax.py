@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gradclip.backends.jax.operations import nearest
 from gradclip.backends.jax.products import gram_squares, outer_sums, row_squares
 from gradclip.per_example.ghost.products import Products, Squares
 from gradclip.per_example.ghost.records import Dense, Rows
@@ -83,7 +82,7 @@ class JaxProducts(Products):
         return part if part.shape == shape else lax.dynamic_update_slice(jnp.zeros(shape, part.dtype), part, start)
 
     def rounded(self, total: jax.Array, dtype: str) -> jax.Array:
-        return nearest(total) if dtype == "float32" else total
+        return total.astype(dtype)
 
     def given(self, vector: jax.Array) -> jax.Array:
         return np.asarray(vector) if self.concrete else vector
