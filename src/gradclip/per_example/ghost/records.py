@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from gradclip.core.values import Array
-
 
 @dataclass(frozen=True)
 class Place:
@@ -33,7 +31,9 @@ class Place:
     @property
     def shape(self) -> tuple[int, int, int]:
         """The numbers of blocks, rows and columns."""
-        blocks, rows, columns = (math.prod(self.view[i] for i in axes) for axes in (self.blocks, self.rows, self.columns))
+        blocks, rows, columns = (
+            math.prod(self.view[i] for i in axes) for axes in (self.blocks, self.rows, self.columns)
+        )
         return blocks, rows, columns
 
     @property
@@ -50,15 +50,15 @@ class Place:
 class Dense(NamedTuple):
     """Terms of products: `left` of shape (batch, blocks, T, rows) and `right` of shape (batch, blocks, T, columns)."""
 
-    left: Array
-    right: Array
+    left: Any
+    right: Any
 
 
 class Rows(NamedTuple):
-    """Terms of an embedding: row `indices`[t] of the matrix gets `right`_t. Shapes (batch, T) and (batch, T, columns)."""
+    """Terms of an embedding: row `indices`[t] gets `right`_t. Shapes (batch, T) and (batch, T, columns)."""
 
-    indices: Array
-    right: Array
+    indices: Any
+    right: Any
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Part:
 class Made(NamedTuple):
     """The gradient of each example: shape (batch, ...)."""
 
-    rows: Array
+    rows: Any
 
 
 Gradient = Made | Sequence[Part]
