@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from tapped_losses import agrees, places, uses
+from tapped_losses import agrees, places, run, uses
 
 BATCH = 5
 
@@ -244,3 +244,173 @@ def test_a_parameter_without_a_use_has_no_parts():
     p = {"idle": normal(3), "w": normal(4, 2)}
     idle, _ = agrees(lambda p, x: (x @ p["w"]).sum(), p, rows(4))
     assert list(idle) == []
+
+
+def recurrent(p, x):
+    def step(h, x):
+        h = jnp.tanh(x @ p["w"] + h @ p["u"] + p["b"])
+        return h, h @ p["v"]
+
+    h, made = lax.scan(step, jnp.zeros(3), x)
+    return (made**2).sum() + h.sum()
+
+
+def test_a_constant_of_a_loop_has_a_term_for_each_step():
+    p = {"w": normal(4, 3), "u": normal(3, 3), "b": normal(3), "v": normal(3, 2)}
+    assert uses(recurrent, p, rows(6, 4)) == ["add", *[[("dot_general", 6)]] * 3]
+    agrees(recurrent, p, rows(6, 4))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("unroll", [1, 2])
+def test_a_loop_over_layers_gives_blocks(reverse, unroll):
+    def loss(p, x):
+        def layer(x, layer):
+            w, e = layer
+            return jnp.tanh(x @ w.T + p["all"] @ x), e @ x[0]
+
+        x, made = lax.scan(layer, x, (p["w"], p["e"]), reverse=reverse, unroll=unroll)
+        return (x**2).sum() + jnp.sin(made).sum()
+
+    p = {"w": normal(4, 3, 3), "e": normal(4, 2, 3), "all": normal(5, 5)}
+    assert uses(loss, p, rows(5, 3)) == [[("dot_general", 12)], [("dot_general", 1)], [("dot_general", 5)]]
+    whole = ((0, 0, 0), (4, 3, 3))
+    assert places(loss, p, rows(5, 3))[2] == [(whole, (4, 3, 3), (0,), (1,), (2,))]
+    agrees(loss, p, rows(5, 3))
+
+
+def test_loops_in_loops():
+    """The outer loop goes over layers, the inner one over time; one matrix is used by all, another by each layer."""
+
+    def loss(p, x):
+        def layer(x, w):
+            def step(h, x):
+                return jnp.tanh(x @ p["u"] + w["h"] @ h), h @ w["o"]
+
+            return lax.scan(step, jnp.zeros(3), x)[1] + x @ w["o"], None
+
+        return (lax.scan(layer, x, p["layers"])[0] ** 2).sum()
+
+    p = {"u": normal(3, 3), "layers": {"h": normal(2, 3, 3), "o": normal(2, 3, 3)}}
+    found = uses(loss, p, rows(5, 3))
+    assert found == [[("dot_general", 5)], [("dot_general", 5), ("dot_general", 5)], [("dot_general", 10)]]
+    agrees(loss, p, rows(5, 3))
+
+
+def test_lookups_in_loops():
+    def loss(e, t):
+        def step(h, t):
+            return jnp.tanh(h * e[t] + e.at[t].get(mode="fill", fill_value=0)), None
+
+        return lax.scan(step, jnp.ones(4), t)[0].sum()
+
+    assert uses(loss, normal(7, 4), tokens(6)) == [[("embedding", 6), ("embedding", 6)]]
+    agrees(loss, normal(7, 4), tokens(6))
+    agrees(loss, normal(7, 4), tokens(6) * 3 - 6)
+
+
+def test_a_parameter_that_a_loop_changes_falls_back_alone():
+    def loss(p, x):
+        def step(carry, x):
+            h, w, same = carry
+            return (jnp.tanh(x @ w + h @ same), w * 0.5, same), x @ p["u"]
+
+        (h, _, same), made = lax.scan(step, (jnp.zeros(3), p["w"], p["s"]), x)
+        return h.sum() + made.sum() + (x @ same).sum()
+
+    p = {"s": normal(3, 3), "u": normal(3, 3), "w": normal(3, 3)}
+    assert uses(loss, p, rows(6, 3)) == [[("dot_general", 6), ("dot_general", 6)], [("dot_general", 6)], "scan"]
+    agrees(loss, p, rows(6, 3))
+
+
+@pytest.mark.parametrize("policy", [None, jax.checkpoint_policies.dots_saveable])
+def test_checkpoints(policy):
+    def loss(p, x):
+        def layer(x, w):
+            return jax.checkpoint(lambda x, w: jnp.tanh(jnp.sin(x @ w) @ p["u"]), policy=policy)(x, w), None
+
+        x = jax.checkpoint(perceptron)(p["dense"], x, x[:, :3]) * x
+        return (lax.scan(layer, x, p["w"])[0] ** 2).sum()
+
+    p = {"w": normal(4, 3, 3), "u": normal(3, 3), "dense": {"w": normal(3, 5), "b": normal(5), "v": normal(5, 3)}}
+    dense = ["add", [("dot_general", 6)], [("dot_general", 6)]]
+    assert uses(loss, p, rows(6, 3)) == [*dense, [("dot_general", 24)], [("dot_general", 6)]]
+    agrees(loss, p, rows(6, 3))
+
+
+CONVOLUTIONS = {
+    "plain": ((1, 8, 8, 3), (3, 3, 3, 4), {}),
+    "strides": ((1, 9, 8, 3), (3, 2, 3, 4), {"window_strides": (2, 3)}),
+    "same": ((1, 8, 8, 3), (3, 3, 3, 4), {"padding": "SAME"}),
+    "cropped": ((1, 8, 8, 3), (2, 3, 3, 4), {"padding": [(-1, 2), (3, -2)]}),
+    "dilated": ((1, 9, 9, 3), (2, 3, 3, 4), {"rhs_dilation": (3, 2)}),
+    "transposed": ((1, 4, 5, 3), (3, 3, 3, 4), {"lhs_dilation": (2, 3), "padding": [(2, 1), (0, 3)]}),
+    "groups": ((1, 6, 6, 6), (3, 3, 2, 9), {"feature_group_count": 3}),
+    "depthwise": ((1, 6, 6, 6), (3, 3, 1, 6), {"feature_group_count": 6}),
+    "several": ((2, 6, 5, 3), (3, 3, 3, 4), {"window_strides": (2, 1)}),
+    "one position": ((1, 3, 3, 3), (3, 3, 3, 4), {}),
+    "one element": ((1, 6, 6, 3), (1, 1, 3, 4), {}),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions(name):
+    shape, kernel, settings = CONVOLUTIONS[name]
+    settings = {"window_strides": (1, 1), "padding": "VALID", **settings}
+
+    def convolved(w, x):
+        return lax.conv_general_dilated(x, w, dimension_numbers=("NHWC", "HWIO", "NHWC"), **settings)
+
+    def loss(w, x):
+        return jnp.sin(convolved(w, x)).sum()
+
+    w, x = normal(*kernel), rows(*shape)
+    positions = convolved(w, x[0])[..., 0].size
+    assert uses(loss, w, x) == [[("conv_general_dilated", positions)]]
+    agrees(loss, w, x)
+
+
+@pytest.mark.parametrize("numbers", [("NCHW", "OIHW", "NCHW"), ("NHWC", "OHWI", "NCHW"), ("CNWH", "IHWO", "HNCW")])
+def test_convolutions_of_any_layout_and_views_of_the_kernel(numbers):
+    def loss(w, x):
+        kernel = w.reshape(4, 3, 2, 3).transpose(*("OIHW".index(axis) for axis in numbers[1]))
+        x = x.transpose(*("NCHW".index(axis) for axis in numbers[0]))
+        return jnp.sin(lax.conv_general_dilated(x, kernel, (1, 2), "SAME", dimension_numbers=numbers)).sum()
+
+    w, x = normal(4, 18), rows(1, 3, 6, 5)
+    assert uses(loss, w, x) == [[("conv_general_dilated", 18)]]
+    assert places(loss, w, x)[0] == [(((0, 0), (4, 18)), (4, 18), (), (0,), (1,))]
+    agrees(loss, w, x)
+
+
+def test_convolutions_in_loops():
+    def loss(p, x):
+        def layer(x, w):
+            return jnp.tanh(jnp.convolve(x, p["all"], "same") + jnp.convolve(x, w, "same")), None
+
+        return lax.scan(layer, x, p["w"])[0].sum()
+
+    p = {"all": normal(3), "w": normal(4, 3)}
+    assert uses(loss, p, rows(6)) == ["rev", "rev"]
+
+    def unturned(p, x):
+        def layer(x, w):
+            both = [lax.conv(x[None, None], k[None, None], (1,), "SAME")[0, 0] for k in (p["all"], w)]
+            return jnp.tanh(sum(both)), None
+
+        return lax.scan(layer, x, p["w"])[0].sum()
+
+    assert uses(unturned, p, rows(6)) == [[("conv_general_dilated", 24)], [("conv_general_dilated", 6)]]
+    agrees(unturned, p, rows(6))
+
+
+def test_what_the_kernel_does_not_meet_stays_out_of_the_patches():
+    """A NaN in the image is in the patches of the positions that see it, and in no others."""
+    x = rows(1, 6, 6, 1).at[2, 0, 0, 0, 0].set(jnp.nan)
+
+    def loss(w, x):
+        return lax.conv_general_dilated(x, w, (1, 1), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC")).sum()
+
+    gradient = run(loss, (None, 0), [True])(normal(3, 3, 1, 2), x).gradients[0]
+    left = np.isnan(np.asarray(gradient[0].terms[0].left))
+    assert left.sum(axis=(1, 2, 3)).tolist() == [0, 0, 1, 0, 0]

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-from jax import Array
+from jax import Array, lax
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Var
 
 from gradclip.per_example.ghost.jax_trace import applied, inner
-from gradclip.per_example.ghost.jax_uses import Taps
+from gradclip.per_example.ghost.jax_uses import Taps, taps_in
 
 Kept = list[tuple[Array, ...]]
 """The inputs that each tap keeps, in the order of the program."""
@@ -75,4 +75,28 @@ def _called(equation: JaxprEqn, given: Sequence[Any], taps: Taps, zeros: Iterato
     return computed(program, given, taps, zeros)
 
 
-_NESTED: dict[str, Nested] = {}
+def _in_scan(equation: JaxprEqn, given: Sequence[Any], taps: Taps, zeros: Iterator[Array]) -> tuple[list[Any], Kept]:
+    settings = equation.params
+    first, count = settings["num_consts"], settings["num_carry"]
+    begin, rows = list(given[first : first + count]), list(given[first + count :])
+
+    def body(carry: list[Any], here: tuple[list[Any], list[Array]]) -> Any:
+        found, kept = computed(settings["jaxpr"], [*given[:first], *carry, *here[0]], taps, iter(here[1]))
+        return found[:count], (found[count:], kept)
+
+    how = {name: settings[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in settings}
+    own = [next(zeros) for _ in taps_in(taps)]
+    end, (stacked, kept) = lax.scan(body, begin, (rows, own), **how)
+    return [*end, *stacked], kept
+
+
+def _in_remat(equation: JaxprEqn, given: Sequence[Any], taps: Taps, zeros: Iterator[Array]) -> tuple[list[Any], Kept]:
+    def again(given: Sequence[Any], own: Sequence[Array]) -> tuple[list[Any], Kept]:
+        return _called(equation, given, taps, iter(own))
+
+    how = {name: equation.params[name] for name in ("prevent_cse", "policy")}
+    found: tuple[list[Any], Kept] = jax.checkpoint(again, **how)(list(given), [next(zeros) for _ in taps_in(taps)])
+    return found
+
+
+_NESTED: dict[str, Nested] = {"scan": _in_scan, **dict.fromkeys(("remat2", "checkpoint", "remat"), _in_remat)}

@@ -29,11 +29,12 @@ class Product:
     terms_of: Callable[[Array, Array], Dense | Rows]
 
 
-def _floating(*values: Var) -> bool:
+def is_floating(*values: Var) -> bool:
+    """Say whether values are of dtypes that factors may have."""
     return all(str(value.aval.dtype) in FLOATS for value in values)
 
 
-def _terms(sizes: Sequence[int], first: int = 0) -> list[Factors]:
+def counting(sizes: Sequence[int], first: int = 0) -> list[Factors]:
     """Return a factor for each axis that only counts terms."""
     return [(Factor(-1, first + i, size),) for i, size in enumerate(sizes)]
 
@@ -41,7 +42,7 @@ def _terms(sizes: Sequence[int], first: int = 0) -> list[Factors]:
 def _looped(piece: Piece, loops: Sequence[int]) -> list[Factors]:
     """Return the factors of the axes that the enclosing loops add in front."""
     through = [*piece.loops, *[()] * (len(loops) - len(piece.loops))]
-    counted = _terms(loops, -len(loops))
+    counted = counting(loops, -len(loops))
     return [here if here or size == 1 else one for here, one, size in zip(through, counted, loops, strict=True)]
 
 
@@ -58,7 +59,7 @@ def _cuts(piece: Piece, axes: Mapping[int, int], shape: Sequence[int]) -> Cuts:
     return {axis: ends[axis] for axis in ends if ends[axis] != (0, shape[axis])}
 
 
-def _outer(
+def outer_products(
     name: str, piece: Piece, kept: int, loops: Sequence[int], inputs: Labels, results: Labels, prepared: Callable
 ) -> Product:
     """Return a sum of outer products of an input and a cotangent, whose axes are products of these factors."""
@@ -83,7 +84,7 @@ def of_dot_general(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[
     """Return the use of a piece as the left (side 0) or right operand of a product of matrices."""
     own, other = equation.invars[side], equation.invars[1 - side]
     (result,) = equation.outvars
-    if not _floating(other, result):
+    if not is_floating(other, result):
         raise NotFollowedError
     contracted, batched = equation.params["dimension_numbers"]
     pairs = dict(zip(contracted[side], contracted[1 - side], strict=True))
@@ -92,7 +93,7 @@ def of_dot_general(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[
     free = [axis for axis in range(own.aval.ndim) if axis not in pairs and axis not in batches]
     shape = other.aval.shape
     rest = [axis for axis in range(len(shape)) if axis not in in_other]
-    terms = dict(zip(rest, _terms([shape[axis] for axis in rest]), strict=True))
+    terms = dict(zip(rest, counting([shape[axis] for axis in rest]), strict=True))
     inputs = [piece.axes[in_other[axis]] if axis in in_other else terms[axis] for axis in range(len(shape))]
     owned, counted = [piece.axes[axis] for axis in free], [terms[axis] for axis in rest]
     results = [*(piece.axes[axis] for axis in batches), *(owned + counted if side == 0 else counted + owned)]
@@ -105,7 +106,7 @@ def of_dot_general(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[
     def prepared(x: Array, e: Array) -> tuple[Array, Array]:
         return _within(x, of_input, before), _within(e, of_result, before)
 
-    return _outer("dot_general", piece, 1 - side, loops, inputs, results, prepared)
+    return outer_products("dot_general", piece, 1 - side, loops, inputs, results, prepared)
 
 
 def _embedding(
@@ -134,10 +135,10 @@ def of_gather(equation: JaxprEqn, piece: Piece, loops: Sequence[int]) -> Product
     sizes, mode, named = equation.params["slice_sizes"], equation.params["mode"], numbers.start_index_map
     cut = [axis for axis, size in enumerate(table) if sizes[axis] != size] or list(named[:1])
     whole = piece.shape == table and not numbers.operand_batching_dims
-    if not (whole and _floating(result)) or mode not in _MODES or len(cut) != 1 or cut[0] not in named:
+    if not (whole and is_floating(result)) or mode not in _MODES or len(cut) != 1 or cut[0] not in named:
         raise NotFollowedError
     (axis,) = cut
-    *terms, window = _terms([*places[:-1], sizes[axis]])
+    *terms, window = counting([*places[:-1], sizes[axis]])
     kept = [i for i in range(len(table)) if i not in numbers.collapsed_slice_dims]
     count, rest = iter(terms), iter([window if i == axis else piece.axes[i] for i in kept])
     results = [next(rest if i in numbers.offset_dims else count) for i in range(result.aval.ndim)]
@@ -166,10 +167,10 @@ def of_dynamic_slice(equation: JaxprEqn, piece: Piece, loops: Sequence[int]) -> 
     (result,), sizes = equation.outvars, equation.params["slice_sizes"]
     table = equation.invars[0].aval.shape
     cut = [axis for axis, size in enumerate(table) if sizes[axis] != size]
-    if len(cut) != 1 or piece.shape != table or not _floating(result):
+    if len(cut) != 1 or piece.shape != table or not is_floating(result):
         raise NotFollowedError
     (axis,) = cut
-    (terms,) = _terms([sizes[axis]])
+    (terms,) = counting([sizes[axis]])
     results = [terms if i == axis else factors for i, factors in enumerate(piece.axes)]
 
     def prepared(x: Array, e: Array) -> tuple[Array, Array]:

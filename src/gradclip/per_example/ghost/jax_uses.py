@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from jax.extend.core import ClosedJaxpr, JaxprEqn, Literal, Var
 
+from gradclip.per_example.ghost.jax_convolutions import of_convolution
 from gradclip.per_example.ghost.jax_moves import MOVES, Pieces, sliced_at
 from gradclip.per_example.ghost.jax_products import Product, of_dot_general, of_dynamic_slice, of_gather
 from gradclip.per_example.ghost.jax_trace import differentiated, inner, is_real
@@ -140,26 +141,83 @@ class _Walk:
 
     def _followed(self, i: int, equation: JaxprEqn, pieces: Sequence[Pieces]) -> Sequence[Pieces]:
         """Return the pieces in the results of an equation, and note its taps."""
-        name, nothing = equation.primitive.name, [()] * len(equation.outvars)
+        name = equation.primitive.name
         if name in MOVES:
             return MOVES[name](equation, pieces)
         if name == "dynamic_slice" and (starts := [self.number_of(value) for value in equation.invars[1:]]):
             known = [start for start in starts if start is not None]
             if len(known) == len(starts):
                 return [sliced_at(equation, pieces[0], known)]
+        if name == "scan":
+            return self._through_scan(i, equation, pieces)
         program = inner(equation)
         if program is not None:
-            walk = _Walk(self.finder, program, self.loops)
             numbers = [self.number_of(value) for value in equation.invars]
-            found = walk.through(pieces, numbers, [value in self.used for value in equation.outvars])
-            if walk.taps:
-                self.taps[i] = walk.taps
-            return found
-        products = _PRODUCTS[name](equation, pieces, self.loops) if name in _PRODUCTS else None
-        if products is None:
-            raise NotFollowedError
-        self.taps[i] = Tap(products, (*self.loops, *equation.outvars[0].aval.shape), equation.outvars[0].aval.dtype)
-        return nothing
+            wanted = [value in self.used for value in equation.outvars]
+            return self._within(i, program, self.loops, pieces, numbers, wanted)
+        products = []
+        for side, piece in [(side, piece) for side, given in enumerate(pieces) for piece in given]:
+            try:
+                products.append(_product(equation, side, piece, self.loops))
+            except NotFollowedError:
+                self.finder.give_up((piece,), name)
+        if products:
+            (result,) = equation.outvars
+            self.taps[i] = Tap(tuple(products), (*self.loops, *result.aval.shape), result.aval.dtype)
+        return [()] * len(equation.outvars)
+
+    def _within(
+        self,
+        i: int,
+        program: ClosedJaxpr,
+        loops: tuple[int, ...],
+        pieces: Sequence[Pieces],
+        numbers: Sequence[int | None],
+        wanted: Sequence[bool],
+    ) -> list[Pieces]:
+        """Return the pieces in the results of a program within equation `i`, and note its taps."""
+        walk = _Walk(self.finder, program, loops)
+        found = walk.through(pieces, numbers, wanted)
+        if walk.taps:
+            self.taps[i] = walk.taps
+        return found
+
+    def _through_scan(self, i: int, equation: JaxprEqn, pieces: Sequence[Pieces]) -> list[Pieces]:
+        """Go through the body of a loop. A parameter may be constant there, or the loop may go over its axis 0."""
+        settings, body = equation.params, equation.params["jaxpr"]
+        first, count = settings["num_consts"], settings["num_carry"]
+        pairs = zip(body.jaxpr.outvars[:count], body.jaxpr.invars[first : first + count], strict=True)
+        stays = [True] * first + [after is before for after, before in pairs]
+        given = list(pieces)
+        for k, here in enumerate(pieces):
+            if k >= len(stays):
+                given[k] = tuple(piece.looped(len(self.loops), settings["length"]) for piece in here)
+            elif not stays[k]:
+                self.finder.give_up(here, "scan")
+                given[k] = ()
+        numbers = [self.number_of(value) if k < first else None for k, value in enumerate(equation.invars)]
+        wanted = [k < count or value in self.used for k, value in enumerate(equation.outvars)]
+        found = self._within(i, body, (*self.loops, settings["length"]), given, numbers, wanted)
+        for k, here in enumerate(found):
+            if k >= count or not stays[first + k]:
+                self.finder.give_up(here, "scan")
+                found[k] = ()
+        return found
+
+
+def _product(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[int]) -> Product:
+    """Return the use of a piece in one operand of an equation."""
+    name = equation.primitive.name
+    if name == "dot_general":
+        return of_dot_general(equation, side, piece, loops)
+    if name == "conv_general_dilated" and side == 1:
+        return of_convolution(equation, piece, loops)
+    if name in _LOOKUPS and side == 0:
+        return _LOOKUPS[name](equation, piece, loops)
+    raise NotFollowedError
+
+
+_LOOKUPS = {"gather": of_gather, "dynamic_slice": of_dynamic_slice}
 
 
 def _number(x: object) -> int | None:
@@ -177,17 +235,3 @@ _FOLDED: dict[str, Callable[..., int]] = {
     "select_n": lambda which, *cases: cases[which],
     "convert_element_type": lambda x: x,
 }
-
-
-def _dots(equation: JaxprEqn, pieces: Sequence[Pieces], loops: Sequence[int]) -> tuple[Product, ...]:
-    return tuple(of_dot_general(equation, side, one, loops) for side in (0, 1) for one in pieces[side])
-
-
-def _lookups(of: Callable[..., Product]) -> Callable[..., tuple[Product, ...]]:
-    def uses(equation: JaxprEqn, pieces: Sequence[Pieces], loops: Sequence[int]) -> tuple[Product, ...]:
-        return tuple(of(equation, one, loops) for one in pieces[0])
-
-    return uses
-
-
-_PRODUCTS = {"dot_general": _dots, "gather": _lookups(of_gather), "dynamic_slice": _lookups(of_dynamic_slice)}
