@@ -66,6 +66,7 @@ struct Kernels {
   void (*pack_across)(Rows rows, Columns columns, int64_t width, double* to);
   // Computes a tile of the product of `depth` rows of two panels, and adds it to what is there or overwrites that.
   void (*multiply)(const double* left, const double* right, int64_t depth, double* totals, int64_t stride, bool add);
+  // The count is a multiple of 16.
   double (*dot)(const double* x, const double* y, int64_t count);
   // Whether there is an instruction for what `multiply` computes.
   bool fuses;

@@ -57,6 +57,11 @@ inline void multiply_part(const double* left, const double* right, int64_t depth
       for (int j = 0; j < kSumVectors; ++j) sums[i][j] = load_from<Wide>(totals + i * stride + j * kSize);
     }
   }
+  // They are written last, and may not be in cache.
+  for (int i = 0; i < kSumRows; ++i) {
+    __builtin_prefetch(totals + i * stride, 1);
+    __builtin_prefetch(totals + i * stride + kSumColumns - 1, 1);
+  }
   for (int64_t k = 0; k < depth; ++k, left += kTileRows, right += kTileColumns) {
     Wide row[kSumVectors];
     for (int j = 0; j < kSumVectors; ++j) row[j] = load_from<Wide>(right + j * kSize);
