@@ -55,7 +55,8 @@ class InnerProducts {
       for (int64_t row = strip.begin; row < strip.end; row += kTileRows) {
         if (column >= row + kTileRows) continue;
         multiply(left_.data() + (row - strip.begin) * depth, right_.data() + column * depth, depth,
-                 products_.data() + (row - strip.begin) * stride_ + column, stride_, add);
+                 products_.data() + (row - strip.begin) * stride_ + column, stride_,
+                 std::min(kTileRows, strip.end - row), add);
       }
     }
   }

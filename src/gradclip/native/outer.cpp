@@ -82,8 +82,8 @@ class Multiplication {
       for (int64_t i = firsts.begin; i < firsts.end; i += kTileRows, first += depth * kTileRows) {
         const int64_t height = std::min(kTileRows, firsts.end - i);
         double* totals = swapped_ ? outer_.total(block, j, i) : outer_.total(block, i, j);
-        if (height == kTileRows && width == kTileColumns && !swapped_) {
-          multiply_(first, second, depth, totals, outer_.shape.columns, add);
+        if (width == kTileColumns && !swapped_ && height == kTileRows) {
+          multiply_(first, second, depth, totals, outer_.shape.columns, height, add);
         } else {
           multiply_edge(first, second, depth, totals, height, width, add);
         }
@@ -97,7 +97,7 @@ class Multiplication {
     for (int64_t i = 0; add && i < height; ++i) {
       for (int64_t j = 0; j < width; ++j) tile[i * kTileColumns + j] = totals[i * down + j * across];
     }
-    multiply_(first, second, depth, tile, kTileColumns, add);
+    multiply_(first, second, depth, tile, kTileColumns, height, add);
     for (int64_t i = 0; i < height; ++i) {
       for (int64_t j = 0; j < width; ++j) totals[i * down + j * across] = tile[i * kTileColumns + j];
     }

@@ -46,25 +46,25 @@ constexpr int kSide = Lanes<double>::kSize;
 
 inline void transpose(Vector<double> (&x)[kSide]) {
 #if defined(__AVX2__)
-  const auto a = __builtin_shufflevector(x[0], x[1], 0, 4, 2, 6), b = __builtin_shufflevector(x[0], x[1], 1, 5, 3, 7);
-  const auto c = __builtin_shufflevector(x[2], x[3], 0, 4, 2, 6), d = __builtin_shufflevector(x[2], x[3], 1, 5, 3, 7);
-  x[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
-  x[1] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
-  x[2] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
-  x[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+  const __m256d a = _mm256_unpacklo_pd((__m256d)x[0], (__m256d)x[1]), b = _mm256_unpackhi_pd((__m256d)x[0], (__m256d)x[1]);
+  const __m256d c = _mm256_unpacklo_pd((__m256d)x[2], (__m256d)x[3]), d = _mm256_unpackhi_pd((__m256d)x[2], (__m256d)x[3]);
+  x[0] = (Vector<double>)_mm256_permute2f128_pd(a, c, 0x20);
+  x[1] = (Vector<double>)_mm256_permute2f128_pd(b, d, 0x20);
+  x[2] = (Vector<double>)_mm256_permute2f128_pd(a, c, 0x31);
+  x[3] = (Vector<double>)_mm256_permute2f128_pd(b, d, 0x31);
 #else
-  const auto first = x[0];
-  x[0] = __builtin_shufflevector(first, x[1], 0, 2);
-  x[1] = __builtin_shufflevector(first, x[1], 1, 3);
+  const Vector<double> first = {x[0][0], x[1][0]};
+  x[1] = Vector<double>{x[0][1], x[1][1]};
+  x[0] = first;
 #endif
 }
 
-// Writes 16 columns, of which there are `count`, of some rows, column by column. Rows up to the width are zeros.
+// Writes 16 columns, of which there are `count`, of some rows, column by column.
 template <class Format>
 inline void pack_columns(Rows rows, int64_t at, int64_t count, int64_t width, double* to) {
   using Raw = typename Format::Raw;
   static constexpr Raw kZeros[kLanes] = {};
-  for (int64_t first = 0; first < width; first += kSide, to += kSide) {
+  for (int64_t first = 0; first < rows.count; first += kSide, to += kSide) {
     Lanes<double> lanes[kSide];
     for (int64_t i = 0; i < kSide; ++i) {
       const Raw* x = first + i < rows.count ? static_cast<const Raw*>(rows.data[first + i]) + at : kZeros;
@@ -88,7 +88,7 @@ void pack_across_kernel(Rows rows, Columns columns, int64_t width, double* to) {
       pack_columns<Format>(panel, at, kLanes, width, to);
     }
     if (at == columns.end) continue;
-    double last[kLanes * kLanes];
+    double last[kLanes * kLanes] = {};
     pack_columns<Format>(panel, at, columns.end - at, width, last);
     to = std::copy_n(last, (columns.end - at) * width, to);
   }
