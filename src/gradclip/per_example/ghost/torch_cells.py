@@ -27,9 +27,10 @@ def _simple(activation: Callable[[torch.Tensor], torch.Tensor]) -> Kind:
 
 
 def _gru(x: torch.Tensor, h: torch.Tensor, state: State) -> State:
-    x_reset, x_update, x_new = x.chunk(3, -1)
-    h_reset, h_update, h_new = h.chunk(3, -1)
-    reset, update = torch.sigmoid(x_reset + h_reset), torch.sigmoid(x_update + h_update)
+    size = state[0].shape[-1]
+    x_both, x_new = x.split((2 * size, size), -1)
+    h_both, h_new = h.split((2 * size, size), -1)
+    reset, update = torch.sigmoid(x_both + h_both).chunk(2, -1)
     new = torch.tanh(x_new + reset * h_new)
     return ((state[0] - new) * update + new,)
 

@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from gradclip.per_example.ghost.records import Dense
 from gradclip.per_example.ghost.torch_layout import Layout
 from gradclip.per_example.ghost.torch_parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
-from gradclip.per_example.ghost.torch_products import keep_bias, whole_bias
-from gradclip.per_example.ghost.torch_run import NO_BOX, Tap, unviewed
-from gradclip.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
+from gradclip.per_example.ghost.torch_products import whole_bias
+from gradclip.per_example.ghost.torch_run import NO_BOX, Tap, as_multiplied, unviewed
+from gradclip.per_example.ghost.torch_terms import Product, Roles, dense, roles_of
 
 _PLAIN = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
@@ -35,10 +35,10 @@ def convolution(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     windows = _Windows(tuple(tap.weight.shape[2:]), _each(stride, axes), _each(dilation, axes))
     pads = windows.pads(padding)
     given, made = _computed(tap, func, x, axes, bias, stride, padding, dilation, groups)
-    factor = given if given.dtype == made.dtype else given.to(made.dtype)
+    factor = as_multiplied(given, made)
 
     def finish(e: torch.Tensor) -> Dense:
-        patches = windows.of(factor.detach(), pads, tuple(e.shape[3:]))
+        patches = windows.of(factor, pads, tuple(e.shape[3:]))
         return dense(roles, patches.unflatten(2, (groups, -1)), e.unflatten(2, (groups, -1)), _positions(e))
 
     return _kept(tap, roles, func.__name__, given, made, finish, _positions(made), x, bias)
@@ -58,13 +58,11 @@ def transposed_convolution(func: Operation, args: Arguments, kwargs: Keywords) -
     windows = _Windows(tuple(tap.weight.shape[2:]), _each(stride, axes), _each(dilation, axes))
     pads = windows.pads(padding)
     given, made = _computed(tap, func, x, axes, bias, stride, padding, output_padding, groups, dilation)
-    factor = given if given.dtype == made.dtype else given.to(made.dtype)
+    factor = as_multiplied(given, made)
 
     def finish(e: torch.Tensor) -> Dense:
         patches = windows.of(e, pads, tuple(factor.shape[3:]))
-        return dense(
-            roles, factor.detach().unflatten(2, (groups, -1)), patches.unflatten(2, (groups, -1)), _positions(factor)
-        )
+        return dense(roles, factor.unflatten(2, (groups, -1)), patches.unflatten(2, (groups, -1)), _positions(factor))
 
     return _kept(tap, roles, func.__name__, given, made, finish, _positions(given), x, bias)
 
@@ -173,10 +171,10 @@ def _kept(
     bias: Any,
 ) -> torch.Tensor:
     """Keep the terms, and return the result of one example, with its bias."""
-    tap.leaf.terms.append(Term(roles.place, positions, name, tap.run.edge(made), finish, given, given._version))
+    tap.keep_term(roles, positions, name, made, given, finish)
     axes = made.dim() - 3
     if whole_bias(bias):
-        keep_bias(bias.tap, (1, *range(3, made.dim())), name)
+        bias.tap.keep_bias((1, *range(3, made.dim())), tuple(made.shape), name)
         bias = None
     one = tap.run.one(made)
     if bias is not None:
