@@ -11,7 +11,13 @@ import torch
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.per_example.batching.torch_example import Gradient, batch_norm_named, explained
 from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, mapped_args
-from gradclip.per_example.ghost import torch_products, torch_rows, torch_views
+from gradclip.per_example.ghost import (
+    torch_cells,
+    torch_convolutions,
+    torch_products,
+    torch_rows,
+    torch_views,
+)
 from gradclip.per_example.ghost.records import LeafUses, Tapped, Use
 from gradclip.per_example.ghost.taps import Argnums, Taps
 from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, gradient_of
@@ -20,7 +26,7 @@ from gradclip.per_example.ghost.torch_terms import overlap
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import flatten
 
-OPERATIONS = (torch_products, torch_rows, torch_views)
+OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch_views)
 """The modules whose handlers know operations."""
 
 
