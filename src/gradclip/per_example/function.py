@@ -74,7 +74,7 @@ class ClippedFunction(FunctionSettings):
                 return verbs.at_once(step, args, axes, mask, rows), dtypes
             return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
-        keeps = verbs.keeps_whole_batches or (plan.ghost and not self.settings.policy.raises)
+        keeps = verbs.keeps_whole_batches or (plan.in_factors and not self.settings.policy.raises)
         if size is None and not keeps:
             (summed, outputs), known = run(flags, *given)
         else:
@@ -175,7 +175,7 @@ class ClippedFunction(FunctionSettings):
             return Clipped(summed, info.norms, flatten(tree).leaves, outputs)
 
         clip: Clip = made
-        if plan.ghost:
+        if plan.in_factors:
             assert self.argnums is not None  # results are not clipped in factors
             clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -47,6 +48,12 @@ def _looped(piece: Piece, loops: Sequence[int]) -> list[Factors]:
     return [here if here or size == 1 else one for here, one, size in zip(through, counted, loops, strict=True)]
 
 
+def _additions(piece: Piece, loops: Sequence[int]) -> int:
+    """Return how many iterations of the enclosing loops use the same numbers of a piece."""
+    through = [*piece.loops, *[()] * (len(loops) - len(piece.loops))]
+    return math.prod(size for here, size in zip(through, loops, strict=True) if not here)
+
+
 def _within(array: Array, cuts: Cuts, before: int) -> Array:
     """Return the part of an array. `before` axes come before those that `cuts` names."""
     for axis, (start, stop) in cuts.items():
@@ -78,7 +85,8 @@ def outer_products(
         sides = arranged(x, inputs, blocks, terms, mine), arranged(e, results, blocks, terms, theirs)
         return Dense(*(sides if leads else sides[::-1]))
 
-    return Product(piece.leaf, Use(where, length(tuple(terms)), False, name), kept, terms_of)
+    use = Use(where, length(tuple(terms)), False, name, _additions(piece, loops))
+    return Product(piece.leaf, use, kept, terms_of)
 
 
 def of_dot_general(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[int]) -> Product:
@@ -132,7 +140,8 @@ def _embedding(
         x, e = prepared(x, e)
         return Rows(arranged(x, indices, terms), arranged(e, results, terms, columns))
 
-    return Product(piece.leaf, Use(where, length(tuple(terms)), True, "embedding"), 1, terms_of)
+    use = Use(where, length(tuple(terms)), True, "embedding", _additions(piece, loops))
+    return Product(piece.leaf, use, 1, terms_of)
 
 
 def of_gather(equation: JaxprEqn, piece: Piece, loops: Sequence[int]) -> Product:

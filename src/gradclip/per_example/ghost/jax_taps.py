@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax import JaxBatching
 from gradclip.per_example.batching.verbs import Args, Axes, Function
+from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.jax_interpret import computed
 from gradclip.per_example.ghost.jax_products import FLOATS
 from gradclip.per_example.ghost.jax_uses import Finder, Taps, taps_in
@@ -32,6 +33,8 @@ _UNTRACED = "the function reads values while it is traced"
 @dataclass(frozen=True)
 class JaxTaps(AnyTaps):
     """`Taps` for JAX. `spmd_axis_name` is as in `jax.vmap`."""
+
+    autograd = Autograd(addition=8.0, convolution=1.0)  # XLA adds within its loop
 
     spmd_axis_name: Hashable = None
 

@@ -18,6 +18,7 @@ from gradclip.per_example.ghost import (
     torch_rows,
     torch_views,
 )
+from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.records import LeafUses, Tapped, Use
 from gradclip.per_example.ghost.taps import Argnums, Taps
 from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, gradient_of
@@ -32,6 +33,8 @@ OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch
 
 class TorchTaps(Taps):
     """`Taps` for PyTorch."""
+
+    autograd = Autograd(addition=70.0, convolution=4.0)
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):
