@@ -73,7 +73,8 @@ class ClippedFunction(FunctionSettings):
                 return verbs.at_once(step, args, axes, mask, rows), dtypes
             return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
-        if size is None and not (verbs.keeps_whole_batches or plan.ghost):
+        keeps = verbs.keeps_whole_batches or (plan.ghost and not self.settings.policy.raises)
+        if size is None and not keeps:
             (summed, outputs), known = run(flags, *given)
         else:
             setting, carriers = (self.max_norm, call.kinds, tuple(axes), rows, size, plan.tapped), (0, *axes)
@@ -176,7 +177,7 @@ class ClippedFunction(FunctionSettings):
         clip = made
         if plan.ghost:
             assert self.argnums is not None  # results are not clipped in factors
-            clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings)
+            clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made)
 
         def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
             summed, norms, leaves, (values, aux) = clip(args, mask)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip.backends.entries import Entry
 
@@ -12,10 +13,11 @@ if TYPE_CHECKING:
 
 
 class Tools(NamedTuple):
-    """The taps of a framework, and its products."""
+    """The taps of a framework, its products, and what gives a clipped sum a derivative, if sums have one."""
 
     taps: Taps
     products: type[Products]
+    with_derivative: Callable[[Any, Any], Any] | None = None
 
 
 def has_tools(framework: Entry) -> bool:
@@ -30,10 +32,11 @@ def tools_of(framework: Entry) -> Tools:
 
 # Each function uses an import statement: `torch.compile` cannot trace any other kind of import.
 def _jax() -> Tools:
+    from gradclip.per_example.ghost.jax_derivative import with_derivative
     from gradclip.per_example.ghost.jax_taps import JaxTaps
     from gradclip.per_example.ghost.products_jax import JaxProducts
 
-    return Tools(JaxTaps(), JaxProducts)
+    return Tools(JaxTaps(), JaxProducts, with_derivative)
 
 
 def _torch() -> Tools:

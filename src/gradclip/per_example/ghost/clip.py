@@ -36,8 +36,8 @@ def clip_factors(
     inside = None if mask is None else backend.booleans(mask)
     sums: dict[int, Any] = {}
     norms = []
-    with backend.precision():
-        by = products(concrete=backend.concrete)
+    by = products(concrete=backend.concrete)
+    with backend.precision(), by.precision():
         for indices, threshold, share in zip(grouping.groups, grouping.thresholds, grouping.shares, strict=True):
             if not indices:
                 norms.append(nothing(backend, arrays[0].shape[:1], arrays).norm)

@@ -1,8 +1,9 @@
 """The matrix products that norms and sums of factors need, for each framework. All are in float64."""
 
 from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip.core.values import Array
 from gradclip.per_example.ghost.records import Dense, Rows
@@ -24,6 +25,10 @@ class Products(ABC):
     @abstractmethod
     def __init__(self, *, concrete: bool) -> None:
         """`concrete`: the backend computes with NumPy's arrays in the place of the framework's own."""
+
+    @abstractmethod
+    def precision(self) -> AbstractContextManager[Any]:
+        """Return the context in which float64 can be used."""
 
     @abstractmethod
     def dense(self, terms: Dense) -> Squares:

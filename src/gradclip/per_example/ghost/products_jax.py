@@ -1,6 +1,7 @@
 """Matrix products for norms and sums of factors, in JAX."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,11 @@ class JaxProducts(Products):
 
     def __init__(self, *, concrete: bool) -> None:
         self.concrete = concrete
+
+    @contextmanager
+    def precision(self) -> Iterator[None]:
+        with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):
+            yield
 
     def dense(self, terms: Dense) -> Squares:
         batch, blocks = terms.left.shape[:2]

@@ -1,6 +1,7 @@
 """Matrix products for norms and sums of factors, in PyTorch."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,9 @@ class TorchProducts(Products):
 
     def __init__(self, *, concrete: bool) -> None:
         self.concrete = concrete
+
+    def precision(self) -> AbstractContextManager[Any]:
+        return torch.no_grad()
 
     def dense(self, terms: Dense) -> Squares:
         batch, blocks = terms.left.shape[:2]

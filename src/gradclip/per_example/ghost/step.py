@@ -17,6 +17,8 @@ from gradclip.per_example.prepared import Call, Clipped, Outline
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import FlatTree, flatten
 
+Clip = Callable[[Sequence[Any], Array | None], Clipped]
+
 _REAL = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -72,16 +74,29 @@ def _key(call: Call, examples: int) -> Hashable | None:
 
 
 def in_factors(
-    call: Call, fun: Function, argnums: Argnums, plan: Plan, settings: PerExampleSettings
-) -> Callable[[Sequence[Any], Array | None], Clipped]:
-    """Return a function that clips and adds up a batch, given its arguments and a mask."""
+    call: Call, fun: Function, argnums: Argnums, plan: Plan, settings: PerExampleSettings, made: Clip
+) -> Clip:
+    """Return a function that clips and adds up a batch, given its arguments and a mask.
+
+    `made` does the same with gradients that are made. A framework may take the derivative from it.
+    """
     tools = tools_of(call.framework)
 
-    def clip(args: Sequence[Any], mask: Array | None) -> Clipped:
+    def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
         parameters = parameters_of(args, argnums)
-        made = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
-        summed, norms = clip_factors(tools.products, parameters, made.gradients, settings, mask)
-        leaves = [Outline((1, *x.shape), x.dtype) for x in parameters.leaves]
-        return Clipped(summed, norms, leaves, (made.values, made.aux))
+        found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
+        summed, norms = clip_factors(tools.products, parameters, found.gradients, settings, mask)
+        return summed, norms, (found.values, found.aux)
 
-    return clip
+    def derived(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
+        summed, norms, _, outputs = made(args, mask)
+        return summed, norms, outputs
+
+    full = clip if tools.with_derivative is None else tools.with_derivative(clip, derived)
+
+    def outlined(args: Sequence[Any], mask: Array | None) -> Clipped:
+        summed, norms, outputs = full(args, mask)
+        leaves = [Outline((1, *x.shape), x.dtype) for x in parameters_of(args, argnums).leaves]
+        return Clipped(summed, norms, leaves, outputs)
+
+    return outlined

@@ -50,6 +50,7 @@ def clipped_sums(
     units = [scaled(products, gradient) for gradient in gradients]
     above, about = (_of_backend(products, x) for x in norm_of(products, [measured(products, unit) for unit in units]))
     if clipping.nonfinite.raises:
+        clipping.nonfinite.check_visible(backend)
         _check_finite(backend, about, mask)
     weights = _weights(products, backend, above, clipping, mask)
     sums = [_sum(products, unit, shape, weights) for unit, shape in zip(units, shapes, strict=True)]
