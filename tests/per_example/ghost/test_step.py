@@ -15,7 +15,9 @@ PARAMS = {
     "b": RNG.standard_normal(WIDTH).astype(np.float32),
     "out": {"v": RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8},
 }
-X = RNG.standard_normal((COUNT, STEPS, WIDTH)).astype(np.float32) * np.geomspace(0.1, 10, COUNT)[:, None, None].astype("f")
+X = RNG.standard_normal((COUNT, STEPS, WIDTH)).astype(np.float32) * np.geomspace(0.1, 10, COUNT)[:, None, None].astype(
+    "f"
+)
 Y = RNG.standard_normal((COUNT, WIDTH)).astype(np.float32)
 MASK = np.array([True, False] + [True] * (COUNT - 3) + [False])
 
@@ -46,7 +48,9 @@ def both(framework, loss=None, args=None, mask=None, **settings):
     """Return the results by factors and by gradients that are made."""
     found = []
     for method in ("ghost", "materialize"):
-        clipped = gradclip.clipped_grad(loss or LOSSES[framework], method=method, **{"batch_argnums": (1, 2)} | settings)
+        clipped = gradclip.clipped_grad(
+            loss or LOSSES[framework], method=method, **{"batch_argnums": (1, 2)} | settings
+        )
         found.append(clipped(*(args or arguments(framework)), mask=mask))
     return found
 

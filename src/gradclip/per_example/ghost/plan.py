@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradclip.core.formats import dtype_name
 from gradclip.core.values import shape_of
 from gradclip.per_example.ghost.certificate import error_of_square
 from gradclip.per_example.ghost.records import LeafUses, Place, Use
+from gradclip.per_example.microbatches import bytes_of
 from gradclip.tree import FlatTree
 
 # Times are in those of one product of a float32 matrix multiplication. They were measured on processors.
@@ -122,7 +122,7 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str) -> Plan:
 def made_everywhere(parameters: FlatTree, examples: int, why: str) -> Plan:
     """Return the plan that makes the gradient of every parameter."""
     leaves = [
-        PlannedLeaf(path, shape_of(x), "", False, why, examples * elements_of(x) * _width(dtype_name(x)), None)
+        PlannedLeaf(path, shape_of(x), "", False, why, examples * bytes_of(x), None)
         for path, x in zip(parameters.paths(), parameters.leaves, strict=True)
     ]
     return Plan(tuple(leaves), examples)
