@@ -104,7 +104,7 @@ def test_clipped_sums_are_those_of_opacus(kind, threshold):
 
 
 def test_large_gradients_are_not_made():
-    model, optimizer, criterion, _ = private(PrivacyEngine())
+    model, _, criterion, _ = private(PrivacyEngine())
     batch = [x.repeat(4, *[1] * (x.ndim - 1)) for x in data("perceptron")[:]]
     criterion(model(batch[0]), batch[1]).backward()
     plan = criterion._made[1].plan(dict(model._module.named_parameters()), batch)
@@ -125,7 +125,7 @@ def test_tied_parameters_are_clipped_as_one():
     batch = (data("tied")[:16][0], torch.arange(16) * 7)
     found, _ = sums(PrivacyEngine(), batch, "tied", max_grad_norm=0.1)
     assert_close(found, hooked(batch, "tied", max_grad_norm=0.1), 1e-6)
-    with pytest.raises(ValueError, match="tied|shared"):
+    with pytest.raises(NotImplementedError, match="Parameter tying is not supported"):
         sums(opacus.PrivacyEngine(), batch, "tied")
 
 
@@ -278,7 +278,7 @@ def test_mistakes_are_errors():
     x, y = data("perceptron")[:4]
     model, optimizer, criterion, _ = private(PrivacyEngine())
     with pytest.raises(TypeError, match="Move what is between both, such as flatten"):
-        criterion(model(x).flatten(1), y)
+        criterion(model(x).view(4, 3), y)
     with pytest.raises(ValueError, match=r"must have the batch on axis 0, got the shapes \[\(4, 64\), \(3,\)\]"):
         criterion(model(x), y[:3]).backward()
     loss = criterion(model(x), y)
