@@ -57,7 +57,7 @@ def _why_none(call: Call, parameters: FlatTree) -> str:
         return f"{call.framework.name} has no taps for products"
     if not call.examples:
         return "the batch is empty"
-    other = {dtype_name(x) for x in parameters.leaves} - {*_REAL}
+    other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
     if other or not parameters.leaves:
         return f"parameters have dtype {', '.join(sorted(other))}" if other else "there are no parameters"
     if find(parameters.leaves, parameters.paths).wide is not FLOAT64:
