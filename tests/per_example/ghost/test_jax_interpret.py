@@ -134,3 +134,24 @@ def test_zeros_of_loops_take_no_memory():
     states = len(x) * 32 * 64 * 8
     assert compiled.output_size_in_bytes < 3 * states + x.nbytes + 1024
     assert compiled.temp_size_in_bytes < 4.5 * states
+
+
+def test_an_input_of_several_products_is_stacked_once():
+    p, x = {name: normal(64, 64) for name in ("a", "b", "c")}, rows(32, 64)
+
+    def loss(p, x):
+        def step(h, x):
+            g = jnp.sin(h)
+            return jnp.tanh(g @ p["a"]) * jnp.tanh(g @ p["b"]) + jnp.tanh(g @ p["c"]) + x, None
+
+        return lax.scan(step, jnp.zeros(64), x)[0].sum()
+
+    agrees(loss, p, x)
+
+    def made(p, x):
+        ran = TAPS.run(scored(loss), 0, (p, x), (None, 0), [True, True, True])
+        return [part.terms for one in ran.gradients for part in one]
+
+    memory = jax.jit(made).lower(p, x).compile().memory_analysis()
+    # Six results, the state, its derivative, three results of tanh, and two cotangents; three times g would add two.
+    assert memory.output_size_in_bytes + memory.temp_size_in_bytes < 13.1 * x.nbytes
