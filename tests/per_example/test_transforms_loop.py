@@ -108,7 +108,7 @@ def test_an_error_of_the_function_itself_stays(method):
         gradclip.clipped_grad(lambda p, x: x @ p, 1.0, method=method)(torch.ones(3, 3), torch.ones(3, 2))
 
 
-def test_methods_are_two():
-    with pytest.raises(ValueError, match="method must be 'vmap' or 'loop', got 'map'"):
+def test_unknown_methods_are_an_error():
+    with pytest.raises(ValueError, match="method must be one of 'auto', 'materialize', 'ghost', 'loop', got 'map'"):
         gradclip.clipped_grad(loss, 1.0, method="map")
     assert gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method="loop").sensitivity().bound == 1.0

@@ -38,8 +38,14 @@ class InnerProducts {
       multiply(strip, columns.end - columns.begin, at > 0);
     }
   }
-  // The products of a row of the strip with all rows.
-  const double* row(int64_t index) { return products_.data() + index * stride_; }
+  // Takes the product of a row of the strip with itself, and leaves those with the rows before it, then zeros.
+  double take_own(int64_t index, int64_t own) {
+    double* products = row(index);
+    const double taken = products[own];
+    std::fill(products + own, products + rounded_up(own, kTileColumns), 0.0);
+    return taken;
+  }
+  double* row(int64_t index) { return products_.data() + index * stride_; }
 
  private:
   // Leaves out tiles above the diagonal.
@@ -49,7 +55,8 @@ class InnerProducts {
       for (int64_t row = strip.begin; row < strip.end; row += kTileRows) {
         if (column >= row + kTileRows) continue;
         multiply(left_.data() + (row - strip.begin) * depth, right_.data() + column * depth, depth,
-                 products_.data() + (row - strip.begin) * stride_ + column, stride_, add);
+                 products_.data() + (row - strip.begin) * stride_ + column, stride_,
+                 std::min(kTileRows, strip.end - row), add);
       }
     }
   }
@@ -75,6 +82,7 @@ class Grams {
 
   void run(std::atomic<int64_t>& next) {
     InnerProducts left(left_, terms_), right(right_, terms_);
+    const auto dot = kernels_of(Dtype::float64).dot;
     for (int64_t piece = next++; piece < pieces(); piece = next++) {
       // The longest strips first, so that no thread ends with one.
       const int64_t first = piece / strips_ * terms_, begin = (strips_ - 1 - piece % strips_) * kStrip;
@@ -82,9 +90,9 @@ class Grams {
       left.compute(first, strip);
       right.compute(first, strip);
       for (int64_t i = 0; i < strip.end - begin; ++i) {
-        const double *x = left.row(i), *y = right.row(i), own_x = x[begin + i], own_y = y[begin + i];
-        const double others = kernels_of(Dtype::float64).dot(x, y, begin + i);
-        added_[first + begin + i] = {2.0 * others + own_x * own_y, std::sqrt(own_x) * std::sqrt(own_y)};
+        const double x = left.take_own(i, begin + i), y = right.take_own(i, begin + i);
+        const double others = dot(left.row(i), right.row(i), rounded_up(begin + i, kTileColumns));
+        added_[first + begin + i] = {2.0 * others + x * y, std::sqrt(x) * std::sqrt(y)};
       }
     }
   }

@@ -62,10 +62,14 @@ struct Kernels {
   // Copies columns in double, each row times its weight if there are weights: in panels of `width` (at most 16) columns,
   // one after another, each row by row. The last panel is padded with zeros.
   void (*pack)(Rows rows, Columns columns, const double* weights, int64_t width, double* to);
-  // The same for the transposed matrix: in panels of `width` rows, each column by column.
+  // The same for the transposed matrix: in panels of `width` rows, each column by column. The last panel is padded with
+  // whatever was there.
   void (*pack_across)(Rows rows, Columns columns, int64_t width, double* to);
-  // Computes a tile of the product of `depth` rows of two panels, and adds it to what is there or overwrites that.
-  void (*multiply)(const double* left, const double* right, int64_t depth, double* totals, int64_t stride, bool add);
+  // Computes the first `rows` rows of a tile of the product of two panels, which have `depth` rows, and adds it to what is
+  // there (`add`) or overwrites that. What it makes of the other rows is not defined.
+  void (*multiply)(const double* left, const double* right, int64_t depth, double* totals, int64_t stride, int64_t rows,
+                   bool add);
+  // The count is a multiple of 16.
   double (*dot)(const double* x, const double* y, int64_t count);
   // Whether there is an instruction for what `multiply` computes.
   bool fuses;

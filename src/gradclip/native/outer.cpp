@@ -10,7 +10,7 @@
 namespace {
 
 // The rows (k) whose panels are multiplied at once, so that two panels fit in the first-level cache.
-constexpr int64_t kDepth = 128;
+constexpr int64_t kDepth = 256;
 // The totals that a thread computes at once, and the columns of `right` that it packs at once: together with the packed
 // rows of `left`, they fit in the second-level cache.
 constexpr int64_t kMostRows = 20 * kTileRows, kMostColumns = 32 * kTileColumns, kPacked = 8 * kTileColumns;
@@ -42,58 +42,71 @@ struct Outer {
   }
 };
 
-// One thread's part of the work.
+// One thread's part of the work. Tiles have few rows of the first side and many columns of the second: which side is
+// which does not change a product.
 class Multiplication {
  public:
-  explicit Multiplication(const Outer& outer, int64_t most_rows)
-      : outer_(outer), left_(rounded_up(most_rows, kTileRows) * kDepth), right_(kPacked * kDepth) {}
+  Multiplication(const Outer& outer, int64_t most_rows)
+      : outer_(outer),
+        swapped_(is_narrow(outer.shape)),
+        first_(rounded_up(swapped_ ? kTileRows : most_rows, kTileRows) * kDepth),
+        second_(kPacked * kDepth) {}
+
+  // Whether the second side is the left one.
+  static bool is_narrow(const OuterShape& shape) { return shape.columns <= kTileRows && shape.rows > shape.columns; }
 
   void compute(int64_t block, Columns rows, Columns columns) {
-    for (int64_t first = 0; first < outer_.count(); first += kDepth) {
-      const int64_t depth = std::min(kDepth, outer_.count() - first);
-      const auto lefts = outer_.rows(*outer_.left, block, first, depth);
-      const auto rights = outer_.rows(outer_.right, block, first, depth);
-      outer_.left->kernels().pack({lefts.data(), depth}, rows, &outer_.weights[first], kTileRows, left_.data());
-      for (int64_t at = columns.begin; at < columns.end; at += kPacked) {
-        const Columns packed = {at, std::min(columns.end, at + kPacked)};
-        outer_.right.kernels().pack({rights.data(), depth}, packed, nullptr, kTileColumns, right_.data());
-        multiply(block, rows, packed, depth, first > 0);
+    const Columns first = swapped_ ? columns : rows, second = swapped_ ? rows : columns;
+    for (int64_t k = 0; k < outer_.count(); k += kDepth) {
+      const int64_t depth = std::min(kDepth, outer_.count() - k);
+      pack(swapped_, block, k, depth, first, kTileRows, first_.data());
+      for (int64_t at = second.begin; at < second.end; at += kPacked) {
+        const Columns packed = {at, std::min(second.end, at + kPacked)};
+        pack(!swapped_, block, k, depth, packed, kTileColumns, second_.data());
+        multiply(block, first, packed, depth, k > 0);
       }
     }
   }
 
  private:
-  void multiply(int64_t block, Columns rows, Columns columns, int64_t depth, bool add) {
-    const double* right = right_.data();
-    for (int64_t column = columns.begin; column < columns.end; column += kTileColumns, right += depth * kTileColumns) {
-      const double* left = left_.data();
-      const int64_t width = std::min(kTileColumns, columns.end - column);
-      for (int64_t row = rows.begin; row < rows.end; row += kTileRows, left += depth * kTileRows) {
-        const int64_t height = std::min(kTileRows, rows.end - row);
-        double* totals = outer_.total(block, row, column);
-        if (height == kTileRows && width == kTileColumns) {
-          multiply_(left, right, depth, totals, outer_.shape.columns, add);
+  void pack(bool right, int64_t block, int64_t k, int64_t depth, Columns columns, int64_t width, double* to) const {
+    const Matrix& matrix = right ? outer_.right : *outer_.left;
+    const auto rows = outer_.rows(matrix, block, k, depth);
+    matrix.kernels().pack({rows.data(), depth}, columns, right ? nullptr : &outer_.weights[k], width, to);
+  }
+  void multiply(int64_t block, Columns firsts, Columns seconds, int64_t depth, bool add) {
+    const double* second = second_.data();
+    for (int64_t j = seconds.begin; j < seconds.end; j += kTileColumns, second += depth * kTileColumns) {
+      const double* first = first_.data();
+      const int64_t width = std::min(kTileColumns, seconds.end - j);
+      for (int64_t i = firsts.begin; i < firsts.end; i += kTileRows, first += depth * kTileRows) {
+        const int64_t height = std::min(kTileRows, firsts.end - i);
+        double* totals = swapped_ ? outer_.total(block, j, i) : outer_.total(block, i, j);
+        if (width == kTileColumns && !swapped_ && height == kTileRows) {
+          multiply_(first, second, depth, totals, outer_.shape.columns, height, add);
         } else {
-          multiply_edge(left, right, depth, totals, height, width, add);
+          multiply_edge(first, second, depth, totals, height, width, add);
         }
       }
     }
   }
-  void multiply_edge(const double* left, const double* right, int64_t depth, double* totals, int64_t height,
-                     int64_t width, bool add) {
+  void multiply_edge(const double* first, const double* second, int64_t depth, double* totals, int64_t height,
+                     int64_t width, bool add) const {
     double tile[kTileRows * kTileColumns] = {};
+    const int64_t down = swapped_ ? 1 : outer_.shape.columns, across = swapped_ ? outer_.shape.columns : 1;
     for (int64_t i = 0; add && i < height; ++i) {
-      std::copy_n(totals + i * outer_.shape.columns, width, tile + i * kTileColumns);
+      for (int64_t j = 0; j < width; ++j) tile[i * kTileColumns + j] = totals[i * down + j * across];
     }
-    multiply_(left, right, depth, tile, kTileColumns, add);
+    multiply_(first, second, depth, tile, kTileColumns, height, add);
     for (int64_t i = 0; i < height; ++i) {
-      std::copy_n(tile + i * kTileColumns, width, totals + i * outer_.shape.columns);
+      for (int64_t j = 0; j < width; ++j) totals[i * down + j * across] = tile[i * kTileColumns + j];
     }
   }
 
   const Outer& outer_;
   const decltype(Kernels::multiply) multiply_ = kernels_of(Dtype::float64).multiply;
-  Buffer left_, right_;
+  const bool swapped_;
+  Buffer first_, second_;
 };
 
 // How the totals are divided among threads.

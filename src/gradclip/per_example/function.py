@@ -27,7 +27,7 @@ from gradclip.per_example.call_arguments import (
 from gradclip.per_example.clip import clip_examples
 from gradclip.per_example.function_settings import FunctionSettings
 from gradclip.per_example.ghost.plan import Plan, made_everywhere
-from gradclip.per_example.ghost.step import in_factors, parameters_of, planned_for
+from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for
 from gradclip.per_example.microbatches import Memory, examples_in
 from gradclip.per_example.outputs import ExampleOutputs, value_and_aux
 from gradclip.per_example.prepared import Call, Clipped
@@ -66,21 +66,21 @@ class ClippedFunction(FunctionSettings):
         plan = self._planned(call, rows if size is None else size)
         self.observed.note_plan(ghost=plan.ghost, cancels=plan.cancels)
         dtypes: list[Any] = []
-        step = self._step(call, plan, dtypes)
+        measure = self._to_measure(call)
+        step = self._step(call, plan, measure, dtypes)
 
         def run(mask: Array | None, *args: Any) -> Any:
             if size is None:
                 return verbs.at_once(step, args, axes, mask, rows), dtypes
             return verbs.in_microbatches(step, args, axes, mask, count, size), dtypes
 
-        keeps = verbs.keeps_whole_batches or (plan.ghost and not self.settings.policy.raises)
+        keeps = verbs.keeps_whole_batches or (plan.in_factors and not self.settings.policy.raises)
         if size is None and not keeps:
             (summed, outputs), known = run(flags, *given)
         else:
             setting, carriers = (self.max_norm, call.kinds, tuple(axes), rows, size, plan.tapped), (0, *axes)
             (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
         if self.argnums is not None and count:
-            measure = self._to_measure(call)
             self.observed.check_used(lambda: verbs.unused(measure, call.args, axes, summed), verbs.modules_called)
         result = self._finished(summed, known)
         outputs = mapped(lambda x: x if x.shape[0] == count else x[:count], outputs)
@@ -165,17 +165,17 @@ class ClippedFunction(FunctionSettings):
             return made_everywhere(parameters_of(call.args, self.argnums or 0), examples, why)
         return planned_for(call, self._of_example(call), self.argnums, examples, self.method, self.plans)
 
-    def _step(self, call: Call, plan: Plan, dtypes: list[Any]) -> Step:
+    def _step(self, call: Call, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""
-        of_batch = self._over_batch(call.verbs, self._to_measure(call), call.axes)
+        of_batch = self._over_batch(call.verbs, measure, call.axes)
 
         def made(args: Sequence[Any], mask: Array | None) -> Clipped:
             tree, outputs = of_batch(*args)
             summed, info = _clip_examples(self._to_clip(tree), self.settings, mask)
             return Clipped(summed, info.norms, flatten(tree).leaves, outputs)
 
-        clip = made
-        if plan.ghost:
+        clip: Clip = made
+        if plan.in_factors:
             assert self.argnums is not None  # results are not clipped in factors
             clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made)
 

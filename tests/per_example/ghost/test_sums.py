@@ -59,7 +59,8 @@ def test_one_example_moves_the_sum_by_no_more_than_the_bound(framework, structur
         assert distance(whole, others) <= most**2
         alone, norms = sums_of(framework, [given], [(3, 2)], threshold, mask=~one_left_out(place))
         assert distance(alone, [np.zeros((3, 2))]) <= most**2
-        assert norms[place] > 0 and not norms[one_left_out(place)].any()
+        assert norms[place] > 0
+        assert not norms[one_left_out(place)].any()
 
 
 @pytest.mark.parametrize("structure", STRUCTURES)

@@ -25,12 +25,14 @@ def outer_sums(left: jax.Array | None, right: jax.Array, weights: jax.Array) -> 
     """Return sum_k weight_k left[g, k]^T right[g, k], float64 (blocks, rows, columns).
 
     `left` (blocks, K, rows) and `right` (blocks, K, columns) have any real dtypes; None stands for ones with one row.
-    `weights` (examples,) are float64, each for K / examples of the k. A k with weight 0 adds nothing, whatever it holds.
-    A term goes through at most K + 2 roundings.
+    `weights` (examples,) are float64, each for K / examples of the k. A k with weight 0 adds nothing, whatever its rows
+    hold. A term goes through at most K + 2 roundings.
     """
     blocks, depth, columns = right.shape
     rows = 1 if left is None else left.shape[2]
-    if (left is not None and left.shape[:2] != (blocks, depth)) or depth % max(1, weights.shape[0]):
+    if (left is not None and left.shape[:2] != (blocks, depth)) or (
+        depth and (not len(weights) or depth % len(weights))
+    ):
         raise ValueError(
             f"left must be (blocks, K, rows), right (blocks, K, columns), with K a multiple of the number of weights; "
             f"got {None if left is None else left.shape}, {right.shape} and {weights.shape[0]} weights"

@@ -30,7 +30,9 @@ def outer_sums(left: torch.Tensor | None, right: torch.Tensor, weights: torch.Te
     """
     blocks, depth, columns = right.shape
     rows = 1 if left is None else left.shape[2]
-    if (left is not None and left.shape[:2] != (blocks, depth)) or depth % max(1, weights.shape[0]):
+    if (left is not None and left.shape[:2] != (blocks, depth)) or (
+        depth and (not len(weights) or depth % len(weights))
+    ):
         raise ValueError(
             f"left must be (blocks, K, rows), right (blocks, K, columns), with K a multiple of the number of weights; "
             f"got {None if left is None else tuple(left.shape)}, {tuple(right.shape)} and {weights.shape[0]} weights"
@@ -54,9 +56,9 @@ def outer_sums(left: torch.Tensor | None, right: torch.Tensor, weights: torch.Te
 def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return |sum_t left[n, t]^T right[n, t]|^2 and sum_t |left[n, t]| |right[n, t]| for each n, in float64.
 
-    `left` is (N, T, rows), `right` (N, T, columns). Both results are NaN where an element is not finite. With v = 2**-53,
-    k = rows + columns + T^2 + 10 and g = k v / (1 - k v), the first is off by at most g times the square of the exact
-    second, and the second by at most g times itself (`native/gram.hpp`; PyTorch's sums add T^2 terms in any order).
+    `left` is (N, T, rows), `right` (N, T, columns). Both results are NaN where an element is not finite. With v =
+    2**-53, k = rows + columns + T^2 + 10 and g = k v / (1 - k v), the first is off by at most g times the square of the
+    exact second, and the second by at most g times itself (`native/gram.hpp`; PyTorch's sums add in any order).
     """
     if left.shape[:2] != right.shape[:2]:
         raise ValueError(
@@ -70,8 +72,8 @@ def gram_squares(left: torch.Tensor, right: torch.Tensor) -> tuple[torch.Tensor,
     known = _known([*inputs, squares, sizes])
     if known is None:
         return _gram_squares(*inputs)
-    lengths = count, terms, rows, right.shape[2]
-    native.kernels.gram_squares(*known[:2], *lengths, *known[2:], torch.get_num_threads())
+    x, y, of_squares, of_sizes = known
+    native.kernels.gram_squares(x, y, count, terms, rows, right.shape[2], of_squares, of_sizes, torch.get_num_threads())
     return squares, sizes
 
 

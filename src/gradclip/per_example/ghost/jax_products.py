@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ from gradclip.per_example.ghost.jax_views import Factor, Factors, NotFollowedErr
 from gradclip.per_example.ghost.records import Dense, Rows, Use
 
 Cuts = Mapping[int, tuple[int, int]]  # the part of an array that belongs to a piece: for each cut axis (start, stop)
+Prepared = Callable[[Array, Array], tuple[Array, Array]]
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -46,6 +48,12 @@ def _looped(piece: Piece, loops: Sequence[int]) -> list[Factors]:
     return [here if here or size == 1 else one for here, one, size in zip(through, counted, loops, strict=True)]
 
 
+def _additions(piece: Piece, loops: Sequence[int]) -> int:
+    """Return how many iterations of the enclosing loops use the same numbers of a piece."""
+    through = [*piece.loops, *[()] * (len(loops) - len(piece.loops))]
+    return math.prod(size for here, size in zip(through, loops, strict=True) if not here)
+
+
 def _within(array: Array, cuts: Cuts, before: int) -> Array:
     """Return the part of an array. `before` axes come before those that `cuts` names."""
     for axis, (start, stop) in cuts.items():
@@ -60,7 +68,7 @@ def _cuts(piece: Piece, axes: Mapping[int, int], shape: Sequence[int]) -> Cuts:
 
 
 def outer_products(
-    name: str, piece: Piece, kept: int, loops: Sequence[int], inputs: Labels, results: Labels, prepared: Callable
+    name: str, piece: Piece, kept: int, loops: Sequence[int], inputs: Labels, results: Labels, prepared: Prepared
 ) -> Product:
     """Return a sum of outer products of an input and a cotangent, whose axes are products of these factors."""
     inputs, results = [*_looped(piece, loops), *inputs], [*_looped(piece, loops), *results]
@@ -77,40 +85,47 @@ def outer_products(
         sides = arranged(x, inputs, blocks, terms, mine), arranged(e, results, blocks, terms, theirs)
         return Dense(*(sides if leads else sides[::-1]))
 
-    return Product(piece.leaf, Use(where, length(tuple(terms)), False, name), kept, terms_of)
+    use = Use(where, length(tuple(terms)), False, name, _additions(piece, loops))
+    return Product(piece.leaf, use, kept, terms_of)
 
 
 def of_dot_general(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[int]) -> Product:
     """Return the use of a piece as the left (side 0) or right operand of a product of matrices."""
-    own, other = equation.invars[side], equation.invars[1 - side]
-    (result,) = equation.outvars
+    other, (result,) = equation.invars[1 - side], equation.outvars
     if not is_floating(other, result):
         raise NotFollowedError
-    contracted, batched = equation.params["dimension_numbers"]
-    pairs = dict(zip(contracted[side], contracted[1 - side], strict=True))
-    batches = dict(zip(batched[side], batched[1 - side], strict=True))
-    in_other = {theirs: mine for mine, theirs in (pairs | batches).items()}
-    free = [axis for axis in range(own.aval.ndim) if axis not in pairs and axis not in batches]
+    in_other, in_result, counted = _axes_of_dot(equation, side)
     shape = other.aval.shape
-    rest = [axis for axis in range(len(shape)) if axis not in in_other]
-    terms = dict(zip(rest, counting([shape[axis] for axis in rest]), strict=True))
-    inputs = [piece.axes[in_other[axis]] if axis in in_other else terms[axis] for axis in range(len(shape))]
-    owned, counted = [piece.axes[axis] for axis in free], [terms[axis] for axis in rest]
-    results = [*(piece.axes[axis] for axis in batches), *(owned + counted if side == 0 else counted + owned)]
-    begin = len(batches) + (0 if side == 0 else len(rest))
-    in_result = {axis: i for i, axis in enumerate(batches)} | {axis: begin + i for i, axis in enumerate(free)}
-    of_input = _cuts(piece, pairs | batches, shape)
-    of_result = _cuts(piece, in_result, result.aval.shape)
+    terms = dict(zip(counted, counting([shape[axis] for axis in counted]), strict=True))
+    of_other = terms | {axis: piece.axes[own] for own, axis in in_other.items()}
+    of_result = {axis: piece.axes[own] for own, axis in in_result.items()}
+    of_result |= {axis: terms[theirs] for theirs, axis in counted.items()}
+    cut, cut_result = _cuts(piece, in_other, shape), _cuts(piece, in_result, result.aval.shape)
     before = len(loops)
+    return outer_products(
+        "dot_general",
+        piece,
+        1 - side,
+        loops,
+        [of_other[axis] for axis in range(len(shape))],
+        [of_result[axis] for axis in range(result.aval.ndim)],
+        lambda x, e: (_within(x, cut, before), _within(e, cut_result, before)),
+    )
 
-    def prepared(x: Array, e: Array) -> tuple[Array, Array]:
-        return _within(x, of_input, before), _within(e, of_result, before)
 
-    return outer_products("dot_general", piece, 1 - side, loops, inputs, results, prepared)
+def _axes_of_dot(equation: JaxprEqn, side: int) -> tuple[dict[int, int], dict[int, int], dict[int, int]]:
+    """Return where the axes of one operand are in the other and in the result, and where the other's are in that."""
+    contracted, batched = equation.params["dimension_numbers"]
+    in_other = dict(zip(contracted[side] + batched[side], contracted[1 - side] + batched[1 - side], strict=True))
+    bound = [(*contracted[i], *batched[i]) for i in (0, 1)]
+    free = [(i, axis) for i in (0, 1) for axis in range(equation.invars[i].aval.ndim) if axis not in bound[i]]
+    places = {key: len(batched[0]) + place for place, key in enumerate(free)}
+    mine, theirs = ({axis: place for (i, axis), place in places.items() if i == which} for which in (side, 1 - side))
+    return in_other, {axis: place for place, axis in enumerate(batched[side])} | mine, theirs
 
 
 def _embedding(
-    piece: Piece, axis: int, loops: Sequence[int], indices: Labels, results: Labels, prepared: Callable
+    piece: Piece, axis: int, loops: Sequence[int], indices: Labels, results: Labels, prepared: Prepared
 ) -> Product:
     """Return a use of rows along an axis of the piece: `prepared` gives their numbers and cotangents."""
     before = _looped(piece, loops)
@@ -125,38 +140,45 @@ def _embedding(
         x, e = prepared(x, e)
         return Rows(arranged(x, indices, terms), arranged(e, results, terms, columns))
 
-    return Product(piece.leaf, Use(where, length(tuple(terms)), True, "embedding"), 1, terms_of)
+    use = Use(where, length(tuple(terms)), True, "embedding", _additions(piece, loops))
+    return Product(piece.leaf, use, 1, terms_of)
 
 
 def of_gather(equation: JaxprEqn, piece: Piece, loops: Sequence[int]) -> Product:
     """Return the use of a piece as a table of which rows, or some neighboring rows, are looked up."""
     numbers, (result,) = equation.params["dimension_numbers"], equation.outvars
     table, places = (value.aval.shape for value in equation.invars)
-    sizes, mode, named = equation.params["slice_sizes"], equation.params["mode"], numbers.start_index_map
+    sizes, named = equation.params["slice_sizes"], numbers.start_index_map
     cut = [axis for axis, size in enumerate(table) if sizes[axis] != size] or list(named[:1])
-    whole = piece.shape == table and not numbers.operand_batching_dims
-    if not (whole and is_floating(result)) or mode not in _MODES or len(cut) != 1 or cut[0] not in named:
+    whole = piece.shape == table and not numbers.operand_batching_dims and equation.params["mode"] in _MODES
+    if not (whole and is_floating(result)) or len(cut) != 1 or cut[0] not in named:
         raise NotFollowedError
     (axis,) = cut
     *terms, window = counting([*places[:-1], sizes[axis]])
     kept = [i for i in range(len(table)) if i not in numbers.collapsed_slice_dims]
     count, rest = iter(terms), iter([window if i == axis else piece.axes[i] for i in kept])
     results = [next(rest if i in numbers.offset_dims else count) for i in range(result.aval.ndim)]
-    is_term = [i for i in range(result.aval.ndim) if i not in numbers.offset_dims]
+    return _embedding(piece, axis, loops, [*terms, window], results, _looked_up(equation, axis, len(loops)))
+
+
+def _looked_up(equation: JaxprEqn, axis: int, loops: int) -> Prepared:
+    """Return the function from indices and cotangents of a lookup to rows of the table and their cotangents."""
+    numbers, table = equation.params["dimension_numbers"], equation.invars[0].aval.shape
+    sizes, named = equation.params["slice_sizes"], numbers.start_index_map
     last = [table[i] - sizes[i] for i in named]
+    lookups = [loops + i for i in range(equation.outvars[0].aval.ndim) if i not in numbers.offset_dims]
 
     def prepared(x: Array, e: Array) -> tuple[Array, Array]:
         inside = jnp.clip(x, 0, jnp.asarray(np.minimum(last, jnp.iinfo(x.dtype).max), x.dtype))
         first = inside[..., named.index(axis)].astype(jnp.int32)
-        found = first[..., None] + jnp.arange(sizes[axis], dtype=jnp.int32)
-        if mode == GatherScatterMode.CLIP:
-            return found, e
+        rows = first[..., None] + jnp.arange(sizes[axis], dtype=jnp.int32)
+        if equation.params["mode"] == GatherScatterMode.CLIP:
+            return rows, e
         # The gradient of a row outside the table reaches no row.
-        axes = (*range(len(loops)), *(len(loops) + i for i in is_term))
-        valid = lax.broadcast_in_dim(jnp.all(inside == x, -1), e.shape, axes)
-        return found, jnp.where(valid, e, jnp.zeros_like(e))
+        valid = lax.broadcast_in_dim(jnp.all(inside == x, -1), e.shape, (*range(loops), *lookups))
+        return rows, jnp.where(valid, e, jnp.zeros_like(e))
 
-    return _embedding(piece, axis, loops, [*terms, window], results, prepared)
+    return prepared
 
 
 _MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)

@@ -13,6 +13,7 @@ from jax.extend.core import ClosedJaxpr
 from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax import JaxBatching
 from gradclip.per_example.batching.verbs import Args, Axes, Function
+from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.jax_interpret import computed
 from gradclip.per_example.ghost.jax_products import FLOATS
 from gradclip.per_example.ghost.jax_uses import Finder, Taps, taps_in
@@ -32,6 +33,8 @@ _UNTRACED = "the function reads values while it is traced"
 @dataclass(frozen=True)
 class JaxTaps(AnyTaps):
     """`Taps` for JAX. `spmd_axis_name` is as in `jax.vmap`."""
+
+    autograd = Autograd(addition=8.0, convolution=1.0)  # XLA adds within its loop
 
     spmd_axis_name: Hashable = None
 
@@ -99,9 +102,19 @@ class _Traced:
     def found(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
         """Return the taps for some of the leaves, and why leaves cannot be tapped."""
         kinds = {i: str(self.program.in_avals[i].dtype) for i in chosen}
-        finder = Finder({i: kind for i, kind in kinds.items() if kind not in FLOATS})
+        finder = Finder({i: f"{kind} parameter" for i, kind in kinds.items() if kind not in FLOATS})
+        finder.reasons |= {i: "no elements" for i in chosen if 0 in self.program.in_avals[i].shape}
         tracked = {i: i for i in chosen if i not in finder.reasons}
         return finder.of_program(self.program, tracked, 1), finder.reasons
+
+    def tapped(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
+        """Return the taps for those of the leaves that can be tapped, and the others."""
+        untapped: dict[int, str] = {}
+        taps, reasons = self.found(chosen)
+        while reasons:
+            untapped |= reasons
+            taps, reasons = self.found([i for i in chosen if i not in untapped])
+        return taps, untapped
 
 
 def _uses_of_one(fun: Function, argnums: Argnums, args: Args) -> list[LeafUses]:
@@ -125,14 +138,10 @@ def _uses_of_one(fun: Function, argnums: Argnums, args: Args) -> list[LeafUses]:
 def _run_one(fun: Function, argnums: Argnums, args: Args, chosen: Sequence[int]) -> tuple[Any, ...]:
     """Return the value, aux, the gradients of leaves that are made, all terms, whose they are, and who is untapped."""
     traced = _Traced.of(fun, argnums, args) if chosen else None
-    if traced is None:
+    taps, untapped = ({}, dict.fromkeys(chosen, _UNTRACED)) if traced is None else traced.tapped(chosen)
+    if traced is None or len(untapped) == len(chosen):
         (value, aux), made = jax.value_and_grad(fun, argnums, has_aux=True)(*args)
-        return value, aux, dict(enumerate(jax.tree.leaves(made))), [], [], dict.fromkeys(chosen, _UNTRACED)
-    untapped: dict[int, str] = {}
-    taps, reasons = traced.found(chosen)
-    while reasons:
-        untapped |= reasons
-        taps, reasons = traced.found([i for i in chosen if i not in untapped])
+        return value, aux, dict(enumerate(jax.tree.leaves(made))), [], [], untapped
     leaves = dict(enumerate(jax.tree.leaves(_differentiated(args, argnums))))
     rest = {i: leaf for i, leaf in leaves.items() if i not in chosen or i in untapped}
     zeros = [jnp.zeros(tap.shape, tap.dtype) for tap in taps_in(taps)]

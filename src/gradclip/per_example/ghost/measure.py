@@ -135,3 +135,19 @@ def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:
     for vector in vectors[1:]:
         largest = xp.maximum(largest, vector)
     return largest
+
+
+def multiplied(by: Products, gradient: Gradient, shape: tuple[int, ...]) -> Gradient:
+    """Return the gradient of each example for a parameter of a shape, made by one product of its factors."""
+    if isinstance(gradient, Made):
+        return gradient
+    total = None
+    for part in gradient:
+        terms, _ = parted(by, part)
+        assert terms is not None  # the plan keeps embeddings
+        place, examples = part.place, terms.left.shape[0]
+        order = (0, *(axis + 1 for axis in place.axes))
+        box = by.placed(by.multiplied(terms), (examples, *place.view), order, (examples, *place.box))
+        found = by.put(box, (0, *place.start), (examples, *shape))
+        total = found if total is None else total + found
+    return Made(total)

@@ -47,6 +47,10 @@ class Products(ABC):
         """Return the sum of squares of each row of gradients of shape (batch, ...)."""
 
     @abstractmethod
+    def multiplied(self, terms: Dense) -> Array:
+        """Return sum_t left_t right_t^T, shape (batch, blocks, rows, columns), in at least float32."""
+
+    @abstractmethod
     def joined(self, terms: list[Dense]) -> Dense:
         """Return the terms of several products as one."""
 

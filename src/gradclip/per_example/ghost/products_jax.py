@@ -49,6 +49,10 @@ class JaxProducts(Products):
     def made(self, rows: jax.Array) -> jax.Array:
         return row_squares(rows.reshape(len(rows), -1))
 
+    def multiplied(self, terms: Dense) -> jax.Array:
+        wide = jnp.promote_types(jnp.result_type(*terms), jnp.float32)
+        return jnp.einsum("igtr,igtc->igrc", *terms, preferred_element_type=wide)
+
     def joined(self, terms: Sequence[Dense]) -> Dense:
         return terms[0] if len(terms) == 1 else Dense(*(jnp.concatenate(x, axis=2) for x in zip(*terms, strict=True)))
 

@@ -46,6 +46,10 @@ class TorchProducts(Products):
     def made(self, rows: torch.Tensor) -> torch.Tensor:
         return row_squares(rows.reshape(len(rows), -1))
 
+    def multiplied(self, terms: Dense) -> torch.Tensor:
+        wide = torch.promote_types(torch.promote_types(terms.left.dtype, terms.right.dtype), torch.float32)
+        return terms.left.to(wide).mT @ terms.right.to(wide)
+
     def joined(self, terms: Sequence[Dense]) -> Dense:
         return terms[0] if len(terms) == 1 else Dense(*(torch.cat(x, 2) for x in zip(*terms, strict=True)))
 

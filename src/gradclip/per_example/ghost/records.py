@@ -95,13 +95,15 @@ class Tapped(NamedTuple):
 class Use:
     """One use of a part of a parameter in a function of one example: `terms` outer products, or rows of an embedding.
 
-    `operation` names it for the user, such as "dot_general", "conv_general_dilated" or "embedding".
+    `operation` names it for the user, such as "dot_general", "conv_general_dilated" or "embedding". `additions`: how
+    often the framework would add to a gradient that is made, once in each iteration of a loop.
     """
 
     place: Place
     terms: int
     embedding: bool
     operation: str
+    additions: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from gradclip.core.values import Array
 from gradclip.per_example.batching.verbs import Args, Function, Programs, named
 from gradclip.per_example.ghost.choose import has_tools, tools_of
 from gradclip.per_example.ghost.clip import clip_factors
+from gradclip.per_example.ghost.measure import multiplied
 from gradclip.per_example.ghost.plan import SMALLEST, Plan, elements_of, made_everywhere, planned
 from gradclip.per_example.ghost.taps import Argnums
 from gradclip.per_example.prepared import Call, Clipped, Outline
@@ -38,7 +39,8 @@ def planned_for(call: Call, fun: Function, argnums: Argnums, examples: int, meth
     if key is not None and key in plans:
         found: Plan = plans[key]
         return found
-    plan = planned(tools_of(call.framework).taps.uses(fun, argnums, call.args, call.axes), examples, method)
+    taps = tools_of(call.framework).taps
+    plan = planned(taps.uses(fun, argnums, call.args, call.axes), examples, method, taps.autograd)
     if key is not None:
         plans.keep(key, plan)
     return plan
@@ -85,7 +87,12 @@ def in_factors(
     def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
         parameters = parameters_of(args, argnums)
         found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
-        summed, norms = clip_factors(tools.products, parameters, found.gradients, settings, mask)
+        by = tools.products(concrete=False)
+        gradients = [
+            multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
+            for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
+        ]
+        summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)
         return summed, norms, (found.values, found.aux)
 
     def derived(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:

@@ -2,8 +2,10 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import ClassVar
 
 from gradclip.per_example.batching.verbs import Args, Axes, Function
+from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.records import LeafUses, Tapped
 
 Argnums = int | tuple[int, ...]
@@ -15,6 +17,9 @@ class Taps(ABC):
     `fun` returns `(value, aux)` for one example. `axes` has 0 for each argument that carries the batch, else None. The
     parameters are the leaves of the arguments at `argnums`, one after another.
     """
+
+    autograd: ClassVar[Autograd]
+    """What gradients that the framework makes cost."""
 
     @abstractmethod
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:

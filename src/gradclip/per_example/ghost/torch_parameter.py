@@ -113,13 +113,19 @@ def constant(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
 
 def on_copies(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     """Return the result of an operation with a copy of each parameter for each example."""
+    args, kwargs = with_copies(func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def with_copies(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[Arguments, Keywords]:
+    """Return the arguments of an operation that is not known, with a copy of each parameter for each example."""
 
     def copies(x: TappedParameter) -> torch.Tensor:
         if x.tap.leaf.tapped:
             x.tap.leaf.untap(_named(func, x.tap))
         return x.tap.copies()
 
-    return func(*replaced(tuple(args), copies), **replaced(kwargs, copies))
+    return replaced(tuple(args), copies), replaced(kwargs, copies)
 
 
 def _named(func: Operation, tap: Tap) -> str:

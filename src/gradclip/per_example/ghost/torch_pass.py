@@ -13,6 +13,7 @@ from gradclip.backends.torch.tensors import PLAIN, tensor_of
 from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped
 from gradclip.per_example.ghost.records import Dense, Gradient, Made, Place, Rows
 from gradclip.per_example.ghost.taps import Argnums
+from gradclip.per_example.ghost.torch_attention import AttentionAtOnce
 from gradclip.per_example.ghost.torch_parameter import TappedParameter, whole
 from gradclip.per_example.ghost.torch_run import Leaf, Run
 from gradclip.per_example.ghost.torch_terms import materialized, parts_of
@@ -20,6 +21,7 @@ from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import FlatTree, flatten
 
 HIDDEN = "an operation that does not report itself, such as an autograd.Function"
+NO_HOOKS = "checkpointing, or another use of hooks of saved tensors, would run outside of torch.func.vmap"
 
 
 class Call:
@@ -68,7 +70,8 @@ class Call:
                 return mapped(_known, self.fun(*given))
 
             batch = [x for flat in flats if flat is not None for x in flat.leaves]
-            values, aux = torch.func.vmap(of_leaves, randomness="different")(batch)
+            with torch.autograd.graph.disable_saved_tensors_hooks(NO_HOOKS), AttentionAtOnce(run):
+                values, aux = torch.func.vmap(of_leaves, randomness="different")(batch)
         return Pass(run, leaves, values, aux)
 
 

@@ -10,8 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from gradclip.per_example.ghost.torch_parameter import UNKNOWN, Arguments, Keywords, Operation, handles, tapped
-from gradclip.per_example.ghost.torch_run import Tap
-from gradclip.per_example.ghost.torch_terms import Labels, Product, Term, summed_over
+from gradclip.per_example.ghost.torch_run import Tap, as_multiplied
+from gradclip.per_example.ghost.torch_terms import Labels, Product, paired
 
 
 @handles(F.linear)
@@ -20,42 +20,33 @@ def linear(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     x, weight, bias = _linear_arguments(*args, **kwargs)
     if tapped(x) or not tapped(weight):
         return UNKNOWN
-    tap = weight.tap
-    product = _linear_product(x.dim(), weight.tap.weight.dim())
-    roles = tap.roles(product)
+    tap: Tap = weight.tap
+    roles = tap.roles(_MATRIX if tap.weight.dim() == 2 else _VECTOR)
     if roles is None:
         return UNKNOWN
-    given = tap.run.batch(x)
-    if not whole_bias(bias):
-        made = tap.keep(product, roles, given, F.linear(given, tap.weight), "linear")
-        return tap.run.one(made) + bias if bias is not None else tap.run.one(made)
-    made = tap.keep(product, roles, given, F.linear(given, tap.weight, bias.tap.weight), "linear")
-    keep_bias(bias.tap, tuple(range(1, made.dim() - 1)), "linear")
-    return tap.run.one(made)
+    run, given = tap.run, tap.run.batch(x)
+    flat = given if given.dim() == 2 else given.reshape(-1, given.shape[-1])
+    own = whole_bias(bias)
+    made = F.linear(flat, tap.weight, bias.tap.weight if own else None)
+    factor, positions = as_multiplied(flat, made), len(flat) // run.count
+    tap.keep_term(roles, positions, "linear", made, flat, lambda e: paired(roles, factor, e, run.count, positions))
+    if own:
+        bias.tap.keep_bias((1,), (run.count, positions, made.shape[-1]), "linear")
+    one = run.one(made if given.dim() == 2 else made.view(*given.shape[:-1], *made.shape[1:]))
+    return one if own or bias is None else one + bias
 
 
 def _linear_arguments(input: object, weight: object, bias: object = None) -> tuple[Any, ...]:
     return input, weight, bias
 
 
-@lru_cache
-def _linear_product(axes: int, axes_of_weight: int) -> Product:
-    positions = tuple(range(axes - 1))
-    if axes_of_weight == 1:
-        return Product((*positions, "in"), ("in",), positions)
-    return Product((*positions, "in"), ("out", "in"), (*positions, "out"))
+_MATRIX = Product(("position", "in"), ("out", "in"), ("position", "out"))
+_VECTOR = Product(("position", "in"), ("in",), ("position",))
 
 
 def whole_bias(bias: object) -> bool:
     """Say whether this is a whole parameter with one axis."""
     return tapped(bias) and bias.tap.parent is None and bias.tap.weight.dim() == 1  # type: ignore[attr-defined]
-
-
-def keep_bias(tap: Tap, axes: tuple[int, ...], name: str) -> None:
-    """Keep that a parameter was added to the last result that was kept, all along these axes."""
-    tap.leaf.untap(f"bias of {name}")
-    finish = summed_over(axes, tuple(tap.weight.shape))
-    tap.leaf.terms.append(Term(None, 0, name, len(tap.run.edges) - 1, finish))
 
 
 def _contracted(
@@ -70,7 +61,7 @@ def _contracted(
     given = tap.run.batch(x)
     one, weight = tap.run.one(given), tap.weight
     made = func(*((one, weight) if second else (weight, one)), *more, **kwargs)
-    return tap.run.one(tap.keep(product, roles, given, tap.run.batch(made), name))
+    return tap.run.one(tap.keep(roles, given, tap.run.batch(made), name))
 
 
 @handles(
@@ -83,9 +74,8 @@ def matmul(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     if len(args) != 2 or kwargs or tapped(args[0]) == tapped(args[1]):
         return UNKNOWN
     shapes = [tuple(x.tap.weight.shape if tapped(x) else x.shape) for x in args]
-    first, second, result = _matmul_labels(*shapes)
-    given, view = (first, second) if tapped(args[1]) else (second, first)
-    return _contracted(torch.matmul, args, Product(given, view, result), "matmul")
+    products = _matmul_products(*shapes)
+    return _contracted(torch.matmul, args, products[not tapped(args[1])], "matmul")
 
 
 @handles(torch.Tensor.__rmatmul__)
@@ -95,8 +85,8 @@ def matmul_reversed(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _matmul_labels(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[Labels, Labels, Labels]:
-    """Return the labels of the axes of two factors of these shapes, and of their product."""
+def _matmul_products(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[Product, Product]:
+    """Return the product of factors of these shapes, the second a parameter, or the first."""
     batches = first[:-2], second[:-2]
     count = max(map(len, batches))
     labels: list[Labels] = []
@@ -109,7 +99,7 @@ def _matmul_labels(first: tuple[int, ...], second: tuple[int, ...]) -> tuple[Lab
     left = (*labels[0], *(("row",) if len(first) > 1 else ()), "sum")
     right = (*labels[1], "sum", *(("column",) if len(second) > 1 else ()))
     result = (*range(-count, 0), *(x for x in (*left, *right) if x in ("row", "column")))
-    return left, right, result
+    return Product(left, right, result), Product(right, left, result)
 
 
 @handles(torch.addmm, torch.Tensor.addmm, torch.baddbmm, torch.Tensor.baddbmm, torch.addmv, torch.Tensor.addmv)
@@ -134,17 +124,16 @@ def einsum(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
         operands = list(operands[0])
     if not isinstance(equation, str) or len(operands) != 2 or tapped(operands[0]) == tapped(operands[1]):
         return UNKNOWN
-    labels = _einsum_labels(equation.replace(" ", ""), tuple(x.dim() for x in operands))
-    if labels is None or _sizes_differ(operands, labels):
+    products = _einsum_products(equation.replace(" ", ""), tuple(x.dim() for x in operands))
+    product = None if products is None else products[not tapped(operands[1])]
+    if product is None or _stretched(operands, product):
         return UNKNOWN
-    first, second, result = labels
-    given, view = (first, second) if tapped(operands[1]) else (second, first)
-    return _contracted(partial(torch.einsum, equation), operands, Product(given, view, result), "einsum")
+    return _contracted(partial(torch.einsum, equation), operands, product, "einsum")
 
 
 @lru_cache(maxsize=4096)
-def _einsum_labels(equation: str, axes: tuple[int, ...]) -> list[Labels] | None:
-    """Return the labels of the axes of the operands and of the result. Those of an ellipsis are negative numbers."""
+def _einsum_products(equation: str, axes: tuple[int, ...]) -> tuple[Product, Product] | None:
+    """Return the product of two operands, the second a parameter, or the first. Labels of dots are negative numbers."""
     left, arrow, result = equation.partition("->")
     texts = left.split(",")
     if len(texts) != len(axes):
@@ -154,7 +143,8 @@ def _einsum_labels(equation: str, axes: tuple[int, ...]) -> list[Labels] | None:
         letters = left.replace(",", "").replace("...", "")
         result = ("..." if "..." in left else "") + "".join(sorted(x for x in letters if letters.count(x) == 1))
     counts = [*hidden, max(hidden)]
-    return [_expanded(text, count) for text, count in zip([*texts, result], counts, strict=True)]
+    first, second, last = (_expanded(text, count) for text, count in zip([*texts, result], counts, strict=True))
+    return Product(first, second, last), Product(second, first, last)
 
 
 def _expanded(text: str, hidden: int) -> Labels:
@@ -162,10 +152,11 @@ def _expanded(text: str, hidden: int) -> Labels:
     return (*before, *(range(-hidden, 0) if dots else ()), *after)
 
 
-def _sizes_differ(operands: Sequence[torch.Tensor], labels: Sequence[Labels]) -> bool:
+def _stretched(operands: Sequence[torch.Tensor], product: Product) -> bool:
     """Say whether an axis of length 1 is stretched."""
     sizes: dict[object, int] = {}
-    pairs = [pair for x, names in zip(operands, labels, strict=False) for pair in zip(names, x.shape, strict=True)]
+    labels = [product.view if tapped(x) else product.given for x in operands]
+    pairs = [pair for x, names in zip(operands, labels, strict=True) for pair in zip(names, x.shape, strict=True)]
     return any(sizes.setdefault(name, size) != size for name, size in pairs)
 
 
@@ -177,12 +168,18 @@ def tensordot(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
         return UNKNOWN
     n, m = first.dim(), second.dim()
     pairs = (range(n - dims, n), range(dims)) if isinstance(dims, int) else dims
+    products = _tensordot_products(n, m, tuple(tuple(map(int, axes)) for axes in pairs))
+    return _contracted(torch.tensordot, (first, second), products[not tapped(second)], "tensordot", dims)
+
+
+@lru_cache(maxsize=4096)
+def _tensordot_products(n: int, m: int, pairs: tuple[tuple[int, ...], ...]) -> tuple[Product, Product]:
+    """Return the product of operands with n and m axes, the second a parameter, or the first."""
     joined = {i % m: j % n for j, i in zip(*pairs, strict=True)}
     left = tuple(range(n))
     right = tuple(joined.get(i, n + i) for i in range(m))
     result = (*(x for x in left if x not in right), *(x for x in right if x not in left))
-    given, view = (left, right) if tapped(second) else (right, left)
-    return _contracted(torch.tensordot, (first, second), Product(given, view, result), "tensordot", dims)
+    return Product(left, right, result), Product(right, left, result)
 
 
 def _tensordot_arguments(a: object, b: object, dims: object = 2, out: object = None) -> tuple[Any, ...]:

@@ -10,7 +10,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from gradclip.per_example.ghost.records import Made
 from gradclip.per_example.ghost.torch_layout import Layout
-from gradclip.per_example.ghost.torch_terms import Product, Roles, Term, dense, positions_in, roles_of
+from gradclip.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
 from gradclip.per_example.ghost.torch_vmap import batch_of, current_level, one_of
 
 NO_BOX = "a view that is not a box of the parameter, or a sum over its elements"
@@ -107,19 +107,42 @@ class Tap:
             self.leaf.untap(NO_BOX)
         return roles
 
-    def keep(self, product: Product, roles: Roles, given: torch.Tensor, made: torch.Tensor, name: str) -> torch.Tensor:
+    def keep(self, roles: Roles, given: torch.Tensor, made: torch.Tensor, name: str) -> torch.Tensor:
         """Keep a product of the tensors of all examples; return its result, also for all."""
         made = unviewed(made)
-        # Under autocast the product is that of the rounded input.
-        factor = (given if given.dtype == made.dtype else given.to(made.dtype)).detach()
-        positions = positions_in(made.shape[1:], product.result, product.view)
-
-        def finish(e: torch.Tensor) -> Any:
-            return dense(roles, factor, e, positions)
-
-        term = Term(roles.place, positions, name, self.run.edge(made), finish, given, given._version)
-        self.leaf.terms.append(term)
+        factor, positions = as_multiplied(given, made), roles.positions(made)
+        self.keep_term(roles, positions, name, made, given, lambda e: dense(roles, factor, e, positions))
         return made
+
+    def keep_term(
+        self,
+        roles: Roles,
+        positions: int,
+        name: str,
+        made: torch.Tensor,
+        given: torch.Tensor,
+        finish: Callable[[torch.Tensor], Any],
+    ) -> None:
+        """Keep how the factors follow from the cotangents of `made`, and that the input must not change."""
+        edge = self.run.edge(made)
+        self.leaf.terms.append(Term(roles.place, positions, name, edge, finish, given, given._version))
+
+    def keep_bias(self, axes: tuple[int, ...], sizes: tuple[int, ...], name: str) -> None:
+        """Keep that this was added to the last result that was kept, all along these axes of it; it has these sizes."""
+        self.leaf.untap(f"bias of {name}")
+        shape = tuple(self.weight.shape)
+
+        def finish(e: torch.Tensor) -> Made:
+            e = e.reshape(sizes)
+            # A sum over axes of length 1 would be a copy.
+            return Made((e.sum(axes) if e.numel() > self.leaf.batch.numel() else e).reshape(sizes[0], *shape))
+
+        self.leaf.terms.append(Term(None, 0, name, len(self.run.edges) - 1, finish))
+
+
+def as_multiplied(given: torch.Tensor, made: torch.Tensor) -> torch.Tensor:
+    """Return the input as it enters the product: under autocast, rounded to the dtype of the result."""
+    return (given if given.dtype == made.dtype else given.to(made.dtype)).detach()
 
 
 def unviewed(x: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,14 @@ import torch
 from gradclip.backends.torch.tensors import tensor_of
 from gradclip.per_example.batching.torch_example import Gradient, batch_norm_named, explained
 from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, mapped_args
-from gradclip.per_example.ghost import torch_products, torch_rows, torch_views
+from gradclip.per_example.ghost import (
+    torch_cells,
+    torch_convolutions,
+    torch_products,
+    torch_rows,
+    torch_views,
+)
+from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.records import LeafUses, Tapped, Use
 from gradclip.per_example.ghost.taps import Argnums, Taps
 from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, gradient_of
@@ -20,12 +27,14 @@ from gradclip.per_example.ghost.torch_terms import overlap
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import flatten
 
-OPERATIONS = (torch_products, torch_rows, torch_views)
+OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch_views)
 """The modules whose handlers know operations."""
 
 
 class TorchTaps(Taps):
     """`Taps` for PyTorch."""
+
+    autograd = Autograd(addition=70.0, convolution=4.0)
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -10,13 +9,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from gradclip.per_example.ghost.records import Dense, Made, Part, Place, Rows
+from gradclip.per_example.ghost.records import Dense, Part, Place, Rows
 from gradclip.per_example.ghost.torch_layout import Layout
 
 Labels = tuple[object, ...]
 
 
-class Product(NamedTuple):
+@dataclass(frozen=True, eq=False, slots=True)
+class Product:
     """A product, linear in a view of a parameter, as sums over labels: those of the input, the view and the result."""
 
     given: Labels
@@ -31,15 +31,19 @@ class Roles(NamedTuple):
     given: tuple[int, ...]
     summed: tuple[int, ...]
     result: tuple[int, ...]
-    blocks: int
+    per_position: int
     swapped: bool
+
+    def positions(self, result: torch.Tensor) -> int:
+        """Return the number of positions in the results of all examples."""
+        return result.numel() // (max(1, len(result)) * self.per_position)
 
 
 @lru_cache(maxsize=4096)
 def roles_of(product: Product, layout: Layout) -> Roles | None:
     """Return which axes mean what, None if the gradient is not a sum of outer products in a box."""
-    given, view, result = product
-    if any(len(set(labels)) < len(labels) for labels in product) or not set(view) <= {*given, *result}:
+    given, view, result = product.given, product.view, product.result
+    if any(len(set(labels)) < len(labels) for labels in (given, view, result)) or not set(view) <= {*given, *result}:
         return None
     if not set(result) <= {*given, *view}:
         return None
@@ -59,7 +63,7 @@ def roles_of(product: Product, layout: Layout) -> Roles | None:
         (0, *(1 + kept.index(x) for x in order[0])),
         summed,
         (0, *(1 + result.index(x) for x in order[1])),
-        len(blocks),
+        place.shape[0] * place.shape[2 if inner_first else 1],
         not inner_first,
     )
 
@@ -68,11 +72,14 @@ def dense(roles: Roles, given: torch.Tensor, cotangent: torch.Tensor, positions:
     """Return the factors of shape (batch, blocks, T, rows) and (batch, blocks, T, columns)."""
     if roles.summed:
         given = given.sum(roles.summed)
+    inner, outer = _ordered(given, roles.given), _ordered(cotangent, roles.result)
+    return paired(roles, inner, outer, len(given), positions)
+
+
+def paired(roles: Roles, inner: torch.Tensor, outer: torch.Tensor, count: int, positions: int) -> Dense:
+    """Return inputs and cotangents, ordered by example, block and position, as factors."""
     blocks, rows, columns = roles.place.shape
-    left, right = _ordered(given, roles.given), _ordered(cotangent, roles.result)
-    if roles.swapped:
-        left, right = right, left
-    count = len(given)
+    left, right = (outer, inner) if roles.swapped else (inner, outer)
     return Dense(left.reshape(count, blocks, positions, rows), right.reshape(count, blocks, positions, columns))
 
 
@@ -147,13 +154,3 @@ def _matrices(term: Any, place: Place, dtype: torch.dtype) -> torch.Tensor:
     made = term.right.new_zeros((len(term.right), rows, columns), dtype=dtype)
     index = term.indices[..., None].expand(*term.indices.shape, columns)
     return made.scatter_add_(1, index, term.right.to(dtype))[:, None]
-
-
-def summed_over(axes: tuple[int, ...], shape: tuple[int, ...]) -> Callable[[torch.Tensor], Made]:
-    """Return a function that sums cotangents over axes, to a gradient of each example of this shape."""
-    return lambda e: Made((e.sum(axes) if axes else e).reshape(len(e), *shape))
-
-
-def positions_in(sizes: Sequence[int], labels: Labels, view: Labels) -> int:
-    """Return the number of positions: the axes of a result that are not axes of the parameter."""
-    return math.prod(n for n, label in zip(sizes, labels, strict=True) if label not in view)
