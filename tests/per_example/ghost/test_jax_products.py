@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax import lax
 
-from tapped_losses import agrees, normal, rows, tokens, uses
+from tapped import per_example
+from tapped_losses import BATCH, agrees, normal, rows, run, scored, tokens, uses
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +111,21 @@ def test_a_table_that_is_the_head_too_is_one_part():
 def tied(p, t):
     h = jnp.tanh(p["e"][t] @ p["w"])
     return -jax.nn.log_softmax(h @ p["e"].T)[jnp.arange(len(t)), t].mean()
+
+
+@pytest.mark.parametrize("kind", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("wider", [False, True])
+def test_factors_keep_their_dtypes(kind, wider):
+    """Small integers, so that all products and sums are exact: the gradient of row i is (1 + i) x_i."""
+
+    def loss(w, x):
+        made = jnp.matmul(x, w.astype(kind), preferred_element_type=jnp.float32 if wider else None)
+        return (made * jnp.arange(1, 4, dtype=made.dtype)).sum()
+
+    w, x = jnp.ones((4, 3), jnp.float32), jnp.arange(BATCH * 4).reshape(BATCH, 4).astype(kind)
+    (part,) = run(scored(loss), (None, 0), [True])(w, x).gradients[0]
+    (terms,) = part.terms
+
+    assert (terms.left.dtype, terms.right.dtype) == (kind, "float32" if wider else kind)
+    found = per_example([part], (4, 3), BATCH)
+    np.testing.assert_array_equal(found, np.arange(BATCH * 4.0).reshape(BATCH, 4, 1) * [1, 2, 3])
