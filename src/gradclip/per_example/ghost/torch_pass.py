@@ -20,7 +20,7 @@ from gradclip.per_example.ghost.torch_terms import materialized, parts_of
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import FlatTree, flatten
 
-HIDDEN = "an operation that does not report itself, such as an autograd.Function"
+HIDDEN = "an operation that does not report itself"
 
 
 class Call:
@@ -30,7 +30,8 @@ class Call:
         self.fun = fun
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.axes = axes
-        self.args = [mapped(_recordable, arg) for arg in args]
+        with torch.inference_mode(False):
+            self.args = [mapped(_recordable, arg) for arg in args]
         self.flats: list[FlatTree] = [flatten(self.args[i]) for i in self.positions]
         self.parameters: list[torch.Tensor] = [x for flat in self.flats for x in flat.leaves]
         self._batches = [flatten(arg) for arg, axis in zip(self.args, axes, strict=True) if axis == 0]
@@ -82,13 +83,13 @@ class Pass:
             # Of the others each example gets a copy from the start.
             self.wholes = [None if own else whole(self.run, x) for x, own in zip(self.leaves, copied, strict=True)]
             with same_parameters(self.run), AttentionAtOnce(self.run):
-                mapped_over = torch.func.vmap(self._of_example, randomness="different")
-                self.values, self.aux = mapped_over(call.batched())
+                leaves = torch.func.vmap(self._of_example, randomness="different")(call.batched())
+            self.values, self.aux = self._outline.rebuild(leaves)
             if not self.run.hooked:
                 self._backward(self.values)
 
-    def _of_example(self, batch: Sequence[torch.Tensor]) -> Any:
-        """Return the value and aux of one example, given the leaves of its batched arguments."""
+    def _of_example(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves of the value and aux of one example, given those of its batched arguments."""
         run = self.run
         run.level = current_level() or 0
         parameters = [run.copies(leaf) if x is None else x for x, leaf in zip(self.wholes, self.leaves, strict=True)]
@@ -100,7 +101,10 @@ class Pass:
             with Again(run, own):
                 if not self.unfinished:
                     self._backward(run.batch(result[0]))
-        return mapped(_known, result)
+        # Passed as a list, because `vmap` does not accept None.
+        flat = flatten(tuple(result))
+        self._outline = flat.outline([None] * len(flat.leaves))
+        return [_known(x) for x in flat.leaves]
 
     def _backward(self, values: object) -> None:
         """Find the cotangents."""
