@@ -27,7 +27,7 @@ from gradclip.per_example.call_arguments import (
 from gradclip.per_example.clip import clip_examples
 from gradclip.per_example.function_settings import FunctionSettings
 from gradclip.per_example.ghost.plan import Plan, made_everywhere
-from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for
+from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
 from gradclip.per_example.microbatches import Memory, examples_in
 from gradclip.per_example.outputs import ExampleOutputs, value_and_aux
 from gradclip.per_example.prepared import Call, Clipped
@@ -98,7 +98,13 @@ class ClippedFunction(FunctionSettings):
         call = self._prepared(args, mask, kwargs)
         size = self._microbatch_size(call.args)
         rows = call.examples if self.pad_to is None else whole_program(self.pad_to)
-        return self._planned(call, rows if size is None else size)
+        examples = rows if size is None else size
+        found = self._planned(call, examples)
+        if found.leaves:
+            return found
+        argnums = 0 if self.argnums is None else self.argnums
+        why = self._why_made() or why_none(call, argnums) or "small"
+        return made_everywhere(parameters_of(call.args, argnums), examples, why)
 
     def _prepared(self, args: Sequence[Any], mask: Mask, kwargs: Mapping[str, Any]) -> Call:
         """Check the arguments of a call, and return them as a function of one example takes them."""
@@ -160,9 +166,8 @@ class ClippedFunction(FunctionSettings):
 
     def _planned(self, call: Call, examples: int) -> Plan:
         """Return how the gradients of so many examples at a time are measured."""
-        why = self._why_made()
-        if why or self.argnums is None:
-            return made_everywhere(parameters_of(call.args, self.argnums or 0), examples, why)
+        if self._why_made() or self.argnums is None:
+            return Plan((), examples)
         return planned_for(call, self._of_example(call), self.argnums, examples, self.method, self.plans)
 
     def _step(self, call: Call, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
