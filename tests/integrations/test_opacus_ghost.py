@@ -108,7 +108,7 @@ def test_large_gradients_are_not_made():
     batch = [x.repeat(4, *[1] * (x.ndim - 1)) for x in data("perceptron")[:]]
     criterion(model(batch[0]), batch[1]).backward()
     plan = criterion._made[1].plan(dict(model._module.named_parameters()), batch)
-    assert [leaf.ghost for leaf in plan.leaves if math.prod(leaf.shape) >= 2**14] == [True, True]
+    assert [leaf.how for leaf in plan.leaves if math.prod(leaf.shape) >= 2**14] == ["ghost", "ghost"]
 
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
@@ -118,7 +118,7 @@ def test_one_example_moves_the_sum_by_at_most_the_threshold(scale):
         torch.manual_seed(seed)
         batch = (torch.randn(1, 64) * scale, torch.tensor([1]))
         found, _ = sums(PrivacyEngine(), batch, loss_reduction="sum")
-        assert at_most([x.numpy() for x in found], 0.5)
+        assert at_most([x.numpy() for x in found], 2, 0.5)
 
 
 def test_tied_parameters_are_clipped_as_one():
