@@ -51,11 +51,7 @@ def same(theirs, mine):
 
 def test_large_parameters_come_in_factors():
     plan = ours.clipped_grad(loss, l2_clip_norm=0.5, batch_argnums=(1, 2), method="ghost").clipped.plan(PARAMS, X, Y)
-    assert {leaf.path: leaf.how for leaf in plan.leaves} == {
-        "['bias']": "autograd",
-        "['dense']": "ghost",
-        "['embedding']": "ghost",
-    }
+    assert [leaf.how for leaf in plan.leaves] == ["autograd", "ghost", "ghost"]
 
 
 @pytest.mark.parametrize(

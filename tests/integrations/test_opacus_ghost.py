@@ -118,7 +118,7 @@ def test_one_example_moves_the_sum_by_at_most_the_threshold(scale):
         torch.manual_seed(seed)
         batch = (torch.randn(1, 64) * scale, torch.tensor([1]))
         found, _ = sums(PrivacyEngine(), batch, loss_reduction="sum")
-        assert at_most([x.numpy() for x in found], 0.5)
+        assert at_most([x.numpy() for x in found], 2, 0.5)
 
 
 def test_tied_parameters_are_clipped_as_one():

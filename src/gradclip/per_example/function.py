@@ -90,8 +90,14 @@ class ClippedFunction(FunctionSettings):
         """Return how a call with these arguments measures the gradient of each parameter, and why.
 
         The arguments are those of a call. Nothing is computed from their values. Print the plan for a table: for each
-        parameter its uses in an example, whether its gradients are made ("materialize") or measured and summed from
-        factors ("ghost"), the bytes that each of both takes for all examples in memory at a time, and the reason.
+        parameter its uses in an example, how its gradients are measured, the bytes that gradients and that factors take
+        for all examples in memory at a time, and the reason. Measured by
+
+            "ghost": norms and the sum follow from the factors, and no gradient is made
+            "product": gradients are made, by one product of the factors
+            "autograd": the framework makes the gradients
+
+        `plan.leaves` has the rows, with `path`, `shape`, `uses`, `how`, `why`, `bytes_made`, `bytes_kept` and `terms`.
 
         Raises as a call does.
         """

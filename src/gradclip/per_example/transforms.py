@@ -98,9 +98,9 @@ def clipped_grad(
             examples, and the norms and the sum follow from them. Small parameters, such as biases, are made. It is a
             ValueError if a parameter of 2^16 elements or more cannot be measured so, or if a setting needs gradients:
             `pre_clipping_transform`, `grid`, `nonfinite="zero"`.
-            "auto" plans for each parameter the one of both that takes less time, and factors where gradients would not
-            fit in 1 GiB. What an unknown operation uses is made. So is everything if a setting needs gradients, in
-            TensorFlow, and on devices without float64. `ClippedFunction.plan` returns the plan.
+            "auto" chooses for each parameter what takes the least time, and factors where gradients would take more
+            than 1 GiB. Gradients are made where an operation is not known, if a setting needs them, in TensorFlow, and
+            on devices without float64. `ClippedFunction.plan` says what is chosen, and why.
             "loop" computes one example after the other: in PyTorch with ordinary autograd, in JAX with `jax.lax.map`,
             in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers, checkpointing, `.item()`,
             buffers written in place, sparse gradients. No sensitivity holds if `fun` writes in place what the next
