@@ -22,7 +22,9 @@ roundoff of float64, and g(k) = k*v / (1 - k*v) as in `gradclip.per_example.roun
    Then N >= |g_i|, and sum (T 2**-20 M)**2 <= N**2. At T = 64 and terms that do not cancel, N is 3e-8 times larger.
    A gradient that was made has one term, itself: T = 1, n = 1 and M = |G|.
 3. The weight w of the example follows from N as in `gradclip.core.coefficient`. So |w g_i| <= C, exactly, and w depends
-   on example i alone, as N does.
+   on example i alone, as N does. Products of w with numbers narrower than float64 must stay in the normal range. So w
+   is 0 for those below 2**-700, and at most 2**700. Numbers that were scaled are below 1: what underflows in a product
+   of theirs is what step 3 of `gradclip.per_example.rounding` counts.
 4. The sum. It adds up w left_t right_t^T in float64, K = examples * T terms in any order: each coordinate takes part in
    at most K + 2 roundings. In a parameter it is off by at most g(K + 2) sum_i w_i M_i. For T > 1,
    w_i M_i <= 2**20 / T * w_i (T 2**-20 M_i), and (K + 2) / T <= examples + 2. By Minkowski's inequality over the
@@ -46,6 +48,8 @@ _FLOOR = 2.0**-20
 _LARGEST_ERROR = 2.0**-20
 ADDED = 2.0**-900
 """What is added to the square of a norm whose terms were scaled."""
+SMALLEST_WEIGHT, LARGEST_WEIGHT = 2.0**-700, 2.0**700
+"""The range of weights of numbers narrower than float64. Smaller weights become 0, larger ones the largest."""
 
 
 def error_of_square(rows: int, columns: int, terms: int) -> float | None:
