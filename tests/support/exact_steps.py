@@ -46,7 +46,7 @@ STEPS = {
     "convolution": ((2, 3, 2), lambda w, i, x, e, f: (_convolution(x.T, w) * e[1:].T).sum()),
     "scan": ((3, 3), lambda w, i, x, e, f: _recurrent(w, x, f)),
 }
-"""The shape of a parameter, and a loss that is linear in each of its uses. So all factors but those of "scan" are data."""
+"""The shape of a parameter, and a loss. All but "scan" are linear in each use of it, so that its factors are data."""
 
 
 def batch(kind, dtype, seed):
@@ -78,7 +78,7 @@ class Recorded:
         monkeypatch.setattr(plan, "SMALLEST", 1)
         monkeypatch.setattr(step, "SMALLEST", 1)
         monkeypatch.setattr(plan, "_LARGE", 1)
-        self.parts, self.own, self.exponents = None, None, None
+        self.parts, self.own, self.exponents, self.times = None, None, None, 1.0
         clipped_sums, in_units = clip.clipped_sums, sums._in_units
 
         def with_gradients(products, backend, gradients, *rest):
@@ -90,7 +90,7 @@ class Recorded:
             return clipped_sums(products, backend, gradients, *rest)
 
         def with_weights(products, weights, exponents):
-            own = in_units(products, weights, exponents)
+            own = in_units(products, weights, exponents) * self.times
             _told(lambda given: setattr(self, "own", given), own)
             zeros = own * 0 if exponents is None else exponents
             _told(lambda given: setattr(self, "exponents", given), zeros)
@@ -123,12 +123,12 @@ def _told(tell, given):
     if not any(isinstance(x, jax.core.Tracer) for x in leaves):
         return tell(given)
     # A callback may run in 32-bit mode, which would round.
-    kinds = [x.dtype for x in leaves]
-    bits = [lax.bitcast_convert_type(x, np.uint32) if x.dtype == np.float64 else x for x in leaves]
+    narrow = [x.dtype != np.float64 for x in leaves]
+    bits = [x if one else lax.bitcast_convert_type(x, np.uint32) for x, one in zip(leaves, narrow, strict=True)]
 
     def found(*values):
-        arrays = [np.asarray(x).view(kind) if kind == np.float64 else x for x, kind in zip(values, kinds, strict=True)]
-        tell(jax.tree.unflatten(structure, [x[..., 0] if kind == np.float64 else x for x, kind in zip(arrays, kinds)]))
+        pairs = zip(map(np.asarray, values), narrow, strict=True)
+        tell(jax.tree.unflatten(structure, [x if one else x.view(np.float64)[..., 0] for x, one in pairs]))
 
     return jax.debug.callback(found, *bits)
 

@@ -3,8 +3,10 @@
 from fractions import Fraction
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 import gradclip
 from exact_steps import EXAMPLES, STEPS, Recorded, arguments, batch, fractions
@@ -51,3 +53,25 @@ def test_a_step_keeps_its_bound_and_its_rounding(framework, name, dtype, monkeyp
             for place in range(0, EXAMPLES, 3):
                 less = fractions(clipped(*args, mask=without(place)))
                 assert square(whole - less) <= Fraction(promise.total) ** 2
+
+
+def examples(framework, dtype):
+    library = torch if framework == "torch" else jnp
+    return library.ones((4, 2, 3), dtype=getattr(library, dtype))
+
+
+@pytest.mark.parametrize(("framework", "dtype"), [("jax", "float32"), ("torch", "float16"), ("torch", "float64")])
+def test_the_self_test_of_a_step_measures_its_factors(framework, dtype, monkeypatch):
+    recorded = Recorded(monkeypatch)
+    clipped = step_of("linear")
+    report = gradclip.check_sensitivity(clipped, examples(framework, dtype), clipped.sensitivity(), trials=1)
+    assert report.holds, report
+    assert recorded.parts is not None
+    # The examples were not left out.
+    assert report.worst.distance > 0.99
+
+
+def test_the_self_test_finds_weights_that_are_too_large(monkeypatch):
+    Recorded(monkeypatch).times = 1.01
+    clipped = step_of("linear")
+    assert not gradclip.check_sensitivity(clipped, examples("torch", "float32"), clipped.sensitivity(), trials=1).holds
