@@ -153,3 +153,12 @@ def test_norms_beyond_the_range_hold(framework, target):
         assert abs(Fraction(float(total[0, 0]))) <= 1
         if 2**-890 < element < 2**1030:
             assert total[0, 0] > 0.99 or (exponent < 0 and target is CLIP)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_sum_is_finite_where_weights_in_units_add_up_to_more_than_the_range(framework):
+    ((part,),) = [one_product(framework, 2.0**600, 2.0**420, "float64")]
+    with jax.enable_x64(True):
+        four = Dense(*((torch.cat if framework == "torch" else jnp.concatenate)([x] * 4) for x in part.terms[0]))
+    (total,), _ = sums_of(framework, [[Part(part.place, [four])]], [(1, 1)], 1e308)
+    assert total[0, 0] == 2.0**1022

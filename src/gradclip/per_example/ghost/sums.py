@@ -104,7 +104,7 @@ def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Wei
     if isinstance(given.gradient, Made):
         return products.sum_made(given.gradient.rows, own)
     # The sum of the weights is NaN if one is. It then spoils elements that no term reaches.
-    total = products.xp.sum(own) * 0.0
+    total = products.xp.sum(own * 0.0)
     for part in given.gradient:
         total = total + products.put(_of_part(products, part, own), part.place.start, shape)
     return total
