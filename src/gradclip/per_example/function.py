@@ -188,7 +188,8 @@ class ClippedFunction(FunctionSettings):
         clip: Clip = made
         if plan.in_factors:
             assert self.argnums is not None  # results are not clipped in factors
-            clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made)
+            note = self.observed.note_plan
+            clip = in_factors(call, self._of_example(call), self.argnums, plan, self.settings, made, note)
 
         def step(args: Sequence[Any], mask: Array | None) -> tuple[Any, ExampleOutputs]:
             summed, norms, leaves, (values, aux) = clip(args, mask)

@@ -179,3 +179,21 @@ def test_complex_parameters_are_made():
     assert clipped.plan(params, batch).leaves[0].why == "parameters have dtype complex64"
     with pytest.raises(ValueError, match="not possible here: parameters have dtype complex64"):
         gradclip.clipped_grad(loss, 1.0, method="ghost")(params, batch)
+
+
+def test_a_function_that_uses_a_parameter_more_often_than_planned_rounds_more():
+    times = [1.0]
+    clipped = gradclip.clipped_grad(
+        lambda w, x: sum(((x * k) @ w).square().sum() for k in times),
+        1.0,
+        method="ghost",
+        pad_to=8,
+        keep_batch_dim=False,
+    )
+    w, x = torch.ones(WIDTH, WIDTH), torch.ones(8, WIDTH)
+    clipped(w, x)
+    few = clipped.sensitivity().rounding
+    times.append(2.0)
+    with pytest.warns(RuntimeWarning, match="Call sensitivity"):
+        clipped(w, x)
+    assert clipped.sensitivity().rounding > few

@@ -11,7 +11,7 @@ from gradclip.core.values import Array
 from gradclip.per_example.batching.verbs import Args, Function, Programs, named
 from gradclip.per_example.ghost.choose import has_tools, tools_of
 from gradclip.per_example.ghost.clip import clip_factors
-from gradclip.per_example.ghost.measure import multiplied
+from gradclip.per_example.ghost.measure import multiplied, terms_of
 from gradclip.per_example.ghost.plan import SMALLEST, Plan, elements_of, planned
 from gradclip.per_example.ghost.taps import Argnums
 from gradclip.per_example.prepared import Call, Clipped, Outline
@@ -80,11 +80,18 @@ def _key(call: Call, examples: int) -> Hashable | None:
 
 
 def in_factors(
-    call: Call, fun: Function, argnums: Argnums, plan: Plan, settings: PerExampleSettings, made: Clip
+    call: Call,
+    fun: Function,
+    argnums: Argnums,
+    plan: Plan,
+    settings: PerExampleSettings,
+    made: Clip,
+    note: Callable[..., None],
 ) -> Clip:
     """Return a function that clips and adds up a batch, given its arguments and a mask.
 
-    `made` does the same with gradients that are made. A framework may take the derivative from it.
+    `made` does the same with gradients that are made. A framework may take the derivative from it. `note` is told
+    whether factors may cancel: a function may use parameters in other ways than when it was planned.
     """
     tools = tools_of(call.framework)
 
@@ -96,6 +103,7 @@ def in_factors(
             multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
             for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
         ]
+        note(ghost=plan.ghost, cancels=any(terms_of(gradient) > 1 for gradient in gradients))
         summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)
         return summed, norms, (found.values, found.aux)
 
