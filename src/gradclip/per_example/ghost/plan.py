@@ -140,7 +140,8 @@ def _together(choices: Sequence[_Choice], autograd: Autograd) -> list[_Choice]:
         return list(choices)
 
     def beside(one: _Choice) -> _Choice:
-        multiply = one.how == "autograd" and one.why != "small" and one.costs.product < math.inf
+        cheaper = one.costs.product < one.costs.autograd or (one.why != "small" and one.costs.product < math.inf)
+        multiply = one.how == "autograd" and cheaper
         return one._replace(how="product", why="others come in factors") if multiply else one
 
     return list(map(beside, choices))

@@ -93,8 +93,8 @@ def in_factors(
         found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
         by = tools.products(concrete=False)
         gradients = [
-            multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
-            for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
+            multiplied(by, gradient) if leaf.how == "product" else gradient
+            for gradient, leaf in zip(found.gradients, plan.leaves, strict=True)
         ]
         summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)
         return summed, norms, (found.values, found.aux)

@@ -25,7 +25,7 @@ from gradclip.per_example.ghost.taps import Argnums, Taps
 from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, Pass, gradient_of
 from gradclip.per_example.ghost.torch_run import Leaf
 from gradclip.per_example.ghost.torch_terms import overlap
-from gradclip.per_example.ghost.torch_vmap import current_level
+from gradclip.per_example.ghost.torch_vmap import available, current_level
 from gradclip.tree import flatten
 
 OPERATIONS = (torch_cells, torch_convolutions, torch_norms, torch_products, torch_rows, torch_views)
@@ -107,6 +107,8 @@ def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "
 
 def _beforehand() -> str:
     """Return why nothing can be tapped, or an empty text."""
+    if not available():
+        return "this version of PyTorch lacks what taps need"
     if torch.compiler.is_compiling():
         return "torch.compile traces the call"
     return "" if current_level() is None else "the call is inside a transform of torch.func"

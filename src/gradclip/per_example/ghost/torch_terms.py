@@ -17,11 +17,15 @@ Labels = tuple[object, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Product:
-    """A product, linear in a view of a parameter, as sums over labels: those of the input, the view and the result."""
+    """A product, linear in a view of a parameter, as sums over labels: those of the input, the view and the result.
+
+    `inner`: the labels that the input and the view share, in the order of the input's memory; None for the view's.
+    """
 
     given: Labels
     view: Labels
     result: Labels
+    inner: Labels | None = None
 
 
 class Roles(NamedTuple):
@@ -48,7 +52,7 @@ def roles_of(product: Product, layout: Layout) -> Roles | None:
     if not set(result) <= {*given, *view}:
         return None
     blocks = [x for x in view if x in given and x in result]
-    inner = [x for x in view if x not in result]
+    inner = product.inner or [x for x in view if x not in result]
     outer = [x for x in view if x not in given]
     positions = [x for x in result if x not in view]
     found = layout.place(*(tuple(view.index(x) for x in role) for role in (blocks, inner, outer)))
