@@ -110,3 +110,13 @@ def test_sums_are_rounded_with_their_sign(by):
     found = products.rounded(make(np.array([-1.0 / 3, 2.0**-140])), "float32")
     assert np.asarray(found).dtype == np.float32
     assert float(found[0]) == float(np.float32(-1.0 / 3))
+
+
+def test_transposed_gradients_are_not_copied():
+    products = PRODUCTS["torch"](concrete=True)
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    for order in ((0, 1, 2), (0, 2, 1)):
+        rows = x.permute(order)
+        assert (products.made(rows) == x.double().square().sum((1, 2))).all()
+        assert (products.sum_made(rows, weights) == (2 * x[0] + x[1]).permute([i - 1 for i in order[1:]])).all()
