@@ -79,13 +79,14 @@ def measured(products: Products, given: Scaled) -> Measured:
         elements = math.prod(given.gradient.rows.shape[1:])
         above = square * (1.0 + _error(elements, 1, 1))
     else:
-        found = [_of_part(products, part) for part in given.gradient]
+        matrices = sum(part.place.shape[0] for part in given.gradient)
+        found = [_of_part(products, part, matrices) for part in given.gradient]
         square, above = (sum(numbers[1:], numbers[0]) for numbers in zip(*found, strict=True))
     return Measured(square, above if given.exponents is None else above + ADDED, given.exponents)
 
 
-def _of_part(products: Products, part: Part) -> tuple[Array, Array]:
-    """Return q of `certificate`, and N**2."""
+def _of_part(products: Products, part: Part, matrices: int) -> tuple[Array, Array]:
+    """Return q of `certificate`, and N**2, for a parameter of so many blocks in all of its parts."""
     _, rows, columns = part.place.shape
     dense, embedded = parted(products, part)
     found = [] if dense is None else [products.dense(dense)]
@@ -96,7 +97,7 @@ def _of_part(products: Products, part: Part) -> tuple[Array, Array]:
         # M is the sum of both, and (a + b)**2 <= 2 a**2 + 2 b**2.
         size = (size + found[1].size) * 2.0
     terms = terms_of([part])
-    return square, square + size * (_error(rows, columns, terms) + raised_by_floor(terms))
+    return square, square + size * (_error(rows, columns, terms, matrices) + raised_by_floor(terms))
 
 
 def parted(products: Products, part: Part) -> tuple[Dense | None, Rows | None]:
@@ -106,8 +107,8 @@ def parted(products: Products, part: Part) -> tuple[Dense | None, Rows | None]:
     return products.joined(dense) if dense else None, products.joined_rows(rows) if rows else None
 
 
-def _error(rows: int, columns: int, terms: int) -> float:
-    error = error_of_square(rows, columns, terms)
+def _error(rows: int, columns: int, terms: int, matrices: int = 1) -> float:
+    error = error_of_square(rows, columns, terms, matrices)
     assert error is not None  # the plan makes the gradients of larger parameters
     return error
 

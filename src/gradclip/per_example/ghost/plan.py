@@ -202,8 +202,10 @@ def _chosen(leaf: LeafUses, examples: int, method: str, autograd: Autograd) -> _
 
 
 def _unproven(uses: Sequence[Use]) -> str:
-    for part in parts_of(uses):
+    parts = parts_of(uses)
+    matrices = sum(part[0].place.shape[0] for part in parts)
+    for part in parts:
         _, rows, columns = part[0].place.shape
-        if error_of_square(rows, columns, sum(use.terms for use in part)) is None:
+        if error_of_square(rows, columns, sum(use.terms for use in part), matrices) is None:
             return "no bound is proven for so many terms"
     return ""

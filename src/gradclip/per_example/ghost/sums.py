@@ -14,6 +14,7 @@ from gradclip.core.norms import Norm, settled
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target
 from gradclip.core.values import Array
+from gradclip.per_example.ghost.certificate import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from gradclip.per_example.ghost.measure import Scaled, measured, norm_of, parted, scaled
 from gradclip.per_example.ghost.products import Products
 from gradclip.per_example.ghost.records import Gradient, Made, Part
@@ -91,13 +92,16 @@ def _weights(products: Products, backend: Backend, norm: Norm, clipping: Clippin
 
 
 def _in_units(products: Products, weights: Weights, exponents: Array | None) -> Array:
-    """Return the weights of a gradient in units of 2**exponents. One beyond the range is 0: the example is left out."""
+    """Return the weights of a gradient in units of 2**exponents. One that is too small is 0, one too large is less."""
+    xp = products.xp
     if exponents is None:
-        return weights.first if weights.second is None else weights.first * weights.second
+        product = weights.first if weights.second is None else weights.first * weights.second
+        # A product with numbers of float32 must stay in the normal range.
+        return xp.where(product < SMALLEST_WEIGHT, 0.0, xp.where(product > LARGEST_WEIGHT, LARGEST_WEIGHT, product))
     product = products.times_power(weights.first, exponents)
     product = product if weights.second is None else product * weights.second
     # A subnormal product may have been rounded up.
-    return products.xp.where((product < FLOAT64.tiny) | products.xp.isinf(product), 0.0, product)
+    return xp.where((product < FLOAT64.tiny) | xp.isinf(product), 0.0, product)
 
 
 def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Weights) -> Array:
