@@ -112,6 +112,13 @@ def test_nothing_is_tapped_inside_of_a_transform():
     assert reasons == ["the call is inside a transform of torch.func"]
 
 
+def test_nothing_is_tapped_while_a_call_is_compiled(monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    fun = with_aux(lambda p, x: F.linear(x, p["w"]).sum())
+    (use,) = TorchTaps().uses(fun, 0, ({"w": torch.ones(2, 3)}, torch.ones(4, 3)), (None, 0))
+    assert use.reason == "torch.compile traces the call"
+
+
 def test_buffers_that_change_are_an_error():
     class Counting(nn.Module):
         def __init__(self):

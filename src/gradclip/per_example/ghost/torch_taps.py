@@ -14,6 +14,7 @@ from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, ma
 from gradclip.per_example.ghost import (
     torch_cells,
     torch_convolutions,
+    torch_norms,
     torch_products,
     torch_rows,
     torch_views,
@@ -27,7 +28,7 @@ from gradclip.per_example.ghost.torch_terms import overlap
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import flatten
 
-OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch_views)
+OPERATIONS = (torch_cells, torch_convolutions, torch_norms, torch_products, torch_rows, torch_views)
 """The modules whose handlers know operations."""
 
 
