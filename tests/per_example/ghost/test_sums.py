@@ -27,7 +27,7 @@ def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="ski
     with backend.precision(), jax.enable_x64(True):
         clipping = Clipping(threshold, target, Nonfinite.named(nonfinite))
         products = PRODUCTS[framework](concrete=True)
-        sums, norm = clipped_sums(products, backend, gradients, shapes, clipping, mask)
+        sums, norm = clipped_sums(products, backend, gradients, [(x, "float64") for x in shapes], clipping, mask)
         return [np.asarray(x, np.float64) for x in sums], np.asarray(norm.product())
 
 

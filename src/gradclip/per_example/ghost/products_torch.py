@@ -97,6 +97,9 @@ class TorchProducts(Products):
     def rounded(self, total: torch.Tensor, dtype: str) -> torch.Tensor:
         return total.to(getattr(torch, dtype))
 
+    def after(self, vector: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return vector
+
     def given(self, vector: torch.Tensor) -> Any:
         return vector.numpy() if self.concrete else vector
 

@@ -38,11 +38,13 @@ def clipped_sums(
     products: Products,
     backend: Backend,
     gradients: Sequence[Gradient],
-    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[tuple[tuple[int, ...], str]],
     clipping: Clipping,
     mask: Array | None,
 ) -> tuple[list[Array], Norm]:
-    """Return the sum over examples for each parameter of a shape, in float64, and the norm of each example.
+    """Return the sum over examples for each parameter, and the norm of each example.
+
+    `kinds`: the shape of each parameter, and the dtype to which its sum is rounded from float64.
 
     Outside `mask`, booleans of the backend, examples add nothing, and their norms are 0. Raises FloatingPointError
     under the policy "raise".
@@ -53,7 +55,11 @@ def clipped_sums(
         clipping.nonfinite.check_visible(backend)
         _check_finite(backend, about, mask)
     weights = _weights(products, backend, above, clipping, mask)
-    sums = [_sum(products, unit, shape, weights) for unit, shape in zip(units, shapes, strict=True)]
+    sums: list[Array] = []
+    for unit, (shape, dtype) in zip(units, kinds, strict=True):
+        # Each sum waits for the one before, so that only one is in memory in float64.
+        own = weights if not sums else weights._replace(first=products.after(weights.first, sums[-1]))
+        sums.append(products.rounded(_sum(products, unit, shape, own), dtype))
     return sums, about if mask is None else replace(about, value=backend.xp.where(mask, about.value, 0.0))
 
 

@@ -35,7 +35,7 @@ OPERATIONS = (torch_cells, torch_convolutions, torch_norms, torch_products, torc
 class TorchTaps(Taps):
     """`Taps` for PyTorch."""
 
-    autograd = Autograd(addition=70.0, convolution=4.0)
+    autograd = Autograd(addition=70.0, convolution=4.0, alone=True)
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):
