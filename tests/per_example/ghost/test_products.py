@@ -89,6 +89,7 @@ def test_powers_of_two(by):
     products, make = by
     x = np.array([[3.0, -5.0], [0.0, 0.0], [np.nan, 1.0], [2.0**-1000, 0.0]])
     check(products.exponents(make(x)), [3.0, 0.0, 0.0, -999.0])
+    check(products.exponents(make(x[:, 0])), [2.0, 0.0, 0.0, -999.0])
     large = products.times_power(make(np.array([[1.5], [1.5]])), products.taken(np.array([1020.0, -1020.0])))
     check(large, [[1.5 * 2.0**1020], [1.5 * 2.0**-1020]])
 
@@ -103,6 +104,7 @@ def test_parts_are_put_in_their_place(by):
     whole[1:4, 2:6] = expected
     check(products.put(found, (1, 2), (5, 6)), whole)
     assert products.put(found, (0, 0), (3, 4)) is found
+    check(products.placed(make(part[:, :1, :1]), (), (), (1, 1)), part[0, :1, :1])
 
 
 def test_sums_are_rounded_with_their_sign(by):

@@ -141,12 +141,23 @@ def test_no_gradient_flows_without_gradients():
     assert [use.terms for use in uses["w"].uses] == [5]
 
 
-def test_unused_parameters_have_no_parts():
+def test_unused_parameters_have_no_terms():
     loss = lambda p, x: last(x * p["scale"])
     _, result = checked(loss, {"w": tensor(2, 3), "scale": tensor(3)}, tensor(4, 3), only=["w"])
-    assert result.gradients[1] == []
+    ((term,),) = (part.terms for part in result.gradients[1])
+    assert term.left.shape == (4, 1, 0, 6)
     _, result = checked(lambda p, x: last(x), {"w": tensor(2, 3)}, tensor(4, 3), only=[])
-    assert not result.gradients[0].rows.any()
+    assert result.gradients[0][0].terms[0].left.shape == (4, 1, 0, 6)
+
+
+def test_products_whose_results_are_not_used_have_no_terms():
+    loss = lambda p, x: last(F.linear(x, p["frozen"]).detach()) + last(x @ p["w"])
+    _, result = checked(loss, {"w": tensor(3, 2), "frozen": tensor(2, 3)}, tensor(4, 3))
+    assert result.gradients[0][0].terms[0].left.shape == (4, 1, 0, 6)
+
+
+def test_inputs_without_positions_have_no_terms():
+    checked(lambda p, x: last(F.linear(x, p["w"], p["b"])), {"w": tensor(2, 3), "b": tensor(2)}, tensor(4, 0, 3))
 
 
 def test_parameters_can_be_returned():

@@ -57,7 +57,7 @@ class TorchProducts(Products):
         return terms[0] if len(terms) == 1 else Rows(*(torch.cat(x, 1) for x in zip(*terms, strict=True)))
 
     def exponents(self, x: torch.Tensor) -> torch.Tensor:
-        largest = x.double().abs().flatten(1).amax(1) if x[0].numel() else x.new_zeros(len(x)).double()
+        largest = x.double().abs().reshape(len(x), -1).amax(1) if x[0].numel() else x.new_zeros(len(x)).double()
         return torch.where(largest.isfinite(), torch.frexp(largest)[1], 0).double()
 
     def times_power(self, x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
@@ -88,7 +88,7 @@ class TorchProducts(Products):
     def placed(
         self, part: torch.Tensor, view: tuple[int, ...], order: tuple[int, ...], box: tuple[int, ...]
     ) -> torch.Tensor:
-        return part.reshape([view[axis] for axis in order]).permute(*np.argsort(order).tolist()).reshape(box)
+        return part.reshape([view[axis] for axis in order]).permute(np.argsort(order).tolist()).reshape(box)
 
     def put(self, part: torch.Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
         if tuple(part.shape) == shape:

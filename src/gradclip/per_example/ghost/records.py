@@ -76,7 +76,7 @@ class Made(NamedTuple):
 
 
 Gradient = Made | Sequence[Part]
-"""The gradients of a batch for one parameter. Parts cover disjoint elements. What no part covers is zero."""
+"""The gradients of a batch for one parameter. One or more parts cover disjoint elements; the others are zero."""
 
 
 class Tapped(NamedTuple):

@@ -142,7 +142,7 @@ class Tap:
         def finish(e: torch.Tensor) -> Made:
             e = e.reshape(sizes)
             # A sum over axes of length 1 would be a copy.
-            return Made((e.sum(axes) if e.numel() > self.leaf.batch.numel() else e).reshape(sizes[0], *shape))
+            return Made((e if all(sizes[i] == 1 for i in axes) else e.sum(axes)).reshape(sizes[0], *shape))
 
         self.leaf.terms.append(Term(None, 0, name, len(self.run.edges) - 1, finish))
 

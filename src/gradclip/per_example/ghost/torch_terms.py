@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -123,6 +124,14 @@ def parts_of(terms: Sequence[tuple[Place, Dense | Rows]]) -> tuple[list[Part], s
     for place, term in terms:
         by_place.setdefault(place, []).append(term)
     return [Part(place, found) for place, found in by_place.items()], overlap(list(by_place))
+
+
+def nothing_of(batch: torch.Tensor) -> Part:
+    """Return the part without terms, which stands for a gradient of zeros. `batch` has its shape (batch, ...)."""
+    count, *shape = batch.shape
+    numel = math.prod(shape)
+    place = Place((0,) * len(shape), tuple(shape), (numel,), (), (0,), ())
+    return Part(place, [Dense(batch.new_zeros(count, 1, 0, numel), batch.new_zeros(count, 1, 0, 1))])
 
 
 def overlap(places: Sequence[Place]) -> str:
