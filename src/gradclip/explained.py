@@ -90,7 +90,7 @@ def explain_spike(
     keep_batch_dim: bool = True,
     microbatch_size: int | None = 8,
     prng_argnum: int | None = None,
-    method: Method = "vmap",
+    method: Method = "materialize",
     mask: Mask = None,
 ) -> SpikeExplanation:
     """Return the examples of a batch, ranked by the norms ||g_i|| of their gradients, each with its layers.
@@ -110,7 +110,7 @@ def explain_spike(
         keep_batch_dim: `loss` gets each example with a leading axis of length 1, as in `clipped_grad`.
         microbatch_size: the number of examples in memory at a time, each with a gradient of its own; None for all.
         prng_argnum: the position of a key, as in `clipped_grad`.
-        method: "vmap" or "loop", as in `clipped_grad`. Pass "loop" if `torch.func.vmap` fails.
+        method: "materialize" or "loop", as in `clipped_grad`. Pass "loop" if `torch.func.vmap` fails.
         mask: booleans of shape (batch,). An example with False is left out.
 
     Returns:

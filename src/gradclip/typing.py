@@ -37,7 +37,7 @@ Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
 RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]
 Relation: TypeAlias = Literal["add_or_remove_one", "replace_one", "zero_out"]
 Unit: TypeAlias = Literal["example", "group"]
-Method: TypeAlias = Literal["vmap", "loop"]
+Method: TypeAlias = Literal["auto", "materialize", "ghost", "loop"]
 
 AxisName: TypeAlias = Hashable
 """The name of a mesh axis, a tuple of names, or None."""

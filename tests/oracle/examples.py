@@ -79,7 +79,7 @@ def call_settings(given):
     found["pad_to"] = drawing.one_of(rng, (None, None, 17))
     found["normalize_by"] = 1.0 if "grid" in found else drawing.one_of(rng, (1.0, 1.0, 4.0))
     found["return_norms"] = bool(rng.randint(2))
-    found["method"] = drawing.one_of(rng, ("vmap", "vmap", "vmap", "loop"))
+    found["method"] = drawing.one_of(rng, ("materialize", "materialize", "materialize", "loop"))
     return found
 
 

@@ -2,8 +2,8 @@
 
 `kernels` is the compiled module, or None. Without it gradclip computes the same results in Python. The choice is made
 once, at the first import. The environment variable GRADCLIP_NATIVE controls it: "0" turns the kernels off, and
-"baseline" or "avx2" picks one variant. If it is unset or empty, gradclip takes the best variant that the processor can
-run. An invalid value, or a variant that the processor cannot run, turns the kernels off, with a warning.
+"baseline", "avx2" or "avx512" picks one variant. If it is unset or empty, gradclip takes the best variant that the
+processor can run. An invalid value, or a variant that the processor cannot run, turns the kernels off, with a warning.
 """
 
 import os
@@ -35,7 +35,7 @@ class NativeStatus:
 
     Attributes:
         available: whether the kernels are in use.
-        variant: the instruction set in use, "avx2" or "baseline". None if the kernels are not in use.
+        variant: the instruction set in use, "baseline", "avx2" or "avx512". None if the kernels are not in use.
         variants: all variants that this processor can run, the best one last. Empty if the kernels are not loaded.
         reason: why the kernels are not in use, and what to do about it. None if they are in use.
     """

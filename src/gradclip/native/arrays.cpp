@@ -22,11 +22,23 @@ bool has_avx2_variant() {
   const bool half_conversions = __get_cpuid(1, &eax, &ebx, &ecx, &edx) && (ecx & bit_F16C);
   return half_conversions && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 }
+
+bool has_avx512_variant() { return has_avx2_variant() && __builtin_cpu_supports("avx512f"); }
+
+const KernelTable* avx512_table() {
+  static const KernelTable table = [] {
+    KernelTable kernels = kAvx2Kernels;
+    for (Kernels& of_dtype : kernels) of_dtype.multiply = kAvx512Multiply;
+    return kernels;
+  }();
+  return &table;
+}
 #endif
 
 const KernelTable* table_of(const std::string& variant) {
 #if defined(__x86_64__)
   if (variant == "avx2" && has_avx2_variant()) return &kAvx2Kernels;
+  if (variant == "avx512" && has_avx512_variant()) return avx512_table();
 #endif
   return variant == "baseline" ? &kBaselineKernels : nullptr;
 }
@@ -75,7 +87,9 @@ std::vector<Span> as_real(std::vector<Span> spans) {
 
 std::vector<std::string> variants() {
   std::vector<std::string> names = {"baseline"};
-  if (table_of("avx2")) names.emplace_back("avx2");
+  for (const char* name : {"avx2", "avx512"}) {
+    if (table_of(name)) names.emplace_back(name);
+  }
   return names;
 }
 

@@ -37,6 +37,15 @@ struct Rows {
   int64_t count;
 };
 
+// Columns from `begin` up to `end`.
+struct Columns {
+  int64_t begin;
+  int64_t end;
+};
+
+// Products of matrices are computed in tiles of this size, each from a panel of each matrix.
+constexpr int64_t kTileRows = 12, kTileColumns = 16;
+
 // Function pointers, so that one library holds the kernels for all processors and tests can pick a variant. Each
 // function processes one chunk of one dtype. Counts are in elements, complex ones too unless stated otherwise.
 struct Kernels {
@@ -50,6 +59,20 @@ struct Kernels {
   // Adds `columns` elements of each row, times the row's weight, to `total`. Meanwhile, fetches the rows of `next` into
   // cache.
   void (*add_rows)(Rows rows, const double* weights, Rows next, double* total, int64_t columns);
+  // Copies columns in double, each row times its weight if there are weights: in panels of `width` (at most 16) columns,
+  // one after another, each row by row. The last panel is padded with zeros.
+  void (*pack)(Rows rows, Columns columns, const double* weights, int64_t width, double* to);
+  // The same for the transposed matrix: in panels of `width` rows, each column by column. The last panel is padded with
+  // whatever was there.
+  void (*pack_across)(Rows rows, Columns columns, int64_t width, double* to);
+  // Computes the first `rows` rows of a tile of the product of two panels, which have `depth` rows, and adds it to what is
+  // there (`add`) or overwrites that. What it makes of the other rows is not defined.
+  void (*multiply)(const double* left, const double* right, int64_t depth, double* totals, int64_t stride, int64_t rows,
+                   bool add);
+  // The count is a multiple of 16.
+  double (*dot)(const double* x, const double* y, int64_t count);
+  // Whether there is an instruction for what `multiply` computes.
+  bool fuses;
 };
 
 using KernelTable = std::array<Kernels, kDtypes>;
@@ -57,4 +80,6 @@ using KernelTable = std::array<Kernels, kDtypes>;
 extern const KernelTable kBaselineKernels;
 #if defined(__x86_64__)
 extern const KernelTable kAvx2Kernels;
+// All else is as fast with AVX2.
+extern const decltype(Kernels::multiply) kAvx512Multiply;
 #endif

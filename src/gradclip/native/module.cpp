@@ -12,6 +12,8 @@
 #include "arrays.hpp"
 #include "describe.hpp"
 #include "examples.hpp"
+#include "gram.hpp"
+#include "outer.hpp"
 #include "rows.hpp"
 #include "xla.hpp"
 
@@ -143,6 +145,8 @@ NB_MODULE(_kernels, m) {
   m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
   m.def("xla_add_examples", [] { return capsule_of(xla_add_examples); });
   m.def("xla_entries", [] { return capsule_of(xla_entries); });
+  m.def("xla_outer_sums", [] { return capsule_of(xla_outer_sums); });
+  m.def("xla_gram_squares", [] { return capsule_of(xla_gram_squares); });
   m.def("xla_extremes", [] { return capsule_of(xla_extremes); });
   m.def(
       "add_examples",
@@ -152,6 +156,24 @@ NB_MODULE(_kernels, m) {
                      numbers_in(squares), numbers_in(totals), threads);
       },
       "arrays"_a, "examples"_a, "weighing"_a, "squares"_a, "totals"_a, "threads"_a, unlocked);
+  m.def(
+      "outer_sums",
+      [](const Arrays* left, const Arrays& right, const Arrays& weights, const Arrays& totals, int64_t blocks,
+         int64_t rows, int64_t columns, int threads) {
+        outer_sums(left, right, weights, totals, {blocks, rows, columns}, threads);
+      },
+      "left"_a.none(), "right"_a, "weights"_a, "totals"_a, "blocks"_a, "rows"_a, "columns"_a, "threads"_a, unlocked);
+  m.def(
+      "gram_squares",
+      [](const Arrays& left, const Arrays& right, int64_t sums, int64_t terms, int64_t rows, int64_t columns,
+         const Arrays& squares, const Arrays& sizes, int threads) {
+        if (squares.count() != sums || sizes.count() != sums) {
+          throw std::invalid_argument("squares and sizes must have one number for each sum");
+        }
+        gram_squares(left, right, {sums, terms, rows, columns}, numbers_in(squares), numbers_in(sizes), threads);
+      },
+      "left"_a, "right"_a, "sums"_a, "terms"_a, "rows"_a, "columns"_a, "squares"_a, "sizes"_a, "threads"_a, unlocked);
+  m.def("fuses", [] { return kernels_of(Dtype::float64).fuses; });
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);
 }

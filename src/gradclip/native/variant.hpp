@@ -2,6 +2,8 @@
 #pragma once
 
 #include "exact.hpp"
+#include "packing.hpp"
+#include "products.hpp"
 #include "reductions.hpp"
 #include "results.hpp"
 #include "weighted.hpp"
@@ -10,15 +12,19 @@ namespace {
 
 template <class Format>
 constexpr Kernels real_kernels() {
-  return {sum_kernel<Real<Format>>, extremes_kernel<Format>, exact_kernel<Format>, scale_kernel<Format>,
-          clamp_kernel<Format>, add_rows_kernel<Format>};
+  return {sum_kernel<Real<Format>>,   extremes_kernel<Format>, exact_kernel<Format>, scale_kernel<Format>,
+          clamp_kernel<Format>,       add_rows_kernel<Format>, pack_kernel<Format>,  pack_across_kernel<Format>,
+          multiply_kernel,            dot_kernel,              kFuses};
 }
 
 // Only the kernels that need magnitudes. Sums of order 2, exact sums, scaling and weighted sums treat a complex array
 // as a real one with twice as many elements.
 template <class Format>
 constexpr Kernels pair_kernels() {
-  return {sum_kernel<Pairs<Format>>, pair_extremes_kernel<Format>, nullptr, nullptr, nullptr, nullptr};
+  Kernels kernels = {};
+  kernels.sum = sum_kernel<Pairs<Format>>;
+  kernels.extremes = pair_extremes_kernel<Format>;
+  return kernels;
 }
 
 constexpr KernelTable kVariant = {real_kernels<Float32>(),  real_kernels<Float64>(), real_kernels<Float16>(),

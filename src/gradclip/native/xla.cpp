@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
-#include <exception>
 #include <limits>
 #include <span>
 #include <stdexcept>
@@ -12,51 +11,12 @@
 
 #include "arrays.hpp"
 #include "examples.hpp"
+#include "xla_call.hpp"
+
+using xla_ffi::dims_of, xla_ffi::dtype_of, xla_ffi::numbers_of, xla_ffi::product, xla_ffi::real_attribute,
+    xla_ffi::threads_of;
 
 namespace {
-
-Dtype dtype_of(xla_ffi::DataType type) {
-  switch (type) {
-    case xla_ffi::kFloat16: return Dtype::float16;
-    case xla_ffi::kFloat32: return Dtype::float32;
-    case xla_ffi::kFloat64: return Dtype::float64;
-    case xla_ffi::kBfloat16: return Dtype::bfloat16;
-    case xla_ffi::kComplex64: return Dtype::complex64;
-    case xla_ffi::kComplex128: return Dtype::complex128;
-    default: throw std::invalid_argument("the kernels do not support arrays of XLA's type " + std::to_string(type));
-  }
-}
-
-template <class Value>
-Value attribute(const xla_ffi::Attributes& attributes, std::string_view name, xla_ffi::DataType dtype) {
-  for (int64_t i = 0; i < attributes.count; ++i) {
-    if (attributes.names[i]->view() != name || attributes.types[i] != xla_ffi::kScalarAttribute) continue;
-    const auto* scalar = static_cast<const xla_ffi::Scalar*>(attributes.values[i]);
-    if (scalar->dtype != dtype) break;
-    Value value;
-    std::memcpy(&value, scalar->value, sizeof value);
-    return value;
-  }
-  throw std::invalid_argument("the attribute " + std::string(name) + " is missing or has the wrong type");
-}
-
-double real_attribute(const xla_ffi::Call& call, std::string_view name) {
-  return attribute<double>(call.attributes, name, xla_ffi::kFloat64);
-}
-
-int threads_of(const xla_ffi::Call& call) {
-  return static_cast<int>(attribute<int64_t>(call.attributes, "threads", xla_ffi::kInt64));
-}
-
-int64_t product(std::span<const int64_t> lengths) {
-  int64_t count = 1;
-  for (const int64_t length : lengths) count *= length;
-  return count;
-}
-
-std::span<const int64_t> dims_of(const xla_ffi::Buffer& buffer) {
-  return {buffer.dims, static_cast<std::size_t>(buffer.rank)};
-}
 
 // The results of a call: one number for each row.
 struct Results {
@@ -172,11 +132,6 @@ void extremes(const xla_ffi::Call& call) {
   }
 }
 
-std::span<double> numbers_of(const xla_ffi::Buffer& buffer) {
-  if (buffer.dtype != xla_ffi::kFloat64) throw std::invalid_argument("numbers must be float64");
-  return {static_cast<double*>(buffer.data), static_cast<std::size_t>(product(dims_of(buffer)))};
-}
-
 void examples(const xla_ffi::Call& call) {
   if (call.arguments.count < 2 || call.results.count != 2) throw std::invalid_argument("there must be two results");
   xla_ffi::Buffer** given = call.arguments.buffers;
@@ -237,45 +192,12 @@ void entries(const xla_ffi::Call& call) {
   if (result != call.results.count) throw std::invalid_argument("there are more results than entries");
 }
 
-// Answers the metadata request at registration, if this is one. XLA refuses functions of other versions.
-bool described(const xla_ffi::Call& call) {
-  for (xla_ffi::Extension* extension = call.head.extensions; extension; extension = extension->next) {
-    if (extension->type != xla_ffi::kMetadataExtension) continue;
-    xla_ffi::Metadata& metadata = *reinterpret_cast<xla_ffi::MetadataExtension*>(extension)->metadata;
-    metadata.version.major = xla_ffi::kMajorVersion;
-    metadata.version.minor = xla_ffi::kMinorVersion;
-    metadata.traits = 0;
-    return true;
-  }
-  return false;
-}
-
-xla_ffi::Error* error(const xla_ffi::Call& call, const char* message, int code) {
-  xla_ffi::ErrorRequest request = {{sizeof(xla_ffi::ErrorRequest), nullptr}, message, code};
-  return call.api->create_error(&request);
-}
-
-// No exception may escape, because the caller uses a C interface. XLA's threads may flush subnormals, which must not
-// happen here.
-xla_ffi::Error* run(xla_ffi::Call* call, void (*reduce)(const xla_ffi::Call&)) noexcept {
-  try {
-    const ReadyToThrow ready;
-    const DefaultArithmetic scope;
-    if (!described(*call) && call->stage == xla_ffi::kExecute) reduce(*call);
-    return nullptr;
-  } catch (const std::invalid_argument& wrong) {
-    return error(*call, wrong.what(), xla_ffi::kInvalidArgument);
-  } catch (const std::exception& failed) {
-    return error(*call, failed.what(), xla_ffi::kInternal);
-  }
-}
-
 }  // namespace
 
-xla_ffi::Error* xla_power_sums(xla_ffi::Call* call) { return run(call, power_sums); }
+xla_ffi::Error* xla_power_sums(xla_ffi::Call* call) { return xla_ffi::run(call, power_sums); }
 
-xla_ffi::Error* xla_extremes(xla_ffi::Call* call) { return run(call, extremes); }
+xla_ffi::Error* xla_extremes(xla_ffi::Call* call) { return xla_ffi::run(call, extremes); }
 
-xla_ffi::Error* xla_entries(xla_ffi::Call* call) { return run(call, entries); }
+xla_ffi::Error* xla_entries(xla_ffi::Call* call) { return xla_ffi::run(call, entries); }
 
-xla_ffi::Error* xla_add_examples(xla_ffi::Call* call) { return run(call, examples); }
+xla_ffi::Error* xla_add_examples(xla_ffi::Call* call) { return xla_ffi::run(call, examples); }

@@ -19,3 +19,11 @@ xla_ffi::Error* xla_extremes(xla_ffi::Call* call);
 
 // Results: each entry of each vector, in order.
 xla_ffi::Error* xla_entries(xla_ffi::Call* call);
+
+// Arguments: left (blocks, K, rows), which may be missing, right (blocks, K, columns), and the weights. Attribute:
+// threads. Result: the float64 totals (blocks, rows, columns) of `outer_sums`.
+xla_ffi::Error* xla_outer_sums(xla_ffi::Call* call);
+
+// Arguments: left (N, T, rows) and right (N, T, columns). Attribute: threads. Results: the squares and the sizes of
+// `gram_squares`, N numbers each.
+xla_ffi::Error* xla_gram_squares(xla_ffi::Call* call);

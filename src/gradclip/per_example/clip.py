@@ -135,7 +135,7 @@ def clip_examples(grads: Tree, settings: PerExampleSettings, mask: Mask) -> tupl
     if ordinary is not None:
         return ordinary
     mask, flat = check_mask(mask), summed(grads)
-    plan = _Plan.of(flat, settings)
+    plan = Grouping.of(flat, settings)
     backend = find(flat.leaves, flat.paths, *plan.thresholds, mask)
     backend.check_sum_dtype(settings.dtype_of_sums)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]
@@ -193,7 +193,7 @@ def _is_ordinary(mask: Any, leaf: Any) -> bool:
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Grouping:
     """Which leaves are clipped together, the threshold and share of each group, and the tree of the results."""
 
     shape: FlatTree | None
@@ -202,7 +202,7 @@ class _Plan:
     shares: Sequence[float]
 
     @classmethod
-    def of(cls, flat: FlatTree, settings: PerExampleSettings) -> _Plan:
+    def of(cls, flat: FlatTree, settings: PerExampleSettings) -> Grouping:
         leaves = range(len(flat.leaves))
         if not is_single_threshold(settings.max_norm):
             prefix, groups = flat.split_by(settings.max_norm)

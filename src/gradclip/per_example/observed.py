@@ -10,9 +10,11 @@ from gradclip.core.formats import SUPPORTED, bare_name, format_named, is_complex
 from gradclip.core.scopes import EXAMPLE, TREE, Scope
 from gradclip.per_example.microbatches import Memory
 from gradclip.per_example.quantities import as_count
-from gradclip.per_example.rounding import ASSUMED_ELEMENTS
+from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Factors
 from gradclip.tree import flatten
 from gradclip.words import listed
+
+_SEVERAL_TERMS = 2
 
 
 class ObservedGradients:
@@ -25,11 +27,33 @@ class ObservedGradients:
         self._assumed_dtype = False
         self._checked_use = False
         self._smallest_microbatch: int | None = None
+        self._factors: int | None = None
+        self._promised_factors = _SEVERAL_TERMS
 
     def noted_size(self, size: int) -> int:
         """Record the number of examples in a microbatch, and return it."""
         self._smallest_microbatch = min(size, self._smallest_microbatch or size)
         return size
+
+    def note_plan(self, *, ghost: bool, cancels: bool) -> None:
+        """Record whether gradients of a call come in factors, and whether those may cancel; warn if that is new."""
+        self._factors = max(self._factors or 0, _SEVERAL_TERMS if cancels else int(ghost))
+        if self._factors > self._promised_factors:
+            self._promised_factors = _SEVERAL_TERMS
+            warnings.warn(
+                "sensitivity() was called when fewer gradients came in factors than in this batch. Call sensitivity() "
+                "again, or pass method='materialize' to clipped_grad.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def factors(self, examples: int | None) -> Factors | None:
+        """Return what a sensitivity must assume of gradients in factors, of so many examples at a time.
+
+        Before the first call, that all are.
+        """
+        self._promised_factors = _SEVERAL_TERMS if self._factors is None else self._factors
+        return Factors(examples, self._promised_factors == _SEVERAL_TERMS) if self._promised_factors else None
 
     def microbatches(self, size: int | Memory | None, count: int | None) -> int:
         """Return the most microbatches of a batch of `count` examples. Those of unknown size hold one example."""

@@ -27,18 +27,33 @@ Accuracy and Stability of Numerical Algorithms, 2nd ed., lemma 3.1).
 3. Underflow. Numbers below the normal range may be flushed to zero. This costs at most the smallest normal number for
    each operation of step 1 in each of K coordinates, doubled for the operations that follow.
 
-The bound is the sum of the three, divided by the constant. Sums of integers on a grid have no rounding, as long as
+4. Gradients that come in factors are not made before they are added up. What their sums round is in
+   `gradclip.per_example.ghost.certificate`, step 4. Step 3 here then counts all terms, at most 2**40 in an example.
+
+The bound is the sum of these, divided by the constant. Sums of integers on a grid have no rounding, as long as
 each coefficient depends on its own example alone, bit for bit.
 """
 
 import math
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from gradclip.core.formats import FLOAT64, Format
+from gradclip.per_example.ghost.certificate import rounding_of_sum
 
 ASSUMED_ELEMENTS = 2**26
 """The assumed number of elements in one example's gradient if it is neither given nor known from a call."""
+
+
+class Factors(NamedTuple):
+    """Gradients that come in factors: the most examples that are added up at a time, None for all of a sum.
+
+    `cancel`: an example may have several terms in one matrix, which may cancel.
+    """
+
+    examples: int | None
+    cancel: bool
 
 
 @dataclass(frozen=True)
@@ -47,7 +62,7 @@ class Summation:
 
     A device adds up examples in `summed_in`. It rounds the sum of each microbatch to `sum_format`, and adds up
     `microbatches` such sums in that format. `partial_sums` of the results are then added up in `added_in`; None means
-    `sum_format`.
+    `sum_format`. `factors`: some gradients may come in factors.
     """
 
     summed_in: Format
@@ -58,6 +73,7 @@ class Summation:
     elements: int
     normalize_by: float
     on_grid: bool
+    factors: Factors | None = None
 
     def bound(self, one: float, count: int | None) -> float:
         """Return what rounding adds to the distance between sums of `count` units with norms of at most `one`."""
@@ -75,8 +91,12 @@ class Summation:
         if not self.on_grid:
             in_norm = self.elements if self.summed_in is FLOAT64 else 2 * self.elements.bit_length()
             apart += 2 * (in_norm + 16) * Fraction(self.summed_in.roundoff)
+        if self.factors is not None:
+            apart += rounding_of_sum(min(count, self.factors.examples or count), cancels=self.factors.cancel)
         each = count * Fraction(self.summed_in.tiny)
         each += sum(times * Fraction(element.tiny) for element, times in roundings.items())
+        # Each example may have 2**40 terms.
+        each = each if self.factors is None else each * 2**40
         flushed = 4 * (math.isqrt(self.elements) + 1) * each
         moved = apart * count * Fraction(one) / Fraction(self.normalize_by)
         return rounded_up(moved + flushed / Fraction(min(self.normalize_by, 1.0)))

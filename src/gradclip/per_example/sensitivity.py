@@ -19,7 +19,7 @@ from gradclip.core.formats import Format
 from gradclip.flush_mode import with_subnormals
 from gradclip.per_example.grid import check_threshold_of_grid, grid_for
 from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
-from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Summation, root_up, rounded_up
+from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Factors, Summation, root_up, rounded_up
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
@@ -235,8 +235,12 @@ def sensitivity_of(
     elements: int | None,
     microbatches: int,
     partial_sums_in: SumDtype | None,
+    factors: Factors | None = None,
 ) -> Sensitivity:
-    """Return the sensitivity under these settings. The other arguments are those of `clipped_sum_sensitivity`."""
+    """Return the sensitivity under these settings.
+
+    `factors` is as in `Summation`. The other arguments are those of `clipped_sum_sensitivity`.
+    """
     check_name("relation", relation, RELATIONS)
     counts = {
         "batch_size": batch_size,
@@ -274,6 +278,7 @@ def sensitivity_of(
         known["elements"] or ASSUMED_ELEMENTS,
         divisor,
         on_grid,
+        factors,
     )
     return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
 

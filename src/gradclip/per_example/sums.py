@@ -98,7 +98,7 @@ class Group(NamedTuple):
             check_real(arrays, self._names, _NOT_ON_A_GRID)
             grid = grid_for(self.grid, arrays.sharing(EXAMPLE), arrays[0].shape[0], self.share)
             target = Target(grid.steps, target.gamma, grid.share, integers=True)
-        clipping = Clipping(self._shared(max_norm), EUCLIDEAN, self.nonfinite, target)
+        clipping = Clipping(shared_threshold(self.backend, max_norm, self.share), EUCLIDEAN, self.nonfinite, target)
         made = Batch(self.backend, arrays, clipping, self._names).clip_and_sum(mask)
         leaves = [self.outline.leaves[i] for i in self.indices]
         return Summed(
@@ -111,14 +111,15 @@ class Group(NamedTuple):
         paths = self.outline.paths()
         return [paths[i] for i in self.indices]
 
-    def _shared(self, threshold: Any) -> Any:
-        """Return the share of a threshold, or 0 if the product is subnormal."""
-        if self.share == 1:
-            return threshold
-        shared, tiny = threshold * self.share, self.backend.wide.tiny
-        if isinstance(shared, float):
-            return 0.0 if shared < tiny else shared
-        return self.backend.xp.where(shared < tiny, 0.0, shared)
+
+def shared_threshold(backend: Backend, threshold: Any, share: float) -> Any:
+    """Return the share of a checked threshold, or 0 if the product is subnormal."""
+    if share == 1:
+        return threshold
+    shared, tiny = threshold * share, backend.wide.tiny
+    if isinstance(shared, float):
+        return 0.0 if shared < tiny else shared
+    return backend.xp.where(shared < tiny, 0.0, shared)
 
 
 def _array_of(threshold: object, known: float | None, gradient: Any) -> Any:

@@ -38,7 +38,7 @@ def clipped_grad(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: Unit = "example",
-    method: Method = "vmap",
+    method: Method = "auto",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||g_i||) * g_i.
 
@@ -183,7 +183,7 @@ def clipped_fun(
     grid: int | None = None,
     prng_argnum: int | None = None,
     unit: Unit = "example",
-    method: Method = "vmap",
+    method: Method = "auto",
 ) -> ClippedFunction:
     """Return a function that computes the sum over examples i of min(1, max_norm / ||f_i||) * f_i, f_i = fun's result.
 

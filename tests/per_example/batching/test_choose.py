@@ -11,7 +11,7 @@ from gradclip.per_example.batching.choose import batching_of
     "framework", [entry for entry in ENTRIES if entry.has_derivatives], ids=lambda entry: entry.name
 )
 def test_each_framework_with_derivatives_has_two_kinds(framework):
-    at_once, in_a_loop = (type(batching_of(framework, method)).__name__ for method in ("vmap", "loop"))
+    at_once, in_a_loop = (type(batching_of(framework, method)).__name__ for method in ("materialize", "loop"))
     assert at_once.endswith("Batching")
     assert in_a_loop.endswith("Loop")
 

@@ -49,7 +49,7 @@ def traces_in(loss, call):
 
 def uncached(clipped, monkeypatch, *args, **kwargs):
     with monkeypatch.context() as patch:
-        patch.setattr(jax_programs, "_eager", lambda: False)
+        patch.setattr(jax_programs, "eager", lambda: False)
         return clipped(*args, **kwargs)
 
 

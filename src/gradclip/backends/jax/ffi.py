@@ -26,6 +26,8 @@ from gradclip import native
 # The versions of XLA's interface that are known to accept the kernels. They are written for version 0.2.
 _ACCEPTING = ("0.2", "0.3")
 
+_TARGETS = ("power_sums", "add_examples", "extremes", "entries", "outer_sums", "gram_squares")
+
 
 def usable(leaves: Sequence[Any]) -> bool:
     """Say whether traced calls can use the kernels.
@@ -68,10 +70,8 @@ def registered() -> bool:
     if native.kernels is None:
         return False
     try:
-        jax.ffi.register_ffi_target("gradclip_power_sums", native.kernels.xla_power_sums(), platform="cpu")
-        jax.ffi.register_ffi_target("gradclip_add_examples", native.kernels.xla_add_examples(), platform="cpu")
-        jax.ffi.register_ffi_target("gradclip_extremes", native.kernels.xla_extremes(), platform="cpu")
-        jax.ffi.register_ffi_target("gradclip_entries", native.kernels.xla_entries(), platform="cpu")
+        for name in _TARGETS:
+            jax.ffi.register_ffi_target(f"gradclip_{name}", getattr(native.kernels, f"xla_{name}")(), platform="cpu")
     except (AttributeError, RuntimeError):  # this JAX has no such interface, or a different version
         return False
     return True

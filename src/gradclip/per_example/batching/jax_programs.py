@@ -27,7 +27,7 @@ def by_program(programs: Programs, setting: object, run: Run, axes: Axes, args: 
     `setting` is everything else that the result depends on. `run` is called without compiling while JAX traces, and if
     it calls back to Python.
     """
-    if not _eager():
+    if not eager():
         return run(*args)
     arrays_too = _Parted.of(axes, args, lambda x, carries: _is_array(x, carries_rows=carries))
     key = _key(arrays_too, setting)
@@ -88,7 +88,7 @@ def _with_arrays(made: Made) -> tuple[Any, list[jax.Array]]:
     return made[0], [jnp.zeros(0, dtype) for dtype in made[1]]
 
 
-def _eager() -> bool:
+def eager() -> bool:
     """Say whether nothing is being traced. A function may close over tracers, which a program must not keep."""
     # Before JAX 0.10, this function was in jax.core.
     place = jax.extend.core if hasattr(jax.extend.core, "get_opaque_trace_state") else jax.core

@@ -1,0 +1,162 @@
+"""`JaxTaps`: gradients in factors for JAX, from the program that JAX traces of the loss of one example."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr
+
+from gradclip.backends.jax.placement import varying_alike
+from gradclip.per_example.batching.jax import JaxBatching
+from gradclip.per_example.batching.verbs import Args, Axes, Function
+from gradclip.per_example.ghost.costs import Autograd
+from gradclip.per_example.ghost.jax_interpret import computed
+from gradclip.per_example.ghost.jax_products import FLOATS
+from gradclip.per_example.ghost.jax_uses import Finder, Taps, taps_in
+from gradclip.per_example.ghost.records import Gradient, LeafUses, Made, Part, Tapped, Use
+from gradclip.per_example.ghost.taps import Argnums
+from gradclip.per_example.ghost.taps import Taps as AnyTaps
+from gradclip.tree import flatten
+
+_READS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+_UNTRACED = "the function reads values while it is traced"
+
+
+@dataclass(frozen=True)
+class JaxTaps(AnyTaps):
+    """`Taps` for JAX. `spmd_axis_name` is as in `jax.vmap`."""
+
+    autograd = Autograd(addition=8.0, convolution=1.0)  # XLA adds within its loop
+
+    spmd_axis_name: Hashable = None
+
+    def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
+        found: list[LeafUses] = []
+
+        def look(*rows: Any) -> tuple[()]:
+            rest = iter(rows)
+            given = [arg if axis is None else next(rest) for arg, axis in zip(args, axes, strict=True)]
+            found[:] = _uses_of_one(fun, argnums, given)
+            return ()
+
+        jax.eval_shape(jax.vmap(look), *[arg for arg, axis in zip(args, axes, strict=True) if axis is not None])
+        return found
+
+    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
+        chosen = [i for i, flag in enumerate(tapped) if flag]
+        static: list[Any] = []
+
+        def of_one(*args: Any) -> Any:
+            value, aux, made, terms, *rest = _run_one(fun, argnums, args, chosen)
+            static[:] = rest
+            return value, aux, made, terms
+
+        value, aux, made, terms = JaxBatching().over_batch(of_one, axes, self.spmd_axis_name)(*args)
+        uses, untapped = static
+        gradients: dict[int, Gradient] = {i: Made(rows) for i, rows in made.items()}
+        for i in [i for i in chosen if i not in untapped]:
+            places = {where: None for leaf, where in uses if leaf == i}
+            of = {where: [one for use, one in zip(uses, terms, strict=True) if use == (i, where)] for where in places}
+            gradients[i] = [Part(where, found) for where, found in of.items()]
+        return Tapped([gradients[i] for i in range(len(tapped))], value, aux, untapped)
+
+
+def _differentiated(args: Args, argnums: Argnums) -> Any:
+    return args[argnums] if isinstance(argnums, int) else tuple(args[i] for i in argnums)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """The program of one example, of the leaves of the differentiated arguments, and the structure of its results."""
+
+    program: ClosedJaxpr
+    structure: Any
+
+    @classmethod
+    def of(cls, fun: Function, argnums: Argnums, args: Args) -> _Traced | None:
+        """Trace a function. Return None if it reads values, or if its value is not a scalar, which is an error."""
+        _, structure = jax.tree.flatten(_differentiated(args, argnums))
+
+        def of_leaves(*leaves: Any) -> Any:
+            given, new = list(args), jax.tree.unflatten(structure, leaves)
+            for i, one in [(argnums, new)] if isinstance(argnums, int) else zip(argnums, new, strict=True):
+                given[i] = one
+            return fun(*given)
+
+        leaves = jax.tree.leaves(_differentiated(args, argnums))
+        try:
+            program, results = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
+        except _READS_VALUES:
+            return None
+        first = jax.tree.leaves(results[0])
+        return cls(program, jax.tree.structure(results)) if len(first) == 1 and first[0].shape == () else None
+
+    def found(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
+        """Return the taps for some of the leaves, and why leaves cannot be tapped."""
+        kinds = {i: str(self.program.in_avals[i].dtype) for i in chosen}
+        finder = Finder({i: f"{kind} parameter" for i, kind in kinds.items() if kind not in FLOATS})
+        finder.reasons |= {i: "no elements" for i in chosen if 0 in self.program.in_avals[i].shape}
+        tracked = {i: i for i in chosen if i not in finder.reasons}
+        return finder.of_program(self.program, tracked, 1), finder.reasons
+
+    def tapped(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
+        """Return the taps for those of the leaves that can be tapped, and the others."""
+        untapped: dict[int, str] = {}
+        taps, reasons = self.found(chosen)
+        while reasons:
+            untapped |= reasons
+            taps, reasons = self.found([i for i in chosen if i not in untapped])
+        return taps, untapped
+
+
+def _uses_of_one(fun: Function, argnums: Argnums, args: Args) -> list[LeafUses]:
+    """Return the uses of each leaf in a function of one example."""
+    flat = flatten(_differentiated(args, argnums))
+    traced = _Traced.of(fun, argnums, args)
+    uses: dict[int, list[Use]] = {i: [] for i in range(len(flat.leaves))}
+    reasons = dict.fromkeys(uses, _UNTRACED)
+    if traced is not None:
+        taps, reasons = traced.found(list(uses))
+        for product in [product for tap in taps_in(taps) for product in tap.products]:
+            uses[product.leaf].append(product.use)
+    found = []
+    for i, (path, leaf) in enumerate(zip(flat.paths(), flat.leaves, strict=True)):
+        kind = str(jnp.result_type(leaf)) if traced is None else str(traced.program.in_avals[i].dtype)
+        reason = reasons.get(i, "")
+        found.append(LeafUses(path, tuple(jnp.shape(leaf)), kind, () if reason else tuple(uses[i]), reason))
+    return found
+
+
+def _run_one(fun: Function, argnums: Argnums, args: Args, chosen: Sequence[int]) -> tuple[Any, ...]:
+    """Return the value, aux, the gradients of leaves that are made, all terms, whose they are, and who is untapped."""
+    traced = _Traced.of(fun, argnums, args) if chosen else None
+    taps, untapped = ({}, dict.fromkeys(chosen, _UNTRACED)) if traced is None else traced.tapped(chosen)
+    if traced is None or len(untapped) == len(chosen):
+        (value, aux), made = jax.value_and_grad(fun, argnums, has_aux=True)(*args)
+        return value, aux, dict(enumerate(jax.tree.leaves(made))), [], [], untapped
+    leaves = dict(enumerate(jax.tree.leaves(_differentiated(args, argnums))))
+    rest = {i: leaf for i, leaf in leaves.items() if i not in chosen or i in untapped}
+    zeros = [jnp.zeros(tap.shape, tap.dtype) for tap in taps_in(taps)]
+    _, zeros = varying_alike(list(leaves.values()), zeros)
+
+    def loss(rest: dict[int, Any], zeros: list[jax.Array]) -> Any:
+        inputs = [rest.get(i, leaf) for i, leaf in leaves.items()]
+        results, kept = computed(traced.program, inputs, taps, iter(zeros))
+        value, aux = jax.tree.unflatten(traced.structure, results)
+        return value, (aux, kept)
+
+    (value, (aux, kept)), (made, cotangents) = jax.value_and_grad(loss, (0, 1), has_aux=True)(rest, zeros)
+    terms, owners = [], []
+    for tap, inputs, cotangent in zip(taps_in(taps), kept, cotangents, strict=True):
+        for product, x in zip(tap.products, inputs, strict=True):
+            terms.append(product.terms_of(x, cotangent))
+            owners.append((product.leaf, product.use.place))
+    return value, aux, made, terms, owners, untapped

@@ -1,0 +1,109 @@
+"""A batch whose gradients come in factors: which do, and the step that clips and adds them up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+from gradclip.backends.registry import find
+from gradclip.core.formats import FLOAT64, bare_name, dtype_name
+from gradclip.core.values import Array
+from gradclip.per_example.batching.verbs import Args, Function, Programs, named
+from gradclip.per_example.ghost.choose import has_tools, tools_of
+from gradclip.per_example.ghost.clip import clip_factors
+from gradclip.per_example.ghost.measure import multiplied
+from gradclip.per_example.ghost.plan import SMALLEST, Plan, elements_of, made_everywhere, planned
+from gradclip.per_example.ghost.taps import Argnums
+from gradclip.per_example.prepared import Call, Clipped, Outline
+from gradclip.per_example.settings import PerExampleSettings
+from gradclip.tree import FlatTree, flatten
+
+Clip = Callable[[Sequence[Any], Array | None], Clipped]
+
+_REAL = ("float16", "bfloat16", "float32", "float64")
+
+
+def planned_for(call: Call, fun: Function, argnums: Argnums, examples: int, method: str, plans: Programs) -> Plan:
+    """Return the plan of a call for so many examples at a time. `plans` keeps it for calls of the same shapes.
+
+    Raises ValueError for method="ghost" if a large parameter cannot be measured from factors.
+    """
+    parameters = parameters_of(call.args, argnums)
+    why = _why_none(call, parameters)
+    if why and method == "ghost":
+        raise ValueError(f"method='ghost' is not possible here: {why}. Pass method='auto'.")
+    small = method == "auto" and all(elements_of(x) < SMALLEST for x in parameters.leaves)
+    if why or small:
+        return made_everywhere(parameters, examples, why or "small")
+    key = _key(call, examples)
+    if key is not None and key in plans:
+        found: Plan = plans[key]
+        return found
+    taps = tools_of(call.framework).taps
+    plan = planned(taps.uses(fun, argnums, call.args, call.axes), examples, method, taps.autograd)
+    if key is not None:
+        plans.keep(key, plan)
+    return plan
+
+
+def parameters_of(args: Args, argnums: Argnums) -> FlatTree:
+    """Return the differentiated arguments, as a tree with the structure of the gradient."""
+    return flatten(tuple(args[i] for i in argnums) if isinstance(argnums, tuple) else args[argnums])
+
+
+def _why_none(call: Call, parameters: FlatTree) -> str:
+    """Return why no gradient can come in factors; an empty string if some may."""
+    if not has_tools(call.framework):
+        return f"{call.framework.name} has no taps for products"
+    if not call.examples:
+        return "the batch is empty"
+    other = {dtype_name(x) for x in parameters.leaves} - {*_REAL}
+    if other or not parameters.leaves:
+        return f"parameters have dtype {', '.join(sorted(other))}" if other else "there are no parameters"
+    if find(parameters.leaves, parameters.paths).wide is not FLOAT64:
+        return "the device has no float64, and no bound is proven for sums in float32"
+    return ""
+
+
+def _key(call: Call, examples: int) -> Hashable | None:
+    """Return a key of everything that a plan depends on, except for what the function closes over."""
+    flat = flatten(list(call.args))
+    kinds = [
+        (tuple(x.shape), bare_name(x.dtype)) if hasattr(x, "shape") and hasattr(x, "dtype") else named(x)
+        for x in flat.leaves
+    ]
+    return None if None in kinds else (examples, tuple(call.axes), flat.structure, tuple(kinds))
+
+
+def in_factors(
+    call: Call, fun: Function, argnums: Argnums, plan: Plan, settings: PerExampleSettings, made: Clip
+) -> Clip:
+    """Return a function that clips and adds up a batch, given its arguments and a mask.
+
+    `made` does the same with gradients that are made. A framework may take the derivative from it.
+    """
+    tools = tools_of(call.framework)
+
+    def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
+        parameters = parameters_of(args, argnums)
+        found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
+        by = tools.products(concrete=False)
+        gradients = [
+            multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
+            for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
+        ]
+        summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)
+        return summed, norms, (found.values, found.aux)
+
+    def derived(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
+        summed, norms, _, outputs = made(args, mask)
+        return summed, norms, outputs
+
+    full = clip if tools.with_derivative is None else tools.with_derivative(clip, derived)
+
+    def outlined(args: Sequence[Any], mask: Array | None) -> Clipped:
+        summed, norms, outputs = full(args, mask)
+        leaves = [Outline((1, *x.shape), x.dtype) for x in parameters_of(args, argnums).leaves]
+        return Clipped(summed, norms, leaves, outputs)
+
+    return outlined

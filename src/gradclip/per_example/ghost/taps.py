@@ -1,0 +1,30 @@
+"""What a framework must do so that gradients come in factors."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar
+
+from gradclip.per_example.batching.verbs import Args, Axes, Function
+from gradclip.per_example.ghost.costs import Autograd
+from gradclip.per_example.ghost.records import LeafUses, Tapped
+
+Argnums = int | tuple[int, ...]
+
+
+class Taps(ABC):
+    """Find the uses of parameters in a function of one example, and run it over a batch.
+
+    `fun` returns `(value, aux)` for one example. `axes` has 0 for each argument that carries the batch, else None. The
+    parameters are the leaves of the arguments at `argnums`, one after another.
+    """
+
+    autograd: ClassVar[Autograd]
+    """What gradients that the framework makes cost."""
+
+    @abstractmethod
+    def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
+        """Return how `fun` uses each parameter, from the shapes of the arguments alone."""
+
+    @abstractmethod
+    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
+        """Run `fun` and its derivative over the batch. Parameters whose flag in `tapped` is True come in parts."""

@@ -1,0 +1,121 @@
+"""Gradients of a batch in factors, for PyTorch: one run under `torch.func.vmap`, with ordinary autograd outside."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from gradclip.backends.torch.tensors import tensor_of
+from gradclip.per_example.batching.torch_example import Gradient, batch_norm_named, explained
+from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, mapped_args
+from gradclip.per_example.ghost import (
+    torch_cells,
+    torch_convolutions,
+    torch_products,
+    torch_rows,
+    torch_views,
+)
+from gradclip.per_example.ghost.costs import Autograd
+from gradclip.per_example.ghost.records import LeafUses, Tapped, Use
+from gradclip.per_example.ghost.taps import Argnums, Taps
+from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, gradient_of
+from gradclip.per_example.ghost.torch_run import Leaf
+from gradclip.per_example.ghost.torch_terms import overlap
+from gradclip.per_example.ghost.torch_vmap import current_level
+from gradclip.tree import flatten
+
+OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch_views)
+"""The modules whose handlers know operations."""
+
+
+class TorchTaps(Taps):
+    """`Taps` for PyTorch."""
+
+    autograd = Autograd(addition=70.0, convolution=4.0)
+
+    def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
+        with _unnoticed(args):
+            one = Call(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
+            reason = _beforehand()
+            if not reason:
+                try:
+                    return _uses_of(one)
+                except Exception as error:
+                    # The caller then takes another way, on which the same error is raised and explained.
+                    first = str(error).strip().partition("\n")[0][:200]
+                    reason = f"the function fails under torch.func.vmap ({first})"
+        return [_described(one, i, reason=reason) for i in range(len(one.parameters))]
+
+    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
+        with batch_norm_named():
+            try:
+                return _run(Call(fun, argnums, args, axes), list(tapped))
+            except Exception as error:
+                better = explained(error, Gradient(fun, argnums), args, axes)
+                if better is error:
+                    raise
+                raise better from error
+
+
+def _run(call: Call, tapped: list[bool]) -> Tapped:
+    refused = call.refused()
+    untapped = {i: reason for i, reason in enumerate(refused) if reason and tapped[i]}
+    tapped = [flag and not reason for flag, reason in zip(tapped, refused, strict=True)]
+    # One-dimensional parameters are mostly biases of products, whose gradients need no copies.
+    copied = [not flag and x.dim() != 1 for flag, x in zip(tapped, call.parameters, strict=True)]
+    done = call.forward(tapped, copied)
+    cotangents, hidden = done.backward()
+    if hidden:
+        done.close()
+        for i in hidden:
+            tapped[i], copied[i] = False, True
+        done = call.forward(tapped, copied)
+        cotangents, _ = done.backward()
+        untapped |= dict.fromkeys(hidden, HIDDEN)
+    gradients = [gradient_of(leaf, cotangents) for leaf in done.leaves]
+    untapped |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
+    done.close()
+    return Tapped(gradients, done.values.detach(), mapped(torch.Tensor.detach, done.aux), untapped)
+
+
+def _uses_of(call: Call) -> list[LeafUses]:
+    refused = call.refused()
+    copied = [bool(reason) or x.dim() == 0 for reason, x in zip(refused, call.parameters, strict=True)]
+    done = call.forward([not own for own in copied], copied)
+    _, hidden = done.backward()
+    for i in hidden:
+        done.leaves[i].untap(HIDDEN)
+    found = [_described(call, i, leaf, refused[i]) for i, leaf in enumerate(done.leaves)]
+    done.close()
+    return found
+
+
+def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "") -> LeafUses:
+    parameter = call.parameters[index]
+    uses: tuple[Use, ...] = ()
+    if leaf is not None:
+        uses = tuple(Use(x.place, x.positions, x.embedding, x.operation) for x in leaf.terms if x.place is not None)
+        reason = reason or leaf.reason or overlap(list({use.place: None for use in uses}))
+        uses = () if reason else uses
+    dtype = str(getattr(parameter, "dtype", type(parameter).__name__)).removeprefix("torch.")
+    return LeafUses(call.paths()[index], tuple(getattr(parameter, "shape", ())), dtype, uses, reason)
+
+
+def _beforehand() -> str:
+    """Return why nothing can be tapped, or an empty text."""
+    if torch.compiler.is_compiling():
+        return "torch.compile traces the call"
+    return "" if current_level() is None else "the call is inside a transform of torch.func"
+
+
+@contextmanager
+def _unnoticed(args: Args) -> Iterator[None]:
+    """Leave the random numbers as they are, and give no warnings."""
+    tensors = [x for arg in args for x in flatten(arg).leaves if isinstance(x, torch.Tensor)]
+    devices = sorted({x.get_device() for x in tensors if x.is_cuda})
+    with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

@@ -1,0 +1,216 @@
+"""Whole calls with gradients in factors: every setting gives what it gives with gradients that are made."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+
+WIDTH, COUNT, STEPS = 64, 10, 3
+RNG = np.random.default_rng(0)
+PARAMS = {
+    "w": RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8,
+    "b": RNG.standard_normal(WIDTH).astype(np.float32),
+    "out": {"v": RNG.standard_normal((WIDTH, WIDTH)).astype(np.float32) / 8},
+}
+X = RNG.standard_normal((COUNT, STEPS, WIDTH)).astype(np.float32) * np.geomspace(0.1, 10, COUNT)[:, None, None].astype(
+    "f"
+)
+Y = RNG.standard_normal((COUNT, WIDTH)).astype(np.float32)
+MASK = np.array([True, False] + [True] * (COUNT - 3) + [False])
+
+
+def loss_of(tanh):
+    def loss(params, x, y):
+        h = tanh(x @ params["w"] + params["b"])
+        return (((h @ params["out"]["v"]).sum(-2) - y) ** 2).mean()
+
+    return loss
+
+
+LOSSES = {"jax": loss_of(jnp.tanh), "torch": loss_of(torch.tanh)}
+ARRAYS = {"jax": jnp.asarray, "torch": torch.tensor}
+
+
+def arguments(framework):
+    make = ARRAYS[framework]
+    params = {"w": make(PARAMS["w"]), "b": make(PARAMS["b"]), "out": {"v": make(PARAMS["out"]["v"])}}
+    return params, make(X), make(Y)
+
+
+def leaves(tree):
+    return [np.asarray(x, np.float64) for x in jax.tree.leaves(tree)]
+
+
+def both(framework, loss=None, args=None, mask=None, **settings):
+    """Return the results by factors and by gradients that are made."""
+    found = []
+    for method in ("ghost", "materialize"):
+        given = {"batch_argnums": (1, 2), "method": method} | settings
+        clipped = gradclip.clipped_grad(loss or LOSSES[framework], **given)
+        found.append(clipped(*(args or arguments(framework)), mask=mask))
+    return found
+
+
+def check_alike(one, other):
+    for x, y in zip(leaves(one), leaves(other), strict=True):
+        np.testing.assert_allclose(x, y, rtol=2e-5, atol=2e-5 * max(1e-30, np.abs(y).max(initial=0)))
+
+
+SETTINGS = {
+    "plain": {},
+    "padded": {"pad_to": 13},
+    "microbatches": {"microbatch_size": 4},
+    "microbatches of bytes": {"microbatch_size": "100 KiB", "pad_to": 10},
+    "one at a time": {"microbatch_size": 1},
+    "without the batch axis": {"keep_batch_dim": False},
+    "per layer": {"per_layer": True},
+    "per layer by size": {"per_layer": True, "uniform": False},
+    "a tree of thresholds": {"max_norm": {"w": 0.5, "b": 0.1, "out": 2.0}},
+    "normalize": {"rule": "normalize"},
+    "automatic": {"rule": "automatic", "gamma": 0.1},
+    "to unit": {"to_unit": True},
+    "a mean": {"normalize_by": 8.0},
+    "outputs": {"return_values": True, "return_norms": True},
+    "outputs of microbatches": {"return_values": True, "return_norms": True, "microbatch_size": 3},
+    "norms of a tree": {"max_norm": {"w": 0.5, "b": 0.1, "out": 2.0}, "return_norms": True},
+    "raise": {"nonfinite": "raise"},
+    "propagate": {"nonfinite": "propagate"},
+}
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("mask", [None, MASK], ids=["all", "mask"])
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_every_setting(framework, settings, mask):
+    made, other = both(framework, mask=mask, **{"max_norm": 1.0} | settings)
+    check_alike(made, other)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_float64_sums(framework):
+    with jax.enable_x64(True):
+        made, other = both(framework, max_norm=1.0, sum_dtype="float64")
+        assert {str(x.dtype).rpartition(".")[2] for x in jax.tree.leaves(made)} == {"float64"}
+        check_alike(made, other)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_auxiliary_results(framework):
+    def loss(params, x, y):
+        value = LOSSES[framework](params, x, y)
+        return value, {"twice": 2 * value, "first": x[..., 0]}
+
+    check_alike(*both(framework, loss, max_norm=1.0, has_aux=True, return_values=True, mask=MASK))
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_several_arguments(framework):
+    def loss(w, x, y, rest):
+        return LOSSES[framework]({"w": w, **rest}, x, y)
+
+    params, x, y = arguments(framework)
+    rest = {"b": params["b"], "out": params["out"]}
+    made, other = both(framework, loss, (params["w"], x, y, rest), max_norm=1.0, argnums=(3, 0))
+    assert isinstance(made, tuple)
+    check_alike(made, other)
+
+
+@pytest.mark.parametrize("microbatch_size", [None, 3])
+def test_keys(microbatch_size):
+    def loss(params, x, y, key):
+        return LOSSES["jax"](params, x * jax.random.bernoulli(key, 0.5, x.shape), y)
+
+    args = (*arguments("jax"), jax.random.key(3))
+    check_alike(*both("jax", loss, args, max_norm=1.0, prng_argnum=3, microbatch_size=microbatch_size))
+
+
+@pytest.mark.parametrize("call", ["jit", "vmap", "scan"])
+def test_in_traced_code(call):
+    params, x, y = arguments("jax")
+    found = []
+    for method in ("ghost", "materialize"):
+        clipped = gradclip.clipped_grad(LOSSES["jax"], 1.0, batch_argnums=(1, 2), method=method)
+        if call == "jit":
+            found.append(jax.jit(clipped)(params, x, y))
+        elif call == "vmap":
+            found.append(jax.vmap(clipped, (None, 0, 0))(params, x.reshape(2, 5, STEPS, WIDTH), y.reshape(2, 5, WIDTH)))
+        else:
+            batches = x.reshape(2, 5, STEPS, WIDTH), y.reshape(2, 5, WIDTH)
+            found.append(jax.lax.map(lambda batch, clipped=clipped: clipped(params, *batch), batches))
+    check_alike(*found)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_keyword_arguments_and_an_empty_batch(framework):
+    def loss(params, x, y, *, times):
+        return LOSSES[framework](params, x, y) * times
+
+    params, x, y = arguments(framework)
+    found = [
+        gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method=method)(params, x, y, times=3.0)
+        for method in ("ghost", "materialize")
+    ]
+    check_alike(*found)
+    auto = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
+    assert not any(x.any() for x in leaves(auto(params, x[:0], y[:0], times=3.0)))
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_an_example_that_is_not_finite(framework, broken):
+    params, x, y = arguments(framework)
+    wrong = X.copy()
+    wrong[2, 0, 0] = broken
+    mask = np.arange(COUNT) != 2
+    clipped = gradclip.clipped_grad(LOSSES[framework], 1.0, batch_argnums=(1, 2), method="ghost", pad_to=COUNT)
+    found, without = clipped(params, ARRAYS[framework](wrong), y), clipped(params, x, y, mask=mask)
+    assert all((a == b).all() and np.isfinite(a).all() for a, b in zip(leaves(found), leaves(without), strict=True))
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_derivatives_are_those_of_gradients_that_are_made(jitted, closed):
+    params, x, y = arguments("jax")
+
+    def total(method, scale, params, x):
+        def loss(params, x, y):
+            return LOSSES["jax"](params, x, y) * (scale if closed else 1.0)
+
+        clipped = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method=method)
+        call = jax.jit(clipped) if jitted else clipped
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(call(params, x, y)))
+
+    found, expected = (
+        jax.grad(total, argnums=(1, 2, 3))(method, jnp.float32(2.0), params, x) for method in ("ghost", "materialize")
+    )
+    assert (expected[0] != 0) == closed
+    check_alike(found, expected)
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_settings_that_need_gradients_are_named(framework):
+    loss = LOSSES[framework]
+    for settings, why in [
+        ({"grid": 2**20}, "grid= rounds the gradient"),
+        ({"nonfinite": "zero"}, "nonfinite='zero' changes elements"),
+        ({"pre_clipping_transform": lambda g: g}, "pre_clipping_transform= changes the gradient"),
+    ]:
+        with pytest.raises(ValueError, match=f"method='ghost' is not possible here: {why}"):
+            gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method="ghost", **settings)
+        made = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **settings).plan(*arguments(framework))
+        assert not made.ghost
+        assert why in made.leaves[0].why
+
+
+def test_complex_parameters_are_made():
+    params = {"w": torch.ones(64, 64, dtype=torch.complex64)}
+    batch = torch.ones(2, 64)
+    loss = lambda p, x: (x.to(torch.complex64) @ p["w"]).abs().sum()
+    clipped = gradclip.clipped_grad(loss, 1.0)
+    assert clipped.plan(params, batch).leaves[0].why == "parameters have dtype complex64"
+    with pytest.raises(ValueError, match="not possible here: parameters have dtype complex64"):
+        gradclip.clipped_grad(loss, 1.0, method="ghost")(params, batch)

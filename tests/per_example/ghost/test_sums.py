@@ -1,0 +1,119 @@
+"""Sums of clipped gradients in factors: their bound and their distance, in exact arithmetic."""
+
+from fractions import Fraction
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from factors import DTYPES, KINDS, PRODUCTS, array, exact, gradient, place_of, square
+from gradclip.backends.registry import find
+from gradclip.core.nonfinite import Nonfinite
+from gradclip.core.rules import CLIP, Target
+from gradclip.per_example.ghost.certificate import rounding_of_sum
+from gradclip.per_example.ghost.records import Dense, Made, Part
+from gradclip.per_example.ghost.sums import Clipping, clipped_sums
+
+EXAMPLES = 5
+STRUCTURES = ["product", "embedding", "tied", "made"]
+
+
+def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="skip", mask=None):
+    """Return the sums as lists of float64 numbers, and the norms."""
+    near = torch.ones(1) if framework == "torch" else jnp.ones(1)
+    backend = find([near], lambda: ["near"], threshold, mask)
+    with backend.precision(), jax.enable_x64(True):
+        clipping = Clipping(threshold, target, Nonfinite.named(nonfinite))
+        products = PRODUCTS[framework](concrete=True)
+        sums, norm = clipped_sums(products, backend, gradients, shapes, clipping, mask)
+        return [np.asarray(x, np.float64) for x in sums], np.asarray(norm.product())
+
+
+def distance(sums, others):
+    """Return the exact square of the distance of two lists of arrays."""
+    pairs = ((x, y) for a, b in zip(sums, others, strict=True) for x, y in zip(a.flat, b.flat, strict=True))
+    return sum((Fraction(float(x)) - Fraction(float(y))) ** 2 for x, y in pairs)
+
+
+def one_left_out(place):
+    mask = np.ones(EXAMPLES, bool)
+    mask[place] = False
+    return mask
+
+
+@pytest.mark.every_case
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_one_example_moves_the_sum_by_no_more_than_the_bound(framework, structure, dtype, kind):
+    given = gradient(framework, structure, kind, dtype, EXAMPLES, 4)
+    # At about half of the norm, some are clipped and some are not.
+    threshold = sorted(float(square(one)) ** 0.5 for one in exact(given))[EXAMPLES // 2]
+    whole, _ = sums_of(framework, [given], [(3, 2)], threshold)
+    most = Fraction(threshold) * (1 + EXAMPLES * rounding_of_sum(EXAMPLES, cancels=structure != "made"))
+    for place in range(EXAMPLES):
+        others, _ = sums_of(framework, [given], [(3, 2)], threshold, mask=one_left_out(place))
+        assert distance(whole, others) <= most**2
+        alone, norms = sums_of(framework, [given], [(3, 2)], threshold, mask=~one_left_out(place))
+        assert distance(alone, [np.zeros((3, 2))]) <= most**2
+        assert norms[place] > 0
+        assert not norms[one_left_out(place)].any()
+
+
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_sums_are_those_of_the_exact_gradients(framework, structure):
+    given = gradient(framework, structure, "ordinary", "float64", EXAMPLES, 3)
+    (total,), norms = sums_of(framework, [given], [(3, 2)], 2.0)
+    elements = np.array([[float(x) for x in one] for one in exact(given)])
+    lengths = np.sqrt((elements**2).sum(1))
+    expected = (elements * np.minimum(1.0, 2.0 / lengths)[:, None]).sum(0).reshape(3, 2)
+    np.testing.assert_allclose(total, expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(norms, lengths, rtol=1e-12)
+
+
+@pytest.mark.parametrize("target", [Target(1.0), Target(gamma=0.0), Target(gamma=0.5), Target(1.0, gamma=0.5)])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_rules(framework, target):
+    given = gradient(framework, "product", "ordinary", "float64", EXAMPLES, 1)
+    (total,), norms = sums_of(framework, [given], [(3, 2)], 2.0, target)
+    elements = np.array([[float(x) for x in one] for one in exact(given)])
+    top = target.length or 2.0
+    weights = top / (norms + target.gamma) if target.gamma is not None else np.minimum(top / 2.0, top / norms)
+    np.testing.assert_allclose(total.ravel(), (elements * weights[:, None]).sum(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("broken", [np.nan, np.inf])
+@pytest.mark.parametrize("side", ["left", "right", "made"])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_an_example_that_is_not_finite_adds_nothing(framework, side, broken):
+    rng = np.random.default_rng(0)
+    arrays = {name: rng.standard_normal((3, 1, 2, n)) for name, n in (("left", 3), ("right", 2))}
+    arrays["made"] = rng.standard_normal((3, 4))
+    arrays[side][1].flat[0] = broken
+    arrays = {name: array(framework, x, "float32") for name, x in arrays.items()}
+    given = [[Part(place_of(3, 2), [Dense(arrays["left"], arrays["right"])])], Made(arrays["made"])]
+    shapes = [(3, 2), (4,)]
+    sums, norms = sums_of(framework, given, shapes, 1.0)
+    without, _ = sums_of(framework, given, shapes, 1.0, mask=np.array([True, False, True]))
+    assert not np.isfinite(norms[1])
+    assert all((x == y).all() and np.isfinite(x).all() for x, y in zip(sums, without, strict=True))
+    spoiled, _ = sums_of(framework, given, shapes, 1.0, nonfinite="propagate")
+    assert all(np.isnan(x).all() for x in spoiled)
+    with pytest.raises(FloatingPointError, match="the gradients of 1 of 3 examples are not finite"):
+        sums_of(framework, given, shapes, 1.0, nonfinite="raise")
+    masked, _ = sums_of(framework, given, shapes, 1.0, nonfinite="raise", mask=np.array([True, False, True]))
+    assert all((x == y).all() for x, y in zip(masked, without, strict=True))
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_a_threshold_of_zero_and_one_of_infinity(framework):
+    given = gradient(framework, "tied", "ordinary", "float32", EXAMPLES, 2)
+    (nothing,), _ = sums_of(framework, [given], [(3, 2)], 0.0)
+    (everything,), _ = sums_of(framework, [given], [(3, 2)], float("inf"))
+    assert not nothing.any()
+    exactly = [float(sum(column)) for column in zip(*exact(given), strict=True)]
+    np.testing.assert_allclose(everything.ravel(), exactly, rtol=1e-12)
