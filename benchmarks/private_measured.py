@@ -3,12 +3,15 @@
 import json
 import os
 import resource
+import time
 from functools import partial
 from importlib import import_module
 
 from private_networks import PLAIN, WORKLOADS, perceptron
 from timing import medians_of_clocks
 
+LONG = 0.3
+"""Calls that take more seconds are made few times."""
 MODULES = {"JAX": "jax", "PyTorch": "torch"}
 
 
@@ -33,19 +36,24 @@ def contenders(question):
 
 def measured(makers, limit, question):
     """Return a row for each contender. A row without figures has the reason."""
-    calls, rows = {}, []
+    calls, rows, growths, long = {}, [], {}, set()
     for name, make in makers.items():
         try:
-            calls[name] = ready(make, limit)
+            call = made(make, limit)
+            start = time.perf_counter()
+            growths[name] = growth_of_process(call)
         except Exception as error:
             if name == PLAIN or (name.startswith("gradclip") and not fails_well(name, error)):
                 raise
             rows.append({"name": name, "reason": f"{type(error).__name__}: {error}".splitlines()[0]})
-    times = medians_of_clocks(calls, question["repeats"], question["seconds"], question["few"])
+        else:
+            calls[name] = call
+            long |= {name} if time.perf_counter() - start > LONG else set()
+    times = medians_of_clocks(calls, question["repeats"], question["seconds"], long, question["few"])
     for name, call in calls.items():
         wall, processor = times[name]
-        row = {"name": name, "wall ms": wall, "processor ms": processor, "bytes": call.memory()}
-        rows.append(row | ({"resident": growth_of_process(call)} if question["alone"] else {}))
+        size = growths[name] if question["large"] else call.memory()
+        rows.append({"name": name, "wall ms": wall, "processor ms": processor, "bytes": size})
     return rows
 
 
@@ -54,12 +62,11 @@ def fails_well(name, error):
     return isinstance(error, MemoryError) or "allocate" in str(error) or name == "gradclip, ghost"
 
 
-def ready(make, limit):
-    """Return a contender after its first call. Raise a MemoryError if it needs more than `limit` bytes."""
+def made(make, limit):
+    """Return a contender. Raise a MemoryError if it needs more than `limit` bytes."""
     call = make()
     if call.needs() > limit:
         raise MemoryError(f"needs {call.needs() / 2**30:.1f} GiB")
-    call()
     return call
 
 
@@ -68,10 +75,8 @@ def growth_of_process(call):
     with open("/proc/self/clear_refs", "w") as peak:
         peak.write("5")  # forgets the largest size so far
     before = of_memory("/proc/self/status", "VmRSS")
-    result = call()
-    grown = of_memory("/proc/self/status", "VmHWM") - before
-    del result
-    return grown
+    call()
+    return of_memory("/proc/self/status", "VmHWM") - before
 
 
 def of_memory(file, key):

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 PLAIN = "not private"
-OURS = {f"gradclip, {method}": method for method in ("materialize",)}
+OURS = {f"gradclip, {method}": method for method in ("auto", "ghost", "materialize")}
 CONTENDERS = {
     "JAX": (PLAIN, *OURS, "jax.vmap and optax", "jax_privacy"),
     "PyTorch": (PLAIN, *OURS, "Opacus hooks", "Opacus ghost"),
@@ -39,7 +39,7 @@ WORDS, LARGE = Tied(10_000, 128, 32), Tied(256_000, 64, 1024)
 
 
 class Workload(NamedTuple):
-    """A network and its batch. A `large` one runs each contender in a process of its own."""
+    """A network and its batch. A `large` one needs most of the memory of a machine of 24 GB."""
 
     title: str
     batch: int

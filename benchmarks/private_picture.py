@@ -9,7 +9,6 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 from private_networks import CONTENDERS, PLAIN, WORKLOADS
-from private_tables import memory
 from report import PRIVATE_STEPS, PRIVATE_STEPS_PICTURE
 
 # These colours suit every kind of colour vision. Markers also differ.
@@ -41,7 +40,7 @@ def draw(rows, path):
         axes = part.subplots(2, 1)
         one_core = [row for row in rows if (row["framework"], row["threads"]) == (framework, 1)]
         _draw(axes[0], one_core, lambda row: row["processor ms"], "time")
-        _draw(axes[1], one_core, memory, "memory")
+        _draw(axes[1], one_core, lambda row: row["bytes"], "memory")
         part.suptitle(framework, fontsize=17, weight="bold")
         handles, names = axes[0].get_legend_handles_labels()
         part.legend(handles, names, loc="outside lower center", ncols=2, fontsize=13, frameon=False)

@@ -1,9 +1,9 @@
 """Measure private steps: time and memory of the clipped sum of per-example gradients, without noise.
 
 Each step stands beside the step that is not private, of the same network and batch, and beside other libraries' steps.
-A network is measured in a process of its own, on one core and then on two; contenders take turns. Each contender of a
-large network has a process of its own, one after the other. What needs more memory than there is is left out, and says
-so.
+A network is measured in a process of its own, on one core and then on two; contenders take turns. Those of a large
+network are called twice, on one core, and the second call is timed. What needs more memory than there is, or is not
+supported, has the reason in place of figures.
 
 A tenth of the places of a batch is empty, as in Poisson sampling. Contenders that take a mask get one, and the batch as
 a whole; Opacus gets the examples alone. gradclip's settings are those whose sensitivity to adding or removing one
@@ -11,7 +11,7 @@ example is finite: `pad_to`, or microbatches.
 
 Memory is the most in use at a time, without the inputs: in JAX the temporary buffers of the compiled program, in
 PyTorch the allocator's memory. It leaves out what gradclip's kernels allocate, and in PyTorch the sums, which are in
-NumPy's memory. For large networks it is also the growth of the process, which leaves out nothing.
+NumPy's memory. For large networks it is the growth of the process in the first call, which leaves out nothing.
 """
 
 import argparse
@@ -39,8 +39,6 @@ def asked(question):
     """Return the rows that a process of its own measures."""
     command = [sys.executable, __file__, "--answer", json.dumps(question)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode and question["alone"]:
-        return [{"name": name, "reason": f"the process ended with {ended.returncode}"} for name in question["names"]]
     if ended.returncode:
         raise SystemExit(ended.stderr)
     return json.loads(ended.stdout.splitlines()[-1])
@@ -49,12 +47,11 @@ def asked(question):
 def steps(framework, network, quick):
     """Return the rows of a network, on one core and on two."""
     workload, found = WORKLOADS[network], []
-    names = [[name] for name in CONTENDERS[framework]] if workload.large else [CONTENDERS[framework]]
     calls = FEW_CALLS if quick or workload.large else {"repeats": 5, "seconds": 2, "few": 3}
     for threads in (1,) if quick or workload.large else (1, 2):
         described = {"framework": framework, "network": network, "batch": workload.batch, "threads": threads}
-        question = {**described, **calls, "alone": workload.large}
-        here = [{**described, **row} for some in names for row in asked({**question, "names": some})]
+        question = {**described, **calls, "names": CONTENDERS[framework], "large": workload.large}
+        here = [{**described, **row} for row in asked(question)]
         show(f"{framework}, {workload.title}, cores: {threads}", here)
         found += here
     return found
@@ -63,7 +60,7 @@ def steps(framework, network, quick):
 def growth(framework):
     """Return the rows of perceptrons for several batches, and of several widths."""
     found = []
-    question = {"framework": framework, "network": "perceptron", "threads": 1, "alone": False}
+    question = {"framework": framework, "network": "perceptron", "threads": 1, "large": False}
     for along, numbers in GROWTH.items():
         for number in numbers:
             sizes = {"batch": WORKLOADS["perceptron"].batch, "width": PERCEPTRON[1], along: number}
@@ -88,8 +85,7 @@ def show(title, rows):
             continue
         times = "".join(f"{row[key]:10.2f} ms {row[key] / plain[key]:7.2f}" for key in ("wall ms", "processor ms"))
         memory = f"{row['bytes'] / 2**20:10.1f} MiB {row['bytes'] / plain['bytes']:7.2f}"
-        grown = f" grows by {row['resident'] / 2**20:,.0f} MiB" if "resident" in row else ""
-        print(f"  {row['name']:<24}{times}{memory}{grown}", flush=True)
+        print(f"  {row['name']:<24}{times}{memory}", flush=True)
 
 
 def kept(rows, growths, out):

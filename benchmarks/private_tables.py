@@ -17,7 +17,9 @@ def of_networks(framework, rows):
         if found:
             plain = found[PLAIN]
             lines += f"| {workload.title}, {workload.batch} examples | {rounded(plain['processor ms'], 3)} "
-            lines += f"| {memory(plain) / 2**20:,.1f} | {' | '.join(_times(found[name], plain) for name in others)} |\n"
+            lines += (
+                f"| {plain['bytes'] / 2**20:,.1f} | {' | '.join(_times(found[name], plain) for name in others)} |\n"
+            )
     return lines
 
 
@@ -54,11 +56,6 @@ def of_growth(rows):
     return lines
 
 
-def memory(row):
-    """Return the growth of the process where it was measured, or else the framework's own figure."""
-    return row.get("resident", row.get("bytes"))
-
-
 def _place(row):
     return row["framework"], row["network"], row["threads"]
 
@@ -68,7 +65,7 @@ def _times(row, plain):
         return (
             "too large" if row["reason"].startswith("MemoryError") or "allocate" in row["reason"] else "not supported"
         )
-    time, size = row["processor ms"] / plain["processor ms"], memory(row) / memory(plain)
+    time, size = row["processor ms"] / plain["processor ms"], row["bytes"] / plain["bytes"]
     return f"{rounded(time, 2)} / {rounded(size, 2)}"
 
 

@@ -4,9 +4,6 @@ import random
 import statistics
 import time
 
-LONG = 0.3
-"""Calls that take more seconds are long."""
-
 
 def medians(contenders, repeats, seconds=0.0, clock=time.perf_counter):
     """Return the median time of each contender in milliseconds, after one warm-up call.
@@ -26,25 +23,23 @@ def medians(contenders, repeats, seconds=0.0, clock=time.perf_counter):
     return {name: 1e3 * statistics.median(values) for name, values in times.items()}
 
 
-def medians_of_clocks(contenders, repeats, seconds, few):
+def medians_of_clocks(contenders, repeats, seconds, long, few):
     """Return the median milliseconds of each contender: by the wall, and of the processor for this process.
 
-    A contender whose calls are long is called `few` times. Before any other call an untimed one fills the caches.
+    Contenders named in `long` are called `few` times. Before a call of any other, an untimed one fills the caches.
     """
     times = {name: [] for name in contenders}
     end = time.perf_counter() + seconds
     turns = 0
     while turns < repeats or time.perf_counter() < end:
         for name in random.sample(list(contenders), len(contenders)):
-            is_long = turns and times[name][-1][0] > LONG
-            if turns < few or not is_long:
-                if not is_long:
-                    contenders[name]()
+            if name not in long:
+                contenders[name]()
+            if name not in long or turns < few:
                 times[name].append(_seconds_by_both(contenders[name]))
         turns += 1
-    return {
-        name: [1e3 * statistics.median(clock) for clock in zip(*taken, strict=True)] for name, taken in times.items()
-    }
+    clocks = {name: zip(*taken, strict=True) for name, taken in times.items()}
+    return {name: [1e3 * statistics.median(taken) for taken in both] for name, both in clocks.items()}
 
 
 def _seconds_by_both(call):
