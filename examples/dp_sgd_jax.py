@@ -3,8 +3,9 @@
 DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
 gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size. The step is
 therefore compiled once, and an extra example does not change the last bits of other gradients. Padding is masked out
-exactly. Examples go to random rows: adding or removing one does not change how the others are distributed. JAX's random
-numbers are not cryptographically secure: learn from this script, but do not release models trained with it.
+exactly. Examples go to random rows: adding or removing one does not change how the others are distributed. The printed
+plan says how the gradient of each parameter is measured: of the large ones none is made. JAX's random numbers are not
+cryptographically secure: learn from this script, but do not release models trained with it.
 """
 
 import argparse
@@ -26,6 +27,7 @@ NOISE_MULTIPLIER = 2.0
 RATE = 0.1
 LEARNING_RATE = 1.0
 DELTA = 1e-4
+WIDTH = 256
 EXAMPLES = 1500
 EXPECTED = RATE * EXAMPLES
 # Six standard deviations above the expected size. About one batch in a billion is larger.
@@ -48,6 +50,7 @@ def updated(params, summed):
 
 def gradclip_step():
     clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), keep_batch_dim=False, pad_to=LARGEST)
+    print(clipped_grad.plan(network(), jnp.zeros((LARGEST, 64)), jnp.zeros(LARGEST, int)))
     sensitivity = clipped_grad.sensitivity("add_or_remove_one")
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
@@ -109,9 +112,9 @@ def sampled(rng, features, labels):
 def network():
     for_w, for_v = jax.random.split(jax.random.key(0))
     return {
-        "w": jax.random.normal(for_w, (64, 128)) / 8.0,
-        "b": jnp.zeros(128),
-        "v": jax.random.normal(for_v, (128, 10)) / 128**0.5,
+        "w": jax.random.normal(for_w, (64, WIDTH)) / 8.0,
+        "b": jnp.zeros(WIDTH),
+        "v": jax.random.normal(for_v, (WIDTH, 10)) / WIDTH**0.5,
         "c": jnp.zeros(10),
     }
 

@@ -3,8 +3,8 @@
 DP-SGD (Abadi et al. 2016): each step samples every example with probability RATE, clips its gradient, adds the clipped
 gradients, and adds noise proportional to the sensitivity of the sum. Batches are padded to one size, because the last
 bits of gradients depend on the batch size. Examples go to random rows: adding or removing one does not change how the
-others are distributed. `torch.randn` is not cryptographically secure: learn from this script, but do not release models
-trained with it.
+others are distributed. The printed plan says how the gradient of each parameter is measured: of the large ones none is
+made. `torch.randn` is not cryptographically secure: learn from this script, but do not release models trained with it.
 """
 
 import argparse
@@ -25,6 +25,7 @@ NOISE_MULTIPLIER = 2.0
 RATE = 0.1
 LEARNING_RATE = 1.0
 DELTA = 1e-4
+WIDTH = 256
 
 
 def gradclip_step(model, expected, largest):
@@ -34,6 +35,7 @@ def gradclip_step(model, expected, largest):
         return cross_entropy(functional_call(model, parameters, (features,)), labels)
 
     clipped_grad = gradclip.clipped_grad(loss_of, MAX_NORM, batch_argnums=(1, 2), pad_to=largest)
+    print(clipped_grad.plan(parameters, torch.zeros(largest, 64), torch.zeros(largest, dtype=torch.int64)))
     sensitivity = clipped_grad.sensitivity("add_or_remove_one")
     noise_std = sensitivity.noise_std(NOISE_MULTIPLIER)
     print(f"gradclip: {sensitivity}; noise {noise_std:.7f}")
@@ -97,7 +99,7 @@ def epsilon(steps):
 
 def network():
     torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Tanh(), torch.nn.Linear(128, 10))
+    return torch.nn.Sequential(torch.nn.Linear(64, WIDTH), torch.nn.Tanh(), torch.nn.Linear(WIDTH, 10))
 
 
 def train(models, makers, steps, features, labels):

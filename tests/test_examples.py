@@ -66,16 +66,22 @@ EXPECTED = {
         "No noise has been added: this sum is bounded in each example, not private.\n",
     ],
     "dp_sgd_torch.py": [
-        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
-        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.000059",
+        "for 224 examples at a time\nparameter ",
+        " ghost ",
+        " times less work\n",
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 4.2e-05 rounding); "
+        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.0000834",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\nOpacus ",
         "\nnot private       inf ",
     ],
     "dp_sgd_jax.py": [
-        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 3e-05 rounding); "
-        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.000059",
+        "for 224 examples at a time\nparameter ",
+        " ghost ",
+        " times less work\n",
+        "gradclip: sum over examples, add or remove one example: at most 1.0 (+ 4.2e-05 rounding); "
+        "batches padded to 223 examples that keep their places, where mask= removes one; noise 2.0000834",
         "40 steps, delta 0.0001, noise multiplier 2\n",
         " epsilon  accuracy  ms/step\ngradclip ",
         "\njax_privacy ",

@@ -239,8 +239,10 @@ def test_secure_mode_takes_the_secure_generator(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"grad_sample_mode": "ghost"}, "grad_sample_mode='ghost' computes no gradients of single examples"),
-        ({"grad_sample_mode": "ghost_fsdp"}, "Pass grad_sample_mode='hooks', with .*BatchMemoryManager"),
+        ({"grad_sample_mode": "ghost_fsdp"}, "grad_sample_mode='ghost_fsdp' is not supported. Pass one of .*'ghost'"),
+        ({"grad_sample_mode": "ghost", "wrap_model": False}, "'ghost' does not support wrap_model=False. Pass grad_s"),
+        ({"grad_sample_mode": "ghost", "batch_first": False}, "'ghost' does not support batch_first=False"),
+        ({"grad_sample_mode": "ghost", "clipping": "per_layer"}, "'ghost' does not support clipping='per_layer'"),
         ({"clipping": "sideways"}, r"clipping='sideways' is not supported in one process. Pass one of \['adaptive',"),
     ],
 )

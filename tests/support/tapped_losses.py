@@ -1,13 +1,36 @@
-"""Checks of gradients in factors against `jax.vmap(jax.grad)`."""
+"""Losses of one example with parameters in products, and checks of their gradients against `jax.vmap(jax.grad)`."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from gradclip.per_example.ghost.jax_taps import JaxTaps
 from gradclip.per_example.ghost.records import Made, Part
 from tapped import per_example
 
+BATCH = 5
 TAPS = JaxTaps()
+
+
+def normal(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng([seed, *shape]).normal(size=shape))
+
+
+def rows(*shape, seed=1):
+    return normal(BATCH, *shape, seed=seed)
+
+
+def tokens(*shape, vocabulary=7):
+    return jnp.asarray(np.random.default_rng(2).integers(0, vocabulary, size=(BATCH, *shape)))
+
+
+def perceptron(p, x, y):
+    h = jax.nn.gelu(x @ p["w"] + p["b"])
+    return jnp.sum((jnp.tanh(h @ p["v"]) - y) ** 2)
+
+
+def perceptron_parameters():
+    return {"b": normal(6), "v": normal(6, 3), "w": normal(4, 6)}
 
 
 def scored(loss):
@@ -15,26 +38,28 @@ def scored(loss):
     return lambda *args: (loss(*args), ())
 
 
+def found(loss, parameters, *rows):
+    return TAPS.uses(scored(loss), 0, (parameters, *rows), (None, *[0] * len(rows)))
+
+
 def uses(loss, parameters, *rows):
     """Return for each parameter why it cannot be tapped, or the operations and numbers of terms of its uses."""
-    found = TAPS.uses(scored(loss), 0, (parameters, *rows), (None, *[0] * len(rows)))
-    return [one.reason or [(use.operation, use.terms) for use in one.uses] for one in found]
+    return [one.reason or [(use.operation, use.terms) for use in one.uses] for one in found(loss, parameters, *rows)]
 
 
 def places(loss, parameters, *rows):
     """Return for each parameter the places of its uses: box, view, blocks, rows and columns."""
-    found = TAPS.uses(scored(loss), 0, (parameters, *rows), (None, *[0] * len(rows)))
-    every = [[use.place for use in one.uses] for one in found]
+    every = [[use.place for use in one.uses] for one in found(loss, parameters, *rows)]
     return [[((a.start, a.stop), a.view, a.blocks, a.rows, a.columns) for a in one] for one in every]
 
 
-def run(loss, axes, tapped):
+def run(fun, axes, tapped, argnums=0):
     """Return a compiled function of the arguments that returns what `JaxTaps.run` does."""
     static = []
 
     @jax.jit
     def arrays(*args):
-        found = TAPS.run(scored(loss), 0, args, axes, tapped)
+        found = TAPS.run(fun, argnums, args, axes, tapped)
         static[:] = [[None if isinstance(one, Made) else [part.place for part in one] for one in found.gradients]]
         terms = [one if isinstance(one, Made) else [part.terms for part in one] for one in found.gradients]
         return found._replace(gradients=terms)
@@ -48,23 +73,23 @@ def run(loss, axes, tapped):
     return call
 
 
-def agrees(loss, parameters, *rows, axes=None):
+def agrees(loss, parameters, *rows):
     """Check the gradients of each example, and the values. Return the gradients in factors."""
-    axes = (None, *[0] * len(rows)) if axes is None else axes
-    known = TAPS.uses(scored(loss), 0, (parameters, *rows), axes)
-    found = run(loss, axes, [not one.reason for one in known])(parameters, *rows)
+    axes, known = (None, *[0] * len(rows)), found(loss, parameters, *rows)
+    ran = run(scored(loss), axes, [not one.reason for one in known])(parameters, *rows)
     values, expected = jax.jit(jax.vmap(jax.value_and_grad(loss), axes))(parameters, *rows)
-    np.testing.assert_allclose(found.values, values, rtol=1e-12)
-    assert found.untapped == {}
-    for one, gradient, whole in zip(known, found.gradients, jax.tree.leaves(expected), strict=True):
+    np.testing.assert_allclose(ran.values, values, rtol=1e-12)
+    assert ran.untapped == {}
+    for one, gradient, whole in zip(known, ran.gradients, jax.tree.leaves(expected), strict=True):
         assert isinstance(gradient, Made) == bool(one.reason)
         assert (one.shape, one.dtype) == (whole.shape[1:], str(whole.dtype))
+        assert np.any(whole) or not (one.uses or one.reason), "nothing to compare"
         close(per_example(gradient, one.shape, len(whole)), whole, one.path)
-    return found.gradients
+    return ran.gradients
 
 
 def close(found, expected, path=""):
+    """Compare to 1e-10 of the largest element."""
     expected = np.asarray(expected, np.float64)
     assert found.shape == expected.shape, path
-    largest = np.abs(expected).max(initial=0)
-    assert np.abs(found - expected).max(initial=0) <= 1e-10 * largest, path
+    assert np.abs(found - expected).max(initial=0) <= 1e-10 * np.abs(expected).max(initial=0), path

@@ -2,64 +2,23 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from gradclip.arguments import check_flag, check_threshold, is_single_threshold
-from gradclip.backends.entries import Entry
-from gradclip.backends.registry import named
+from gradclip.integrations.jax_privacy_function import JaxPrivacyFunction
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
+from gradclip.integrations.jax_privacy_methods import is_planned, planned, unchanged
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
-from gradclip.integrations.jax_privacy_values import cast, left_out_together, norms_of, widened
+from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, widened
 from gradclip.integrations.jax_privacy_versions import skips_whole_examples
-from gradclip.leaves import as_floats
 from gradclip.per_example import transforms
-from gradclip.per_example.batching.verbs import Batching
 from gradclip.per_example.call_arguments import positions
-from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
-from gradclip.typing import Policy, Thresholds
-
-
-@dataclass(frozen=True, eq=False)
-class _ClippedFunction(ClippedFunction):
-    """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
-
-    `dtype` is that of the result; None keeps the dtypes of the clipped values. `spmd_axis_name` is as in `jax.vmap`.
-    """
-
-    dtype: jax.typing.DTypeLike | None = None
-    spmd_axis_name: str | None = None
-
-    def _framework(self, args: Sequence[Any]) -> Entry:
-        return named("jax")
-
-    def _is_mapped(self, position: int, count: int) -> bool:
-        return position == count - 1 or super()._is_mapped(position, count)
-
-    def _over_batch(
-        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
-    ) -> Callable[..., Any]:
-        return verbs.over_batch(of_example, axes, self.spmd_axis_name)
-
-    def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
-        flat = flatten(super()._finished(summed, dtypes))
-        if self.settings.grid is not None:
-            return flat.rebuild(flat.leaves)
-        wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
-        return flat.rebuild([cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
-
-    def _to_clip(self, tree: object) -> Any:
-        return as_floats(tree)
-
-    def _added_in(self) -> Any:
-        if self.settings.grid is not None:
-            return None
-        return self.observed.narrowest() if self.dtype is None else self.dtype
+from gradclip.typing import Method, Policy, Thresholds
 
 
 def clipped_fun(
@@ -121,7 +80,7 @@ def clipped_fun(
     policy: Policy = ("skip" if skips_whole_examples() else "zero") if nan_safe else "propagate"
     together = policy == "skip" and not is_single_threshold(l2_clip_norm)
     made = widened(fun, dtype, has_aux)
-    clipped = _ClippedFunction(
+    clipped = JaxPrivacyFunction(
         left_out_together(made, has_aux, l2_clip_norm) if together else made,
         PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=rescale_to_unit_norm, grid=grid_scale),
         None,
@@ -163,13 +122,14 @@ def clipped_grad(
     keep_batch_dim: bool = True,
     return_values: bool = False,
     return_grad_norms: bool = False,
-    pre_clipping_transform: Callable[[Any], Any] = lambda x: x,
+    pre_clipping_transform: Callable[[Any], Any] = unchanged,
     microbatch_size: int | None = None,
     nan_safe: bool = True,
     dtype: jax.typing.DTypeLike | None = None,
     prng_argnum: int | None = None,
     spmd_axis_name: str | None = None,
     grid_scale: int | None = None,
+    method: Method = "materialize",
 ) -> BoundedSensitivityCallable:
     """Return a function that clips the gradient of `fun` for each example and sums the clipped gradients.
 
@@ -191,24 +151,49 @@ def clipped_grad(
         prng_argnum: as in `clipped_fun`.
         spmd_axis_name: as in `clipped_fun`.
         grid_scale: as in `clipped_fun`.
+        method: "materialize", as jax-privacy does, makes the gradient of each example. "auto" and "ghost" are as in
+            `gradclip.clipped_grad`. Four settings need the gradients: `pre_clipping_transform`, `grid_scale`,
+            `spmd_axis_name`, and a tree of thresholds with `nan_safe`. Then "auto" is "materialize", and "ghost" a
+            ValueError. Otherwise `nan_safe` leaves out whole examples, for every jax-privacy.
 
     Returns:
         A function like the one `clipped_fun` returns. It returns the sum, or `(sum, AuxiliaryOutput)` if you ask for
         auxiliary results, values or norms.
 
-    The signature is that of jax-privacy 2.3.
+    The signature is that of jax-privacy 2.3, and `method`. `clipped.plan(*args)` of the result returns the plan.
 
     >>> def loss(mean, x):
     ...     return 0.5 * jnp.mean((x - mean) ** 2)
     >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, jnp.array([0.0, 7.0, -2.0])))
     3.5
     """
-    has_aux = check_flag("has_aux", has_aux)
+    has_aux, nan_safe = check_flag("has_aux", has_aux), check_flag("nan_safe", nan_safe)
     for name, flag in (("return_values", return_values), ("return_grad_norms", return_grad_norms)):
         check_flag(name, flag)
     transforms.clipped_grad(fun, l2_clip_norm, argnums=argnums, batch_argnums=batch_argnums, prng_argnum=prng_argnum)
-    wants_outputs = has_aux or return_values or return_grad_norms
     argnums = argnums if isinstance(argnums, int) else tuple(argnums)
+    needs_gradients = {
+        "pre_clipping_transform= changes them": pre_clipping_transform is not unchanged,
+        "grid_scale= rounds them": grid_scale is not None,
+        "spmd_axis_name= is for jax.vmap over them": spmd_axis_name is not None,
+        "nan_safe=True with a tree of thresholds searches all of them for NaN": nan_safe
+        and not is_single_threshold(l2_clip_norm),
+    }
+    settings = {
+        "batch_argnums": batch_argnums,
+        "keep_batch_dim": keep_batch_dim,
+        "l2_clip_norm": l2_clip_norm,
+        "rescale_to_unit_norm": rescale_to_unit_norm,
+        "normalize_by": normalize_by,
+        "microbatch_size": microbatch_size,
+        "nan_safe": nan_safe,
+        "dtype": dtype,
+        "prng_argnum": prng_argnum,
+    }
+    if is_planned(method, needs_gradients):
+        wanted = {"has_aux": has_aux, "return_values": return_values, "return_norms": return_grad_norms}
+        return planned(fun, argnums, method, **wanted, **settings)
+    wants_outputs = has_aux or return_values or return_grad_norms
 
     def gradient(*args: object, **kwargs: object) -> Any:
         made, grads = jax.value_and_grad(fun, argnums, has_aux=has_aux)(*args, **kwargs)
@@ -218,18 +203,4 @@ def clipped_grad(
         result = pre_clipping_transform(grads)
         return (result, outputs) if wants_outputs else result
 
-    return clipped_fun(
-        gradient,
-        wants_outputs,
-        batch_argnums=batch_argnums,
-        keep_batch_dim=keep_batch_dim,
-        l2_clip_norm=l2_clip_norm,
-        rescale_to_unit_norm=rescale_to_unit_norm,
-        normalize_by=normalize_by,
-        microbatch_size=microbatch_size,
-        nan_safe=nan_safe,
-        dtype=dtype,
-        prng_argnum=prng_argnum,
-        spmd_axis_name=spmd_axis_name,
-        grid_scale=grid_scale,
-    )
+    return clipped_fun(gradient, wants_outputs, spmd_axis_name=spmd_axis_name, grid_scale=grid_scale, **settings)

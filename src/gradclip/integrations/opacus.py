@@ -11,10 +11,12 @@ are Opacus' own. What the optimizer does with the gradients of the examples is g
 - An example with NaN or infinities adds nothing, and a warning says how many there were.
 """
 
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from gradclip.integrations import needed_for
+from gradclip.integrations.opacus_ghost import GhostCriterion, GhostDPOptimizer, GhostModule
 from gradclip.integrations.opacus_optimizers import (
     AdaClipDPOptimizer,
     DistributedDPOptimizer,
@@ -40,6 +42,7 @@ __all__ = [
     "SimpleDistributedPerLayerOptimizer",
 ]
 
+_MODES = ("hooks", "functorch", "ew", "ghost")
 _KINDS: dict[tuple[str, bool], type[DPOptimizer]] = {
     ("flat", False): DPOptimizer,
     ("per_layer", False): DPPerLayerOptimizer,
@@ -53,11 +56,16 @@ class PrivacyEngine(opacus.PrivacyEngine):
     """`opacus.PrivacyEngine` whose optimizers clip, add up and add noise with gradclip.
 
     Arguments, methods and results are those of Opacus. `clipping` may be "flat", "per_layer" or "adaptive", over
-    several processes "flat" or "per_layer". `grad_sample_mode` may be "hooks", "functorch" or "ew".
+    several processes "flat" or "per_layer". `grad_sample_mode` may be "hooks", "functorch", "ew" or "ghost".
+
+    With "ghost", `make_private` returns model, optimizer, criterion and data loader, as Opacus does. Norms and sums are
+    those of `gradclip.clipped_grad`: any layers, tied ones included, and no large gradients of examples. Write
+    `criterion(model(x), y).backward()`, with nothing in between.
 
     Raises:
-        NotImplementedError: by `make_private`, for a `grad_sample_mode` of "ghost", which has no gradients of examples
-            to clip; for modules under FSDP; for adaptive clipping over several processes.
+        NotImplementedError: by `make_private`, for modules under FSDP; for adaptive clipping over several processes;
+            for "ghost" over several processes, without a wrapper, with a batch on axis 1 or with `clipping` other than
+            "flat".
     """
 
     @wraps(opacus.PrivacyEngine.make_private)
@@ -66,7 +74,27 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> Any:
         """Return the wrapped module, our optimizer and the data loader, as Opacus does."""
         _check_supported(module, clipping, grad_sample_mode)
+        if grad_sample_mode == "ghost":
+            _check_ghost(module, clipping, **rest)
         return super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
+
+    @wraps(opacus.PrivacyEngine._prepare_model)
+    def _prepare_model(self, module: torch.nn.Module, *, grad_sample_mode: str = "hooks", **rest: Any) -> Any:
+        if grad_sample_mode != "ghost":
+            return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **rest)
+        self.validate(module=module, optimizer=None, data_loader=None)
+        return GhostModule(module, loss_reduction=rest["loss_reduction"])
+
+    def _prepare_criterion(
+        self,
+        *,
+        module: GhostModule,
+        optimizer: GhostDPOptimizer,
+        criterion: Callable[..., Any],
+        loss_reduction: str = "mean",
+        **settings: object,
+    ) -> GhostCriterion:
+        return GhostCriterion(module, optimizer, criterion, loss_reduction)
 
     def _prepare_optimizer(
         self,
@@ -80,18 +108,14 @@ class PrivacyEngine(opacus.PrivacyEngine):
     ) -> DPOptimizer:
         plain = optimizer.original_optimizer if isinstance(optimizer, optimizers.DPOptimizer) else optimizer
         generator = self.secure_rng if self.secure_mode else noise_generator
-        kind = _KINDS[clipping, distributed]
+        kind = GhostDPOptimizer if grad_sample_mode == "ghost" else _KINDS[clipping, distributed]
         return kind(plain, generator=generator, secure_mode=self.secure_mode, **settings)
 
 
 def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: str) -> None:
     """Raise before anything is wrapped."""
-    if "ghost" in grad_sample_mode:
-        raise NotImplementedError(
-            f"grad_sample_mode={grad_sample_mode!r} computes no gradients of single examples, which gradclip clips. "
-            "Pass grad_sample_mode='hooks', with opacus.utils.batch_memory_manager.BatchMemoryManager if memory is "
-            "short. Or use opacus.PrivacyEngine for ghost clipping."
-        )
+    if grad_sample_mode not in _MODES:
+        raise NotImplementedError(f"grad_sample_mode={grad_sample_mode!r} is not supported. Pass one of {_MODES}.")
     distributed = _is_distributed(module)
     if isinstance(module, FSDPModule):
         raise NotImplementedError(
@@ -102,6 +126,21 @@ def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: s
         known = sorted(kind for kind, over_processes in _KINDS if over_processes is distributed)
         where = "over several processes" if distributed else "in one process"
         raise NotImplementedError(f"clipping={clipping!r} is not supported {where}. Pass one of {known}.")
+
+
+def _check_ghost(
+    module: torch.nn.Module, clipping: str, batch_first: bool = True, wrap_model: bool = True, **rest: object
+) -> None:
+    """Raise for settings that "ghost" does not have, before anything is wrapped."""
+    found = {
+        "several processes": _is_distributed(module),
+        f"clipping={clipping!r}": clipping != "flat",
+        "batch_first=False": not batch_first,
+        "wrap_model=False": not wrap_model,
+    }
+    wrong = next((name for name, holds in found.items() if holds), "")
+    if wrong:
+        raise NotImplementedError(f"grad_sample_mode='ghost' does not support {wrong}. Pass grad_sample_mode='hooks'.")
 
 
 def _is_distributed(module: object) -> bool:

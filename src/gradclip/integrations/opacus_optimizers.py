@@ -117,7 +117,10 @@ class DPOptimizer(optimizers.DPOptimizer):
         most = 4 * expected + 1024
         most = most if self._examples <= most else 1 << (self._examples - 1).bit_length()
         elements = sum(p.numel() * (1 + p.is_complex()) for p in self.params)
-        return _sensitivity(_as_tuple(self._max_norm), most, max(elements, 1)).noise_std(self._multiplier)
+        return self._promised(most, max(elements, 1)).noise_std(self._multiplier)
+
+    def _promised(self, most: int, elements: int) -> Sensitivity:
+        return _sensitivity(_as_tuple(self._max_norm), most, elements)
 
     def _noise(self, std: float, like: torch.Tensor) -> torch.Tensor:
         """Draw noise in float64, in secure mode from four draws, as Opacus does in float32."""
@@ -153,14 +156,17 @@ class DPOptimizer(optimizers.DPOptimizer):
             return 0
         rows = [torch.isfinite(sample[strange]).reshape(int(strange.sum()), -1).all(1) for sample in samples]
         count = int((~torch.stack(rows).all(0)).sum())
+        self._warn_of(count, len(strange))
+        return count
+
+    def _warn_of(self, count: int, examples: int) -> None:
         self.num_nonfinite += count
         if count:
             warnings.warn(
-                f"{count} of {len(strange)} examples have gradients with NaN or infinities. They add nothing to the "
+                f"{count} of {examples} examples have gradients with NaN or infinities. They add nothing to the "
                 "private sum. Look for what makes their loss overflow, or for a log or a division at 0.",
-                stacklevel=4,
+                stacklevel=5,
             )
-        return count
 
 
 class DPPerLayerOptimizer(DPOptimizer, optimizers.DPPerLayerOptimizer):

@@ -27,7 +27,7 @@ from gradclip.per_example.call_arguments import (
 from gradclip.per_example.clip import clip_examples
 from gradclip.per_example.function_settings import FunctionSettings
 from gradclip.per_example.ghost.plan import Plan, made_everywhere
-from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for
+from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
 from gradclip.per_example.microbatches import Memory, examples_in
 from gradclip.per_example.outputs import ExampleOutputs, value_and_aux
 from gradclip.per_example.prepared import Call, Clipped
@@ -90,15 +90,27 @@ class ClippedFunction(FunctionSettings):
         """Return how a call with these arguments measures the gradient of each parameter, and why.
 
         The arguments are those of a call. Nothing is computed from their values. Print the plan for a table: for each
-        parameter its uses in an example, whether its gradients are made ("materialize") or measured and summed from
-        factors ("ghost"), the bytes that each of both takes for all examples in memory at a time, and the reason.
+        parameter its uses in an example, how its gradients are measured, the bytes that gradients and that factors take
+        for all examples in memory at a time, and the reason. Measured by
+
+            "ghost": norms and the sum follow from the factors, and no gradient is made
+            "product": gradients are made, by one product of the factors
+            "autograd": the framework makes the gradients
+
+        `plan.leaves` has the rows, with `path`, `shape`, `uses`, `how`, `why`, `bytes_made`, `bytes_kept` and `terms`.
 
         Raises as a call does.
         """
         call = self._prepared(args, mask, kwargs)
         size = self._microbatch_size(call.args)
         rows = call.examples if self.pad_to is None else whole_program(self.pad_to)
-        return self._planned(call, rows if size is None else size)
+        examples = rows if size is None else size
+        found = self._planned(call, examples)
+        if found.leaves:
+            return found
+        argnums = 0 if self.argnums is None else self.argnums
+        why = self._why_made() or why_none(call, argnums) or "small"
+        return made_everywhere(parameters_of(call.args, argnums), examples, why)
 
     def _prepared(self, args: Sequence[Any], mask: Mask, kwargs: Mapping[str, Any]) -> Call:
         """Check the arguments of a call, and return them as a function of one example takes them."""
@@ -160,9 +172,8 @@ class ClippedFunction(FunctionSettings):
 
     def _planned(self, call: Call, examples: int) -> Plan:
         """Return how the gradients of so many examples at a time are measured."""
-        why = self._why_made()
-        if why or self.argnums is None:
-            return made_everywhere(parameters_of(call.args, self.argnums or 0), examples, why)
+        if self._why_made() or self.argnums is None:
+            return Plan((), examples)
         return planned_for(call, self._of_example(call), self.argnums, examples, self.method, self.plans)
 
     def _step(self, call: Call, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:

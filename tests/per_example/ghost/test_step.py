@@ -171,41 +171,6 @@ def test_an_example_that_is_not_finite(framework, broken):
     assert all((a == b).all() and np.isfinite(a).all() for a, b in zip(leaves(found), leaves(without), strict=True))
 
 
-@pytest.mark.parametrize("closed", [False, True])
-@pytest.mark.parametrize("jitted", [False, True])
-def test_derivatives_are_those_of_gradients_that_are_made(jitted, closed):
-    params, x, y = arguments("jax")
-
-    def total(method, scale, params, x):
-        def loss(params, x, y):
-            return LOSSES["jax"](params, x, y) * (scale if closed else 1.0)
-
-        clipped = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method=method)
-        call = jax.jit(clipped) if jitted else clipped
-        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(call(params, x, y)))
-
-    found, expected = (
-        jax.grad(total, argnums=(1, 2, 3))(method, jnp.float32(2.0), params, x) for method in ("ghost", "materialize")
-    )
-    assert (expected[0] != 0) == closed
-    check_alike(found, expected)
-
-
-@pytest.mark.parametrize("framework", ["jax", "torch"])
-def test_settings_that_need_gradients_are_named(framework):
-    loss = LOSSES[framework]
-    for settings, why in [
-        ({"grid": 2**20}, "grid= rounds the gradient"),
-        ({"nonfinite": "zero"}, "nonfinite='zero' changes elements"),
-        ({"pre_clipping_transform": lambda g: g}, "pre_clipping_transform= changes the gradient"),
-    ]:
-        with pytest.raises(ValueError, match=f"method='ghost' is not possible here: {why}"):
-            gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method="ghost", **settings)
-        made = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **settings).plan(*arguments(framework))
-        assert not made.ghost
-        assert why in made.leaves[0].why
-
-
 def test_complex_parameters_are_made():
     params = {"w": torch.ones(64, 64, dtype=torch.complex64)}
     batch = torch.ones(2, 64)

@@ -65,7 +65,7 @@ def row_squares(x: jax.Array) -> jax.Array:
     """Return the sum of squares over the last axis in float64; NaN or infinite where an element is not finite."""
     with _wide():
         if not usable([x]):
-            return jnp.sum(jnp.square(_widened(x)), -1)
+            return jnp.sum(jnp.square(widened(x)), -1)
         # Of halves alone, the kernel would add some squares in float32.
         other = jnp.zeros((*x.shape[:-1], 0), jnp.float32)
         return power_sums([x, other], 2.0, -1.0, x.shape[:-1])[0]
@@ -89,13 +89,13 @@ def _outer_sums(arrays: list[jax.Array], shape: tuple[int, ...], **threads: int)
     *sides, weights = arrays
     of_rows = jnp.repeat(weights, sides[0].shape[1] // weights.shape[0])[None, :, None]
     # Zero times what a row of weight 0 holds may be NaN.
-    *left, right = (jnp.where(of_rows == 0, 0.0, _widened(x)) for x in sides)
+    *left, right = (jnp.where(of_rows == 0, 0.0, widened(x)) for x in sides)
     weighted = left[0] * of_rows if left else jnp.broadcast_to(of_rows, (*right.shape[:2], 1))
     return [_product(weighted, right, contracted=1)]
 
 
 def _gram_squares(arrays: list[jax.Array], shape: tuple[int, ...], **threads: int) -> list[jax.Array]:
-    left, right = map(_widened, arrays)
+    left, right = map(widened, arrays)
     squares = jnp.sum(_product(left, left, contracted=2) * _product(right, right, contracted=2), (1, 2))
     sizes = jnp.sum(jnp.sqrt(jnp.sum(left * left, -1)) * jnp.sqrt(jnp.sum(right * right, -1)), -1)
     finite = jnp.isfinite(squares) & jnp.isfinite(sizes)
@@ -107,6 +107,7 @@ def _product(x: jax.Array, y: jax.Array, *, contracted: int) -> jax.Array:
     return lax.dot_general(x, y, axes, precision=lax.Precision.HIGHEST)
 
 
-def _widened(x: jax.Array) -> jax.Array:
+def widened(x: jax.Array) -> jax.Array:
+    """Return an array in float64, exactly."""
     # A convert in XLA's code for the CPU reads subnormal numbers as zeros.
     return as_integers(x) if format_of(x) in FLUSHED else x.astype(jnp.float64)

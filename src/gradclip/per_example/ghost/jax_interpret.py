@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import jax
@@ -80,14 +81,18 @@ def _in_scan(equation: JaxprEqn, given: Sequence[Any], taps: Taps, zeros: Iterat
     first, count = settings["num_consts"], settings["num_carry"]
     begin, rows = list(given[first : first + count]), list(given[first + count :])
 
+    places: list[list[int]] = []
+
     def body(carry: list[Any], here: tuple[list[Any], list[Array]]) -> Any:
         found, kept = computed(settings["jaxpr"], [*given[:first], *carry, *here[0]], taps, iter(here[1]))
-        return found[:count], (found[count:], kept)
+        once = {id(x): x for x in chain(*kept)}  # several taps may keep one array
+        places[:] = [[list(once).index(id(x)) for x in one] for one in kept]
+        return found[:count], (found[count:], list(once.values()))
 
     how = {name: settings[name] for name in ("length", "reverse", "unroll", "_split_transpose") if name in settings}
     own = [next(zeros) for _ in taps_in(taps)]
-    end, (stacked, kept) = lax.scan(body, begin, (rows, own), **how)
-    return [*end, *stacked], kept
+    end, (stacked, once) = lax.scan(body, begin, (rows, own), **how)
+    return [*end, *stacked], [tuple(once[i] for i in one) for one in places]
 
 
 def _in_remat(equation: JaxprEqn, given: Sequence[Any], taps: Taps, zeros: Iterator[Array]) -> tuple[list[Any], Kept]:

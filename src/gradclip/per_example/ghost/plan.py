@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from gradclip.core.formats import dtype_name
 from gradclip.core.values import shape_of
 from gradclip.per_example.ghost.certificate import error_of_square
 from gradclip.per_example.ghost.costs import Autograd, Costs, costs_of, parts_of
 from gradclip.per_example.ghost.records import LeafUses, Use
+from gradclip.per_example.microbatches import bytes_of
 from gradclip.tree import FlatTree
 
 SMALLEST = 2**12
@@ -119,7 +119,7 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
 def made_everywhere(parameters: FlatTree, examples: int, why: str) -> Plan:
     """Return the plan that makes the gradient of every parameter."""
     leaves = [
-        PlannedLeaf(path, shape_of(x), "", "autograd", why, examples * elements_of(x) * _width(dtype_name(x)), None)
+        PlannedLeaf(path, shape_of(x), "", "autograd", why, examples * bytes_of(x), None)
         for path, x in zip(parameters.paths(), parameters.leaves, strict=True)
     ]
     return Plan(tuple(leaves), examples)

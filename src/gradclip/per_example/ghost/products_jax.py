@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gradclip.backends.jax.products import gram_squares, outer_sums, row_squares
+from gradclip.backends.jax.products import gram_squares, outer_sums, row_squares, widened
 from gradclip.per_example.ghost.products import Products, Squares
 from gradclip.per_example.ghost.records import Dense, Rows
 
@@ -34,7 +34,7 @@ class JaxProducts(Products):
         return Squares(squares.reshape(batch, blocks).sum(1), (sizes * sizes).reshape(batch, blocks).sum(1))
 
     def embedding(self, terms: Rows) -> Squares:
-        right = _wide(terms.right)
+        right = widened(terms.right)
         gram = jnp.einsum("itc,isc->its", right, right, precision=_EXACT)
         same = terms.indices[:, :, None] == terms.indices[:, None, :]
         sizes = jnp.sqrt(row_squares(terms.right)).sum(1)
@@ -42,9 +42,9 @@ class JaxProducts(Products):
         return Squares(jnp.where(same, gram, 0.0).sum((1, 2)), sizes * sizes)
 
     def between(self, dense: Dense, rows: Rows) -> jax.Array:
-        gram = jnp.einsum("itc,isc->its", _wide(rows.right), _wide(dense.right[:, 0]), precision=_EXACT)
+        gram = jnp.einsum("itc,isc->its", widened(rows.right), widened(dense.right[:, 0]), precision=_EXACT)
         entries = jnp.take_along_axis(dense.left[:, 0], rows.indices[:, None, :], axis=2)  # (batch, s, t)
-        return (gram * _wide(entries.swapaxes(1, 2))).sum((1, 2))
+        return (gram * widened(entries.swapaxes(1, 2))).sum((1, 2))
 
     def made(self, rows: jax.Array) -> jax.Array:
         return row_squares(rows.reshape(len(rows), -1))
@@ -60,13 +60,13 @@ class JaxProducts(Products):
         return terms[0] if len(terms) == 1 else Rows(*(jnp.concatenate(x, axis=1) for x in zip(*terms, strict=True)))
 
     def exponents(self, x: jax.Array) -> jax.Array:
-        largest = jnp.abs(_wide(x)).max(tuple(range(1, x.ndim)), initial=0.0)
+        largest = jnp.abs(widened(x)).max(tuple(range(1, x.ndim)), initial=0.0)
         # `frexp` reads the bits, so it also sees subnormal numbers that arithmetic may flush.
         return jnp.where(jnp.isfinite(largest), jnp.frexp(largest)[1], 0).astype(jnp.float64)
 
     def times_power(self, x: jax.Array, exponents: jax.Array) -> jax.Array:
         k = exponents.reshape(-1, *[1] * (x.ndim - 1))
-        product = _wide(x)
+        product = widened(x)
         # Each factor is a normal number, whatever the exponent.
         for part in _in_thirds(k):
             product = product * jnp.ldexp(1.0, part.astype(jnp.int32))
@@ -101,14 +101,10 @@ class JaxProducts(Products):
         return jnp.asarray(vector)
 
 
-def _wide(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float64)
-
-
 def _weighed(x: jax.Array, weights: jax.Array) -> jax.Array:
     """Return each example times its weight; 0 for weight 0, whatever it holds."""
     by = weights.reshape(-1, *[1] * (x.ndim - 1))
-    return jnp.where(by == 0, 0.0, _wide(x) * by)
+    return jnp.where(by == 0, 0.0, widened(x) * by)
 
 
 def _in_thirds(k: jax.Array) -> list[jax.Array]:

@@ -12,7 +12,7 @@ from gradclip.per_example.batching.verbs import Args, Function, Programs, named
 from gradclip.per_example.ghost.choose import has_tools, tools_of
 from gradclip.per_example.ghost.clip import clip_factors
 from gradclip.per_example.ghost.measure import multiplied
-from gradclip.per_example.ghost.plan import SMALLEST, Plan, elements_of, made_everywhere, planned
+from gradclip.per_example.ghost.plan import SMALLEST, Plan, elements_of, planned
 from gradclip.per_example.ghost.taps import Argnums
 from gradclip.per_example.prepared import Call, Clipped, Outline
 from gradclip.per_example.settings import PerExampleSettings
@@ -24,23 +24,26 @@ _REAL = ("float16", "bfloat16", "float32", "float64")
 
 
 def planned_for(call: Call, fun: Function, argnums: Argnums, examples: int, method: str, plans: Programs) -> Plan:
-    """Return the plan of a call for so many examples at a time. `plans` keeps it for calls of the same shapes.
+    """Return the plan of a call for so many examples at a time: without leaves if all gradients are made.
+
+    `plans` keeps it for calls of the same shapes.
 
     Raises ValueError for method="ghost" if a large parameter cannot be measured from factors.
     """
-    parameters = parameters_of(call.args, argnums)
-    why = _why_none(call, parameters)
-    if why and method == "ghost":
-        raise ValueError(f"method='ghost' is not possible here: {why}. Pass method='auto'.")
-    small = method == "auto" and all(elements_of(x) < SMALLEST for x in parameters.leaves)
-    if why or small:
-        return made_everywhere(parameters, examples, why or "small")
+    leaves = parameters_of(call.args, argnums).leaves
+    if method == "auto" and all(elements_of(x) < SMALLEST for x in leaves):
+        return Plan((), examples)
     key = _key(call, examples)
     if key is not None and key in plans:
         found: Plan = plans[key]
         return found
-    taps = tools_of(call.framework).taps
-    plan = planned(taps.uses(fun, argnums, call.args, call.axes), examples, method, taps.autograd)
+    why = why_none(call, argnums)
+    if why and method == "ghost":
+        raise ValueError(f"method='ghost' is not possible here: {why}. Pass method='auto'.")
+    plan = Plan((), examples)
+    if not why:
+        taps = tools_of(call.framework).taps
+        plan = planned(taps.uses(fun, argnums, call.args, call.axes), examples, method, taps.autograd)
     if key is not None:
         plans.keep(key, plan)
     return plan
@@ -51,13 +54,14 @@ def parameters_of(args: Args, argnums: Argnums) -> FlatTree:
     return flatten(tuple(args[i] for i in argnums) if isinstance(argnums, tuple) else args[argnums])
 
 
-def _why_none(call: Call, parameters: FlatTree) -> str:
+def why_none(call: Call, argnums: Argnums) -> str:
     """Return why no gradient can come in factors; an empty string if some may."""
+    parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
         return f"{call.framework.name} has no taps for products"
     if not call.examples:
         return "the batch is empty"
-    other = {dtype_name(x) for x in parameters.leaves} - {*_REAL}
+    other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
     if other or not parameters.leaves:
         return f"parameters have dtype {', '.join(sorted(other))}" if other else "there are no parameters"
     if find(parameters.leaves, parameters.paths).wide is not FLOAT64:

@@ -17,11 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from gradclip.per_example.ghost.torch_parameter import UNKNOWN, Arguments, Keywords, Operation, with_copies
 from gradclip.per_example.ghost.torch_run import Run
-from gradclip.per_example.ghost.torch_vmap import current_level
+from gradclip.per_example.ghost.torch_vmap import current_level, hooks_are_set
 
 
 @lru_cache
-def _own_code(func: FunctionType) -> Operation:
+def own_code(func: FunctionType) -> Operation:
     """Return a function that does not hand itself over: the same code, which finds no tensor of a special kind.
 
     So its operations report themselves one by one.
@@ -48,9 +48,11 @@ class AttentionAtOnce(TorchFunctionMode):
         self, func: Operation, types: Sequence[type], args: Arguments = (), kwargs: Keywords | None = None
     ) -> Any:
         kwargs = {} if kwargs is None else kwargs
+        if hooks_are_set():
+            self.run.hooked = True
         if func is F.multi_head_attention_forward:
             with self:
-                return _own_code(func)(*args, **kwargs)
+                return own_code(func)(*args, **kwargs)
         if func is F.scaled_dot_product_attention and current_level() == self.run.level:
             args, kwargs = with_copies(func, args, kwargs)
             made = self._attention(*args, **kwargs)

@@ -171,7 +171,7 @@ def _kept(
     bias: Any,
 ) -> torch.Tensor:
     """Keep the terms, and return the result of one example, with its bias."""
-    tap.keep_term(roles, positions, name, made, given, finish)
+    tap.keep_term(roles.place, positions, name, made, given, finish)
     axes = made.dim() - 3
     if whole_bias(bias):
         bias.tap.keep_bias((1, *range(3, made.dim())), tuple(made.shape), name)

@@ -84,17 +84,17 @@ def sentinel_of(x: TappedParameter) -> torch.Tensor:
     return made
 
 
-def replaced(x: object, change: Callable[[TappedParameter], object]) -> Any:
+def replaced(x: object, change: Callable[[Any], object], kind: type = TappedParameter) -> Any:
     """Return arguments with their parameters replaced, also inside of lists, tuples and dicts."""
-    if type(x) is TappedParameter:
+    if type(x) is kind:
         return change(x)
     if isinstance(x, tuple) and type(x) is not torch.Size:
-        made = [replaced(one, change) for one in x]
+        made = [replaced(one, change, kind) for one in x]
         return type(x)(*made) if hasattr(x, "_fields") else type(x)(made)
     if isinstance(x, list):
-        return [replaced(one, change) for one in x]
+        return [replaced(one, change, kind) for one in x]
     if isinstance(x, dict):
-        return {key: replaced(one, change) for key, one in x.items()}
+        return {key: replaced(one, change, kind) for key, one in x.items()}
     return x
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -13,15 +12,15 @@ from gradclip.backends.torch.tensors import PLAIN, tensor_of
 from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped
 from gradclip.per_example.ghost.records import Dense, Gradient, Made, Place, Rows
 from gradclip.per_example.ghost.taps import Argnums
-from gradclip.per_example.ghost.torch_attention import AttentionAtOnce
+from gradclip.per_example.ghost.torch_attention import AttentionAtOnce, own_code
+from gradclip.per_example.ghost.torch_checkpoints import Again, same_parameters
 from gradclip.per_example.ghost.torch_parameter import TappedParameter, whole
 from gradclip.per_example.ghost.torch_run import Leaf, Run
 from gradclip.per_example.ghost.torch_terms import materialized, parts_of
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import FlatTree, flatten
 
-HIDDEN = "an operation that does not report itself, such as an autograd.Function"
-NO_HOOKS = "checkpointing, or another use of hooks of saved tensors, would run outside of torch.func.vmap"
+HIDDEN = "an operation that does not report itself"
 
 
 class Call:
@@ -31,11 +30,12 @@ class Call:
         self.fun = fun
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.axes = axes
-        self.args = [mapped(_recordable, arg) for arg in args]
+        with torch.inference_mode(False):
+            self.args = [mapped(_recordable, arg) for arg in args]
         self.flats: list[FlatTree] = [flatten(self.args[i]) for i in self.positions]
         self.parameters: list[torch.Tensor] = [x for flat in self.flats for x in flat.leaves]
-        rows = [x for arg, axis in zip(self.args, axes, strict=True) if axis == 0 for x in flatten(arg).leaves]
-        self.count = len(rows[0])
+        self._batches = [flatten(arg) for arg, axis in zip(self.args, axes, strict=True) if axis == 0]
+        self.count = len(self.batched()[0])
 
     def paths(self) -> list[str]:
         """Return the path of each parameter, with its argument if there are several."""
@@ -47,59 +47,83 @@ class Call:
         """Return for each parameter why it cannot be tapped whatever the function does, else an empty text."""
         return [_refused(x) for x in self.parameters]
 
-    def forward(self, tapped: Sequence[bool], copied: Sequence[bool]) -> Pass:
-        """Run the function. Of parameters whose flag in `copied` is True each example gets a copy from the start."""
-        with torch.inference_mode(False), torch.enable_grad():
-            run = Run(self.count)
-            leaves = [Leaf(x, self.count, flag) for x, flag in zip(self.parameters, tapped, strict=True)]
-            wholes = [None if own else whole(run, leaf) for leaf, own in zip(leaves, copied, strict=True)]
-            flats = [flatten(x) if axis == 0 else None for x, axis in zip(self.args, self.axes, strict=True)]
+    def batched(self) -> list[torch.Tensor]:
+        """Return the leaves of the arguments that carry the batch."""
+        return [x for flat in self._batches for x in flat.leaves]
 
-            def of_leaves(batch: Sequence[torch.Tensor]) -> Any:
-                run.level = current_level() or 0
-                rest = iter(batch)
-                given = [
-                    arg if flat is None else flat.rebuild(islice(rest, len(flat.leaves)))
-                    for arg, flat in zip(self.args, flats, strict=True)
-                ]
-                parameters = iter(
-                    [run.copies(leaf) if x is None else x for x, leaf in zip(wholes, leaves, strict=True)]
-                )
-                for i, flat in zip(self.positions, self.flats, strict=True):
-                    given[i] = flat.rebuild(islice(parameters, len(flat.leaves)))
-                return mapped(_known, self.fun(*given))
-
-            batch = [x for flat in flats if flat is not None for x in flat.leaves]
-            with torch.autograd.graph.disable_saved_tensors_hooks(NO_HOOKS), AttentionAtOnce(run):
-                values, aux = torch.func.vmap(of_leaves, randomness="different")(batch)
-        return Pass(run, leaves, values, aux)
+    def with_leaves(self, batch: Sequence[torch.Tensor], parameters: Sequence[torch.Tensor]) -> list[Any]:
+        """Return the arguments with other leaves: those that carry the batch, and the parameters."""
+        given, rest = list(self.args), iter(batch)
+        for i, flat in zip((i for i, axis in enumerate(self.axes) if axis == 0), self._batches, strict=True):
+            given[i] = flat.rebuild(islice(rest, len(flat.leaves)))
+        rest = iter(parameters)
+        for i, flat in zip(self.positions, self.flats, strict=True):
+            given[i] = flat.rebuild(islice(rest, len(flat.leaves)))
+        return given
 
 
-@dataclass
 class Pass:
-    """A forward pass that is done. `values` have the graph."""
+    """A run of a function: the values and aux of all examples, and what the gradients follow from.
 
-    run: Run
-    leaves: list[Leaf]
-    values: Any
-    aux: Any
+    `cotangents` are those that the run asks for. `hidden` are the numbers of the parameters that were used in
+    operations that did not report it. A run is `unfinished` if it must start again without the parameters that it
+    stopped tapping.
+    """
 
-    def backward(self) -> tuple[list[torch.Tensor | None], list[int]]:
-        """Return the cotangents that the run asks for, and the parameters used in operations that did not report it."""
-        values, edges = self.values, self.run.edges
+    def __init__(self, call: Call, tapped: Sequence[bool], copied: Sequence[bool]) -> None:
+        self.call = call
+        self.run = Run(call.count)
+        self.values: Any = None
+        self.aux: Any = None
+        self.cotangents: Sequence[torch.Tensor | None] = ()
+        self.hidden: list[int] = []
+        self.unfinished = False
+        with torch.inference_mode(False), torch.enable_grad():
+            self.leaves = [Leaf(x, call.count, flag) for x, flag in zip(call.parameters, tapped, strict=True)]
+            # Of the others each example gets a copy from the start.
+            self.wholes = [None if own else whole(self.run, x) for x, own in zip(self.leaves, copied, strict=True)]
+            with same_parameters(self.run), AttentionAtOnce(self.run):
+                leaves = torch.func.vmap(self._of_example, randomness="different")(call.batched())
+            self.values, self.aux = self._outline.rebuild(leaves)
+            if not self.run.hooked:
+                self._backward(self.values)
+
+    def _of_example(self, batch: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the leaves of the value and aux of one example, given those of its batched arguments."""
+        run = self.run
+        run.level = current_level() or 0
+        parameters = [run.copies(leaf) if x is None else x for x, leaf in zip(self.wholes, self.leaves, strict=True)]
+        result = self.call.fun(*self.call.with_leaves(batch, parameters))
+        if run.hooked:
+            # Hooks of saved tensors may run the function again, which needs the transform, and all to be as it was.
+            self.unfinished = any(leaf.reason for leaf in self.leaves)
+            own = {leaf.weight.data_ptr(): x for leaf, x in zip(self.leaves, parameters, strict=True)}
+            with Again(run, own):
+                if not self.unfinished:
+                    self._backward(run.batch(result[0]))
+        # Passed as a list, because `vmap` does not accept None.
+        flat = flatten(tuple(result))
+        self._outline = flat.outline([None] * len(flat.leaves))
+        return [_known(x) for x in flat.leaves]
+
+    def _backward(self, values: object) -> None:
+        """Find the cotangents."""
         if not isinstance(values, torch.Tensor) or values.dim() != 1:
             kind, shape = type(values).__name__, tuple(getattr(values, "shape", ()))[1:]
             raise ValueError(f"the loss must return a scalar tensor for each example, got {kind} of shape {shape}.")
         watched = [(i, leaf.sentinel) for i, leaf in enumerate(self.leaves) if leaf.sentinel is not None]
+        edges = list(self.run.edges)
+        self.cotangents = [None] * len(edges)
         if not values.requires_grad:
-            return [None] * len(edges), []
+            return
         for leaf in self.leaves:
             for term in leaf.terms:
                 term.check()
         inputs = [*edges, *(sentinel for _, sentinel in watched)]
-        grads = torch.autograd.grad(values, inputs, torch.ones_like(values), allow_unused=True)
-        found = grads[len(edges) :]
-        return list(grads[: len(edges)]), [i for (i, _), grad in zip(watched, found, strict=True) if grad is not None]
+        # Modes do not see what runs inside of an operation that hands itself over.
+        grads = own_code(torch.autograd.grad)(values, inputs, torch.ones_like(values), allow_unused=True)
+        self.cotangents, found = grads[: len(edges)], grads[len(edges) :]
+        self.hidden = [i for (i, _), grad in zip(watched, found, strict=True) if grad is not None]
 
     def close(self) -> None:
         """Let go of what the parameters hold, which a function may have stored somewhere."""

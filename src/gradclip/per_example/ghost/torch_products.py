@@ -29,7 +29,9 @@ def linear(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     own = whole_bias(bias)
     made = F.linear(flat, tap.weight, bias.tap.weight if own else None)
     factor, positions = as_multiplied(flat, made), len(flat) // run.count
-    tap.keep_term(roles, positions, "linear", made, flat, lambda e: paired(roles, factor, e, run.count, positions))
+    tap.keep_term(
+        roles.place, positions, "linear", made, flat, lambda e: paired(roles, factor, e, run.count, positions)
+    )
     if own:
         bias.tap.keep_bias((1,), (run.count, positions, made.shape[-1]), "linear")
     one = run.one(made if given.dim() == 2 else made.view(*given.shape[:-1], *made.shape[1:]))
@@ -133,7 +135,7 @@ def einsum(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
 
 @lru_cache(maxsize=4096)
 def _einsum_products(equation: str, axes: tuple[int, ...]) -> tuple[Product, Product] | None:
-    """Return the product of two operands, the second a parameter, or the first. Labels of dots are negative numbers."""
+    """Return the product of operands, the second a parameter, or the first. Labels of dots are negative numbers."""
     left, arrow, result = equation.partition("->")
     texts = left.split(",")
     if len(texts) != len(axes):

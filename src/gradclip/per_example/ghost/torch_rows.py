@@ -19,7 +19,6 @@ from gradclip.per_example.ghost.torch_parameter import (
     tapped,
 )
 from gradclip.per_example.ghost.torch_run import Tap, unviewed
-from gradclip.per_example.ghost.torch_terms import Term
 
 
 @handles(F.embedding)
@@ -84,5 +83,5 @@ def _picked(tap: Tap, indices: torch.Tensor, name: str, padding: int | None) -> 
             right = right.where((rows != padding)[..., None], 0)
         return Rows(rows.where(rows >= 0, rows + place.shape[1]), right)
 
-    tap.leaf.terms.append(Term(place, positions, name, run.edge(made), finish, batch, batch._version, embedding=True))
+    tap.keep_term(place, positions, name, made, batch, finish, embedding=True)
     return run.one(made)

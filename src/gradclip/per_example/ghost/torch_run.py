@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from gradclip.per_example.ghost.records import Made
+from gradclip.per_example.ghost.records import Made, Place
 from gradclip.per_example.ghost.torch_layout import Layout
 from gradclip.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
 from gradclip.per_example.ghost.torch_vmap import batch_of, current_level, one_of
@@ -45,6 +45,8 @@ class Run:
         self.level = 0
         self.edges: list[Any] = []
         self.views: dict[tuple[Tap, Any], Any] = {}
+        # Whether uses are kept, and whether tensors saved for the backward pass went through hooks.
+        self.recording, self.hooked = True, False
 
     def batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all examples, given that of one."""
@@ -61,7 +63,7 @@ class Run:
 
     def copies(self, leaf: Leaf) -> torch.Tensor:
         """Return a parameter of one example, of which each example has its own: autograd finds its gradients."""
-        if leaf.edge is None:
+        if leaf.edge is None and self.recording:
             leaf.edge = self.edge(leaf.batch)
             leaf.terms.append(Term(None, 0, "", leaf.edge, Made))
         return self.one(leaf.batch)
@@ -111,24 +113,29 @@ class Tap:
         """Keep a product of the tensors of all examples; return its result, also for all."""
         made = unviewed(made)
         factor, positions = as_multiplied(given, made), roles.positions(made)
-        self.keep_term(roles, positions, name, made, given, lambda e: dense(roles, factor, e, positions))
+        self.keep_term(roles.place, positions, name, made, given, lambda e: dense(roles, factor, e, positions))
         return made
 
     def keep_term(
         self,
-        roles: Roles,
+        place: Place,
         positions: int,
         name: str,
         made: torch.Tensor,
         given: torch.Tensor,
         finish: Callable[[torch.Tensor], Any],
+        *,
+        embedding: bool = False,
     ) -> None:
         """Keep how the factors follow from the cotangents of `made`, and that the input must not change."""
-        edge = self.run.edge(made)
-        self.leaf.terms.append(Term(roles.place, positions, name, edge, finish, given, given._version))
+        if self.run.recording:
+            edge = self.run.edge(made)
+            self.leaf.terms.append(Term(place, positions, name, edge, finish, given, given._version, embedding))
 
     def keep_bias(self, axes: tuple[int, ...], sizes: tuple[int, ...], name: str) -> None:
         """Keep that this was added to the last result that was kept, all along these axes of it; it has these sizes."""
+        if not self.run.recording:
+            return
         self.leaf.untap(f"bias of {name}")
         shape = tuple(self.weight.shape)
 

@@ -21,7 +21,7 @@ from gradclip.per_example.ghost import (
 from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.records import LeafUses, Tapped, Use
 from gradclip.per_example.ghost.taps import Argnums, Taps
-from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, gradient_of
+from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, Pass, gradient_of
 from gradclip.per_example.ghost.torch_run import Leaf
 from gradclip.per_example.ghost.torch_terms import overlap
 from gradclip.per_example.ghost.torch_vmap import current_level
@@ -52,7 +52,7 @@ class TorchTaps(Taps):
     def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
         with batch_norm_named():
             try:
-                return _run(Call(fun, argnums, args, axes), list(tapped))
+                return _run(Call(fun, argnums, args, axes), tapped)
             except Exception as error:
                 better = explained(error, Gradient(fun, argnums), args, axes)
                 if better is error:
@@ -60,37 +60,37 @@ class TorchTaps(Taps):
                 raise better from error
 
 
-def _run(call: Call, tapped: list[bool]) -> Tapped:
-    refused = call.refused()
-    untapped = {i: reason for i, reason in enumerate(refused) if reason and tapped[i]}
-    tapped = [flag and not reason for flag, reason in zip(tapped, refused, strict=True)]
-    # One-dimensional parameters are mostly biases of products, whose gradients need no copies.
-    copied = [not flag and x.dim() != 1 for flag, x in zip(tapped, call.parameters, strict=True)]
-    done = call.forward(tapped, copied)
-    cotangents, hidden = done.backward()
-    if hidden:
-        done.close()
-        for i in hidden:
-            tapped[i], copied[i] = False, True
-        done = call.forward(tapped, copied)
-        cotangents, _ = done.backward()
-        untapped |= dict.fromkeys(hidden, HIDDEN)
-    gradients = [gradient_of(leaf, cotangents) for leaf in done.leaves]
-    untapped |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
+def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
+    done, reasons = _finished(call, tapped)
+    gradients = [gradient_of(leaf, done.cotangents) for leaf in done.leaves]
+    reasons |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
     done.close()
+    untapped = {i: reason for i, reason in sorted(reasons.items()) if tapped[i]}
     return Tapped(gradients, done.values.detach(), mapped(torch.Tensor.detach, done.aux), untapped)
 
 
 def _uses_of(call: Call) -> list[LeafUses]:
-    refused = call.refused()
-    copied = [bool(reason) or x.dim() == 0 for reason, x in zip(refused, call.parameters, strict=True)]
-    done = call.forward([not own for own in copied], copied)
-    _, hidden = done.backward()
-    for i in hidden:
-        done.leaves[i].untap(HIDDEN)
-    found = [_described(call, i, leaf, refused[i]) for i, leaf in enumerate(done.leaves)]
+    done, reasons = _finished(call, [x.dim() > 0 for x in call.parameters])
+    found = [_described(call, i, leaf, reasons.get(i, "")) for i, leaf in enumerate(done.leaves)]
     done.close()
     return found
+
+
+def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str]]:
+    """Return a run of a function, and why parameters could not be tapped."""
+    reasons = {i: reason for i, reason in enumerate(call.refused()) if reason}
+    hidden: set[int] = set()
+    while True:
+        flags = [flag and i not in reasons for i, flag in enumerate(tapped)]
+        # One-dimensional parameters are mostly biases of products, whose gradients need no copies.
+        one_axis = [x.dim() == 1 and i not in hidden for i, x in enumerate(call.parameters)]
+        done = Pass(call, flags, [not (flag or bias) for flag, bias in zip(flags, one_axis, strict=True)])
+        reasons |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
+        reasons |= dict.fromkeys(done.hidden, HIDDEN)
+        if not (done.hidden or done.unfinished):
+            return done, reasons
+        hidden |= {*done.hidden}
+        done.close()
 
 
 def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "") -> LeafUses:

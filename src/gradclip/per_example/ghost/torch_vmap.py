@@ -25,3 +25,13 @@ def batch_of(x: torch.Tensor, level: int, count: int) -> torch.Tensor:
 def one_of(batch: torch.Tensor, level: int) -> torch.Tensor:
     """Return the tensor of one example, given those of all with the batch on axis 0."""
     return _functorch._add_batch_dim(batch, 0, level)
+
+
+def memory_of(x: torch.Tensor) -> int:
+    """Return the address of a tensor, or of the tensor of all examples behind it."""
+    return (_functorch.get_unwrapped(x) if _functorch.is_batchedtensor(x) else x).data_ptr()
+
+
+def hooks_are_set() -> bool:
+    """Say whether tensors saved for the backward pass go through hooks, as checkpointing uses them."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None

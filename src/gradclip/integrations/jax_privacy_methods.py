@@ -1,0 +1,88 @@
+"""`clipped_grad` of `gradclip.integrations.jax_privacy` by a plan: not every gradient is made."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from gradclip.arguments import check_flag
+from gradclip.integrations.jax_privacy_function import JaxPrivacyFunction
+from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
+from gradclip.per_example.call_arguments import positions
+from gradclip.per_example.quantities import check_name
+from gradclip.per_example.settings import PerExampleSettings
+from gradclip.typing import Method, Thresholds, WideDtype
+
+_METHODS = ("materialize", "auto", "ghost")
+
+
+def unchanged(gradient: Any) -> Any:
+    """Return the gradient: the transformation that is none."""
+    return gradient
+
+
+def is_planned(method: Method, needs_gradients: Mapping[str, bool]) -> bool:
+    """Say whether gradients are measured by a plan. `needs_gradients` says for each reason why not whether it holds.
+
+    Raises ValueError for an unknown method, and for "ghost" if a reason holds.
+    """
+    check_name("method", method, _METHODS)
+    why = next((reason for reason, holds in needs_gradients.items() if holds), "")
+    if method == "ghost" and why:
+        raise ValueError(f"method='ghost' makes no large gradients of examples, but {why}. Pass method='auto'.")
+    return method != "materialize" and not why
+
+
+def planned(
+    fun: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    method: Method,
+    *,
+    has_aux: bool,
+    return_values: bool,
+    return_norms: bool,
+    batch_argnums: int | Sequence[int],
+    keep_batch_dim: bool,
+    l2_clip_norm: Thresholds,
+    rescale_to_unit_norm: bool,
+    normalize_by: float,
+    microbatch_size: int | None,
+    nan_safe: bool,
+    dtype: jax.typing.DTypeLike | None,
+    prng_argnum: int | None,
+) -> BoundedSensitivityCallable:
+    """Return gradclip's own function, with the arguments and results of jax-privacy's."""
+    to_unit = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
+    policy = "skip" if nan_safe else "propagate"
+    clipped = JaxPrivacyFunction(
+        fun,
+        PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=to_unit, sum_dtype=_sums_in(dtype)),
+        argnums,
+        positions("batch_argnums", batch_argnums),
+        has_aux=has_aux,
+        keep_batch_dim=keep_batch_dim,
+        return_values=return_values,
+        return_norms=return_norms,
+        microbatch_size=microbatch_size,
+        normalize_by=normalize_by,
+        prng_argnum=prng_argnum,
+        method=method,
+        dtype=dtype,
+    )
+
+    def call(*args: object, is_padding_example: jax.typing.ArrayLike | None = None, **kwargs: object) -> Any:
+        mask = None if is_padding_example is None else ~jnp.asarray(is_padding_example, bool)
+        result = clipped(*args, mask=mask, **kwargs)
+        return (result[0], AuxiliaryOutput(*result[1])) if wants_outputs else result
+
+    wants_outputs = has_aux or return_values or return_norms
+    bound = divided(bound_of(l2_clip_norm, to_unit=to_unit), clipped.normalize_by) if nan_safe else math.inf
+    return BoundedSensitivityCallable(call, bound, wants_outputs, clipped)
+
+
+def _sums_in(dtype: jax.typing.DTypeLike | None) -> WideDtype | None:
+    """Return the dtype of sums whose result has a dtype; None if it follows from the gradients."""
+    wide = dtype is not None and jnp.dtype(dtype) == jnp.float64 and jax.config.jax_enable_x64
+    return "float64" if wide else None

@@ -1,0 +1,45 @@
+"""Derivatives through clipped sums of factors."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradclip
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("jitted", [False, True])
+def test_derivatives_are_those_of_gradients_that_are_made(jitted, closed):
+    rng = np.random.default_rng(0)
+    params = {"w": jnp.asarray(rng.standard_normal((64, 64)) / 8), "b": jnp.asarray(rng.standard_normal(64))}
+    x, y = (jnp.asarray(rng.standard_normal((5, 64))) for _ in range(2))
+
+    def total(method, scale, params, x):
+        def loss(params, x, y):
+            h = jnp.tanh(x @ params["w"] + params["b"])
+            return jnp.mean((h - y) ** 2) * (scale if closed else 1.0)
+
+        clipped = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), method=method)
+        call = jax.jit(clipped) if jitted else clipped
+        return sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(call(params, x, y)))
+
+    found, expected = (
+        jax.grad(total, argnums=(1, 2, 3))(method, jnp.float32(2.0), params, x) for method in ("ghost", "materialize")
+    )
+    assert (expected[0] != 0) == closed
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-5 * float(jnp.abs(other).max()))
+
+
+def test_second_derivatives_of_the_loss_count():
+    # d/dw of the clipped sum of w x**2 / 2 by w: unclipped, each example adds x**2 once.
+    x = jnp.asarray(np.random.default_rng(0).standard_normal((3, 64)))
+    w = jnp.eye(64)
+
+    def trace(w, method):
+        summed = gradclip.clipped_grad(lambda w, x: ((x @ w) ** 2).sum() / 2, 1e6, method=method)(w, x)
+        return jnp.trace(summed)
+
+    expected = jnp.sum(x[:, :, None] * x[:, None, :], axis=0)
+    np.testing.assert_allclose(jax.grad(trace)(w, "ghost"), expected, rtol=1e-5, atol=1e-5)
