@@ -44,11 +44,11 @@ def asked(question):
     return json.loads(ended.stdout.splitlines()[-1])
 
 
-def steps(framework, network, quick):
+def steps(framework, network, cores, quick):
     """Return the rows of a network, on one core and on two."""
     workload, found = WORKLOADS[network], []
-    calls = FEW_CALLS if quick or workload.large else {"repeats": 5, "seconds": 2, "few": 3}
-    for threads in (1,) if quick or workload.large else (1, 2):
+    calls = FEW_CALLS if quick or workload.large else {"repeats": 12, "seconds": 2, "few": 3}
+    for threads in (1,) if quick or workload.large else cores:
         described = {"framework": framework, "network": network, "batch": workload.batch, "threads": threads}
         question = {**described, **calls, "names": CONTENDERS[framework], "large": workload.large}
         here = [{**described, **row} for row in asked(question)]
@@ -91,8 +91,9 @@ def show(title, rows):
 def kept(rows, growths, out):
     """Write rows to the results, in place of those that were measured before."""
     known = json.loads(out.read_text()) if out.exists() else {}
-    again = {(row["framework"], row["network"]) for row in rows}
-    others = [row for row in known.get("rows", []) if (row["framework"], row["network"]) not in again]
+    again = {(row["framework"], row["network"], row["threads"]) for row in rows}
+    measured = known.get("rows", [])
+    others = [row for row in measured if (row["framework"], row["network"], row["threads"]) not in again]
     order = {name: i for i, name in enumerate(WORKLOADS)}
     everything = sorted(others + rows, key=lambda row: (row["framework"], order[row["network"]], row["threads"]))
     versions = {name: metadata.version(name) for name in PACKAGES}
@@ -110,6 +111,7 @@ def main():
     parser.add_argument("--quick", action="store_true", help="the first network only, with few calls")
     parser.add_argument("--only", choices=[*WORKLOADS, "growth"], help="one network, or the growth")
     parser.add_argument("--framework", choices=CONTENDERS, help="one framework")
+    parser.add_argument("--cores", type=int, choices=(1, 2), help="on one core or on two; both if not given")
     parser.add_argument("--write", action="store_true", help=f"write results/{PRIVATE_STEPS.name}")
     parser.add_argument("--answer", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -120,7 +122,9 @@ def main():
         return
     frameworks = [options.framework] if options.framework else list(CONTENDERS)
     networks = ["perceptron"] if options.quick else [name for name in WORKLOADS if options.only in (None, name)]
-    rows = [row for framework in frameworks for name in networks for row in steps(framework, name, options.quick)]
+    cores = (options.cores,) if options.cores else (1, 2)
+    asked_for = [(framework, name) for framework in frameworks for name in networks]
+    rows = [row for pair in asked_for for row in steps(*pair, cores, options.quick)]
     grows = not options.quick and options.only in (None, "growth")
     growths = [row for framework in frameworks for row in growth(framework)] if grows else []
     if options.write:
