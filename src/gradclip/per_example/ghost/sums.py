@@ -57,10 +57,11 @@ def clipped_sums(
         _check_finite(backend, about, mask)
     weights = _weights(products, backend, above, clipping, mask)
     sums: list[Array] = []
+    spoils = clipping.nonfinite.spoils
     for unit, (shape, dtype) in zip(units, kinds, strict=True):
         # Each sum waits for the one before, so that only one is in memory in float64.
         own = weights if not sums else weights._replace(first=products.after(weights.first, sums[-1]))
-        sums.append(products.rounded(_sum(products, unit, shape, own), dtype))
+        sums.append(products.rounded(_sum(products, unit, shape, own, spoils=spoils), dtype))
     return sums, about if mask is None else replace(about, value=backend.xp.where(mask, about.value, 0.0))
 
 
@@ -104,16 +105,20 @@ def _in_units(products: Products, weights: Weights, exponents: Array | None) -> 
     return xp.where((product < FLOAT64.tiny) | xp.isinf(product), 0.0, product)
 
 
-def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Weights) -> Array:
+def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Weights, *, spoils: bool) -> Array:
     """Return the sum over examples of one parameter's gradients, each times its weight."""
     own = _in_units(products, weights, given.exponents)
     if isinstance(given.gradient, Made):
         return products.sum_made(given.gradient.rows, own)
-    # The sum of the weights is NaN if one is. It then spoils elements that no term reaches.
-    total = products.xp.sum(own) * 0.0
+    total = None
     for part in given.gradient:
-        total = total + products.put(_of_part(products, part, own), part.place.start, shape)
-    return total
+        found = products.put(_of_part(products, part, own), part.place.start, shape)
+        total = found if total is None else total + found
+    if total is None:
+        empty = (0,) * len(shape)
+        total = products.put(own[:0].reshape(empty), empty, shape)
+    # The sum of the weights is NaN if one is. It then spoils elements that no term reaches.
+    return total + products.xp.sum(own) * 0.0 if spoils else total
 
 
 def _of_part(products: Products, part: Part, weights: Array) -> Array:
