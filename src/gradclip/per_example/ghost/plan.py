@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from gradclip.core.values import shape_of
@@ -63,6 +63,7 @@ class Plan:
 
     leaves: tuple[PlannedLeaf, ...]
     examples: int
+    program: Hashable = field(default="", repr=False, compare=False)  # equal only for functions that compute the same
 
     @property
     def ghost(self) -> bool:
