@@ -33,7 +33,9 @@ def planned_for(call: Call, fun: Function, argnums: Argnums, examples: int, meth
     leaves = parameters_of(call.args, argnums).leaves
     if method == "auto" and all(elements_of(x) < SMALLEST for x in leaves):
         return Plan((), examples)
-    key = _key(call, examples)
+    # Where taps cannot be set, as while a call is compiled, plans of other calls are of no use.
+    prevented = has_tools(call.framework) and tools_of(call.framework).taps.prevented()
+    key = None if prevented else _key(call, examples)
     if key is not None and key in plans:
         found: Plan = plans[key]
         return found
@@ -59,6 +61,8 @@ def why_none(call: Call, argnums: Argnums) -> str:
     parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
         return f"{call.framework.name} has no taps for products"
+    if prevented := tools_of(call.framework).taps.prevented():
+        return prevented
     if not call.examples:
         return "the batch is empty"
     other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
