@@ -198,5 +198,5 @@ def test_plans_are_kept_apart_from_where_nothing_can_be_tapped(around):
 def test_ghost_refuses_to_be_compiled():
     clipped = gradclip.clipped_grad(LOSSES["torch"], 1.0, batch_argnums=(1, 2), method="ghost")
     clipped(*arguments("torch"))
-    with pytest.raises(ValueError, match="not possible here: torch.compile traces the call. Pass method='auto'"):
+    with pytest.raises(ValueError, match=r"not possible here: torch\.compile traces the call"):
         torch.compile(clipped, backend="eager")(*arguments("torch"))

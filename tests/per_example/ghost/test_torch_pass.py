@@ -111,6 +111,11 @@ def test_nothing_is_tapped_inside_of_a_transform():
     assert reasons == ["the call is inside a transform of torch.func"]
 
 
+def test_nothing_is_tapped_by_a_pytorch_that_lacks_a_function(monkeypatch):
+    monkeypatch.delattr(torch._C._functorch, "maybe_get_bdim")
+    assert TorchTaps().prevented() == "this version of PyTorch lacks what taps need"
+
+
 def test_buffers_that_change_are_an_error():
     class Counting(nn.Module):
         def __init__(self):

@@ -40,6 +40,8 @@ class TorchTaps(Taps):
     def prevented(self) -> str:
         if torch.compiler.is_compiling():
             return "torch.compile traces the call"
+        if not available():
+            return "this version of PyTorch lacks what taps need"
         return "" if current_level() is None else "the call is inside a transform of torch.func"
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
