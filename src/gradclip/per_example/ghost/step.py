@@ -66,6 +66,8 @@ def why_none(call: Call, argnums: Argnums) -> str:
     parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
         return f"{call.framework.name} has no taps for products"
+    if prevented := tools_of(call.framework).taps.prevented():
+        return prevented
     if not call.examples:
         return "the batch is empty"
     other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}

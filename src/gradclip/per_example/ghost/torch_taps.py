@@ -37,17 +37,22 @@ class TorchTaps(Taps):
 
     autograd = Autograd(addition=70.0, convolution=4.0, alone=True)
 
+    def prevented(self) -> str:
+        if torch.compiler.is_compiling():
+            return "torch.compile traces the call"
+        if not available():
+            return "this version of PyTorch lacks what taps need"
+        return "" if current_level() is None else "the call is inside a transform of torch.func"
+
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):
             one = Call(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
-            reason = _beforehand()
-            if not reason:
-                try:
-                    return _uses_of(one)
-                except Exception as error:
-                    # The caller then takes another way, on which the same error is raised and explained.
-                    first = str(error).strip().partition("\n")[0][:200]
-                    reason = f"the function fails under torch.func.vmap ({first})"
+            try:
+                return _uses_of(one)
+            except Exception as error:
+                # The caller then takes another way, on which the same error is raised and explained.
+                first = str(error).strip().partition("\n")[0][:200]
+                reason = f"the function fails under torch.func.vmap ({first})"
         return [_described(one, i, reason=reason) for i in range(len(one.parameters))]
 
     def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
@@ -103,15 +108,6 @@ def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "
         uses = () if reason else uses
     dtype = str(getattr(parameter, "dtype", type(parameter).__name__)).removeprefix("torch.")
     return LeafUses(call.paths()[index], tuple(getattr(parameter, "shape", ())), dtype, uses, reason)
-
-
-def _beforehand() -> str:
-    """Return why nothing can be tapped, or an empty text."""
-    if not available():
-        return "this version of PyTorch lacks what taps need"
-    if torch.compiler.is_compiling():
-        return "torch.compile traces the call"
-    return "" if current_level() is None else "the call is inside a transform of torch.func"
 
 
 @contextmanager
