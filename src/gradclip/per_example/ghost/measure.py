@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip.core.formats import FLOAT64, bare_name, format_named
 from gradclip.core.norms import Norm
@@ -150,7 +150,7 @@ def multiplied(by: Products, gradient: Gradient) -> Gradient:
     for part in gradient:
         terms, _ = parted(by, part)
         assert terms is not None  # the plan keeps embeddings
-        matrices = by.multiplied(terms)
+        matrices: Any = by.multiplied(terms)
         rows = matrices.reshape(matrices.shape[0], 1, 1, -1)
         place = replace(part.place, blocks=(), rows=(), columns=part.place.axes)
         parts.append(Part(place, [Dense(by.xp.ones_like(rows[..., :1]), rows)]))
