@@ -5,8 +5,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
+from gradclip import clipped_grad
 from gradclip.per_example.ghost.records import Made
 from gradclip.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
@@ -236,3 +238,34 @@ def test_a_loss_must_be_a_scalar():
     loss = lambda p, x: F.linear(x, p["w"])
     with pytest.raises(ValueError, match=r"scalar tensor for each example, got Tensor of shape \(5, 2\)"):
         TorchTaps().run(with_aux(loss), 0, ({"w": tensor(2, 3)}, tensor(4, 5, 3)), (None, 0), [True])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+NOT_BY_VMAP = {
+    "cell": nn.GRUCell(3, 4),
+    "layer": nn.LSTM(3, 4, bias=False),
+    "checkpoint": Checkpointed(nn.Linear(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BY_VMAP)
+def test_whole_calls_take_what_vmap_cannot_run(name):
+    module = NOT_BY_VMAP[name].double()
+    params, x = dict(module.named_parameters()), tensor(6, 5, 3)
+
+    def loss(p, x):
+        made = torch.func.functional_call(module, p, x)
+        return last(made[0] if isinstance(made, tuple) else made)
+
+    found, expected = (
+        clipped_grad(loss, 1.0, method=method, keep_batch_dim=False)(params, x) for method in ("ghost", "loop")
+    )
+    assert distance(found, expected) < 1e-6

@@ -23,12 +23,14 @@ class Autograd(NamedTuple):
     """What a framework's own per-example gradients cost.
 
     `addition`: adding a product to a gradient that is there, for each element. `convolution`: how many times a product
-    of matrices the product of a convolution takes. `alone`: it is fast only where it makes all gradients.
+    of matrices the product of a convolution takes. `alone`: it is fast only where it makes all gradients. `calls`: what
+    the operations of factors take in a call, whatever the numbers.
     """
 
     addition: float
     convolution: float
     alone: bool = False
+    calls: float = 0.0
 
 
 class Costs(NamedTuple):

@@ -28,6 +28,7 @@ _MOST_BYTES = 2**30
 """The bytes of gradients above which factors are kept if they take fewer, even where they take more time."""
 
 _UNUSED = "not used"
+_NEEDED = "the framework makes none of a whole batch"
 How = Literal["ghost", "product", "autograd"]
 
 
@@ -111,7 +112,7 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
     """
     choices = [_chosen(leaf, examples, method, autograd) for leaf in uses]
     if method == "auto":
-        choices = _together(choices, autograd)
+        choices = _together(choices, examples, autograd)
     for first, (how, why, _) in zip(uses, choices, strict=True):
         if method != "ghost" or how == "ghost" or _elements(first) < _LARGE or why == _UNUSED:
             continue
@@ -130,12 +131,13 @@ class _Choice(NamedTuple):
     costs: Costs
 
 
-def _together(choices: Sequence[_Choice], autograd: Autograd) -> list[_Choice]:
+def _together(choices: Sequence[_Choice], examples: int, autograd: Autograd) -> list[_Choice]:
     """Return the choices, given each other: all by autograd if the others save little of a step."""
     tapped = [one for one in choices if one.how != "autograd"]
     step = sum(one.costs.autograd + one.costs.rest for one in choices)
     saved = sum(one.costs.autograd - min(one.costs.ghost, one.costs.product) for one in tapped)
-    if saved < _PART * step and "saves memory" not in [one.why for one in tapped]:
+    little = saved < _PART * step or saved * examples < autograd.calls
+    if little and not {"saves memory", _NEEDED} & {one.why for one in tapped}:
         return [one._replace(how="autograd", why="saves little of a step") if one in tapped else one for one in choices]
     if not (tapped and autograd.alone):
         return list(choices)
@@ -187,7 +189,9 @@ def _chosen(leaf: LeafUses, examples: int, method: str, autograd: Autograd) -> _
     made = _elements(leaf) * _width(leaf.dtype) * examples
     best = min(costs.ghost, costs.product)
     how: How = "ghost" if costs.ghost == best else "product"
-    if why or _elements(leaf) < SMALLEST:
+    if leaf.only_tapped and not why:
+        why = _NEEDED
+    elif why or _elements(leaf) < SMALLEST:
         how, why = "autograd", why or "small"
     elif method == "ghost":
         how, why = "ghost", "asked for"

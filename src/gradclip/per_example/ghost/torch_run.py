@@ -47,6 +47,8 @@ class Run:
         self.views: dict[tuple[Tap, Any], Any] = {}
         # Whether uses are kept, and whether tensors saved for the backward pass went through hooks.
         self.recording, self.hooked = True, False
+        # Whether `torch.func.vmap` and `torch.func.grad` together cannot run an operation that was run.
+        self.only_tapped = False
 
     def batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all examples, given that of one."""

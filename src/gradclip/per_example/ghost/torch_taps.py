@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -35,7 +36,7 @@ OPERATIONS = (torch_cells, torch_convolutions, torch_norms, torch_products, torc
 class TorchTaps(Taps):
     """`Taps` for PyTorch."""
 
-    autograd = Autograd(addition=70.0, convolution=4.0, alone=True)
+    autograd = Autograd(addition=70.0, convolution=4.0, alone=True, calls=8e7)
 
     def prevented(self) -> str:
         if torch.compiler.is_compiling():
@@ -78,6 +79,8 @@ def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
 def _uses_of(call: Call) -> list[LeafUses]:
     done, reasons = _finished(call, [x.dim() > 0 for x in call.parameters])
     found = [_described(call, i, leaf, reasons.get(i, "")) for i, leaf in enumerate(done.leaves)]
+    if done.run.hooked or done.run.only_tapped:
+        found = [replace(one, only_tapped=True) for one in found]
     done.close()
     return found
 
