@@ -63,7 +63,7 @@ class ClippedFunction(FunctionSettings):
         if size is None and self.pad_to is not None:
             rows = whole_program(self.pad_to)
             given, flags = verbs.padded(given, axes, flags, count, rows)
-        plan = self._planned(call, rows if size is None else size)
+        plan = self._planned(call, rows, size)
         self.observed.note_plan(ghost=plan.ghost, cancels=plan.cancels)
         dtypes: list[Any] = []
         measure = self._to_measure(call)
@@ -78,8 +78,8 @@ class ClippedFunction(FunctionSettings):
         if size is None and not keeps:
             (summed, outputs), known = run(flags, *given)
         else:
-            setting, carriers = (self.max_norm, call.kinds, tuple(axes), rows, size, plan.tapped), (0, *axes)
-            (summed, outputs), known = verbs.kept(self.programs, setting, run, carriers, (flags, *given))
+            setting = (self.max_norm, call.kinds, tuple(axes), rows, size, plan.tapped, plan.program)
+            (summed, outputs), known = verbs.kept(self.programs, setting, run, (0, *axes), (flags, *given))
         if self.argnums is not None and count:
             self.observed.check_used(lambda: verbs.unused(measure, call.args, axes, summed), verbs.modules_called)
         result = self._finished(summed, known)
@@ -104,13 +104,12 @@ class ClippedFunction(FunctionSettings):
         call = self._prepared(args, mask, kwargs)
         size = self._microbatch_size(call.args)
         rows = call.examples if self.pad_to is None else whole_program(self.pad_to)
-        examples = rows if size is None else size
-        found = self._planned(call, examples)
+        found = self._planned(call, rows, size)
         if found.leaves:
             return found
         argnums = 0 if self.argnums is None else self.argnums
         why = self._why_made() or why_none(call, argnums) or "small"
-        return made_everywhere(parameters_of(call.args, argnums), examples, why)
+        return made_everywhere(parameters_of(call.args, argnums), size or rows, why)
 
     def _prepared(self, args: Sequence[Any], mask: Mask, kwargs: Mapping[str, Any]) -> Call:
         """Check the arguments of a call, and return them as a function of one example takes them."""
@@ -170,11 +169,13 @@ class ClippedFunction(FunctionSettings):
             return lambda *args: ((made := fun(*args))[0], ((), made[1]))
         return call.verbs.with_gradient(fun, self.argnums, self.pre_clipping_transform)
 
-    def _planned(self, call: Call, examples: int) -> Plan:
-        """Return how the gradients of so many examples at a time are measured."""
+    def _planned(self, call: Call, rows: int, size: int | None) -> Plan:
+        """Return how the gradients of a batch, or of microbatches of a size, are measured."""
+        examples = rows if size is None else size
         if self._why_made() or self.argnums is None:
             return Plan((), examples)
-        return planned_for(call, self._of_example(call), self.argnums, examples, self.method, self.plans)
+        fun, once = self._of_example(call), size is not None
+        return planned_for(call, fun, self.argnums, examples, self.method, self.plans, traced_once=once)
 
     def _step(self, call: Call, plan: Plan, measure: Function, dtypes: list[Any]) -> Step:
         """Return the function that processes one microbatch. It writes the dtypes of the clipped leaves to `dtypes`."""

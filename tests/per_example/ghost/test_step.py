@@ -197,3 +197,24 @@ def test_a_function_that_uses_a_parameter_more_often_than_planned_rounds_more():
     with pytest.warns(RuntimeWarning, match="Call sensitivity"):
         clipped(w, x)
     assert clipped.sensitivity().rounding > few
+
+
+@pytest.mark.parametrize("around", ["torch.compile", "torch.func.vmap"])
+def test_plans_are_kept_apart_from_where_nothing_can_be_tapped(around):
+    clipped = gradclip.clipped_grad(lambda w, x: torch.sin(x @ w).sum(), 1.0)
+    w, x = torch.linspace(-1, 1, 300**2).reshape(300, 300), torch.linspace(-1, 2, 6000).reshape(20, 300)
+    plain = clipped(w, x)
+    for _ in range(2):
+        assert clipped.plan(w, x).ghost
+        if around == "torch.compile":
+            found = torch.compile(clipped, backend="eager")(w, x)
+        else:
+            found = torch.func.vmap(lambda x: clipped(w, x))(x[None])[0]
+        check_alike(found, plain)
+
+
+def test_ghost_refuses_to_be_compiled():
+    clipped = gradclip.clipped_grad(LOSSES["torch"], 1.0, batch_argnums=(1, 2), method="ghost")
+    clipped(*arguments("torch"))
+    with pytest.raises(ValueError, match=r"not possible here: torch\.compile traces the call"):
+        torch.compile(clipped, backend="eager")(*arguments("torch"))

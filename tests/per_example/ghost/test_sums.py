@@ -27,7 +27,7 @@ def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="ski
     with backend.precision(), jax.enable_x64(True):
         clipping = Clipping(threshold, target, Nonfinite.named(nonfinite))
         products = PRODUCTS[framework](concrete=True)
-        sums, norm = clipped_sums(products, backend, gradients, shapes, clipping, mask)
+        sums, norm = clipped_sums(products, backend, gradients, [(x, "float64") for x in shapes], clipping, mask)
         return [np.asarray(x, np.float64) for x in sums], np.asarray(norm.product())
 
 
@@ -160,5 +160,5 @@ def test_a_sum_is_finite_where_weights_in_units_add_up_to_more_than_the_range(fr
     ((part,),) = [one_product(framework, 2.0**600, 2.0**420, "float64")]
     with jax.enable_x64(True):
         four = Dense(*((torch.cat if framework == "torch" else jnp.concatenate)([x] * 4) for x in part.terms[0]))
-    (total,), _ = sums_of(framework, [[Part(part.place, [four])]], [(1, 1)], 1e308)
+    (total,), _ = sums_of(framework, [[Part(part.place, [four])]], [(1, 1)], 1e308, nonfinite="propagate")
     assert total[0, 0] == 2.0**1022

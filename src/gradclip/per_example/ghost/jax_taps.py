@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from gradclip.backends.jax.placement import varying_alike
 from gradclip.per_example.batching.jax import JaxBatching
+from gradclip.per_example.batching.jax_programs import eager
 from gradclip.per_example.batching.verbs import Args, Axes, Function
 from gradclip.per_example.ghost.costs import Autograd
 from gradclip.per_example.ghost.jax_interpret import computed
@@ -21,6 +23,8 @@ from gradclip.per_example.ghost.records import Gradient, LeafUses, Made, Part, T
 from gradclip.per_example.ghost.taps import Argnums
 from gradclip.per_example.ghost.taps import Taps as AnyTaps
 from gradclip.tree import flatten
+
+Found = TypeVar("Found")
 
 _READS_VALUES = (
     jax.errors.ConcretizationTypeError,
@@ -39,16 +43,15 @@ class JaxTaps(AnyTaps):
     spmd_axis_name: Hashable = None
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
-        found: list[LeafUses] = []
+        return _of_shapes(lambda given: _uses_of_one(fun, argnums, given), args, axes)
 
-        def look(*rows: Any) -> tuple[()]:
-            rest = iter(rows)
-            given = [arg if axis is None else next(rest) for arg, axis in zip(args, axes, strict=True)]
-            found[:] = _uses_of_one(fun, argnums, given)
-            return ()
-
-        jax.eval_shape(jax.vmap(look), *[arg for arg, axis in zip(args, axes, strict=True) if axis is not None])
-        return found
+    def program(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, *, traced_once: bool) -> str | None:
+        if traced_once or not eager():
+            return "" if eager() else None
+        try:
+            return _of_shapes(lambda given: _text_of_one(fun, argnums, given), args, axes)
+        except (TypeError, IndexError):  # it reads values
+            return None
 
     def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
         chosen = [i for i, flag in enumerate(tapped) if flag]
@@ -67,6 +70,35 @@ class JaxTaps(AnyTaps):
             of = {where: [one for use, one in zip(uses, terms, strict=True) if use == (i, where)] for where in places}
             gradients[i] = [Part(where, found) for where, found in of.items()]
         return Tapped([gradients[i] for i in range(len(tapped))], value, aux, untapped)
+
+
+def _of_shapes(look: Callable[[list[Any]], Found], args: Args, axes: Axes) -> Found:
+    """Return what a function finds in the arguments of one example. Nothing is computed."""
+    found: list[Found] = []
+
+    def of_one(*rows: Any) -> tuple[()]:
+        rest = iter(rows)
+        found.append(look([arg if axis is None else next(rest) for arg, axis in zip(args, axes, strict=True)]))
+        return ()
+
+    jax.eval_shape(jax.vmap(of_one), *[arg for arg, axis in zip(args, axes, strict=True) if axis is not None])
+    return found[-1]
+
+
+def _text_of_one(fun: Function, argnums: Argnums, args: Args) -> str | None:
+    """Return the program of the value and gradient of one example; None if its text leaves something out."""
+    leaves, structure = jax.tree.flatten(list(args))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array | np.ndarray)]
+
+    def of_arrays(*arrays: Any) -> Any:
+        given = dict(enumerate(leaves)) | dict(zip(places, arrays, strict=True))
+        return jax.value_and_grad(fun, argnums, has_aux=True)(*jax.tree.unflatten(structure, given.values()))
+
+    # The text of a gradient also has the rules of functions with derivatives of their own.
+    program = jax.make_jaxpr(of_arrays)(*[leaves[i] for i in places])
+    text = str(program)
+    # A text names neither the values that the function closes over nor Python functions, whose addresses it hides.
+    return None if program.consts or "0x" in text else text
 
 
 def _differentiated(args: Args, argnums: Argnums) -> Any:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip.core.formats import FLOAT64, bare_name, format_named
 from gradclip.core.norms import Norm
@@ -143,17 +144,19 @@ def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:
     return largest
 
 
-def multiplied(by: Products, gradient: Gradient, shape: tuple[int, ...]) -> Gradient:
-    """Return the gradient of each example for a parameter of a shape, made by one product of its factors."""
+def multiplied(by: Products, gradient: Gradient) -> Gradient:
+    """Return the gradient with the matrices of each example made, by one product of their factors.
+
+    A matrix is then one term, 1 times all of its numbers.
+    """
     if isinstance(gradient, Made):
         return gradient
-    total = None
+    parts = []
     for part in gradient:
         terms, _ = parted(by, part)
         assert terms is not None  # the plan keeps embeddings
-        place, examples = part.place, terms.left.shape[0]
-        order = (0, *(axis + 1 for axis in place.axes))
-        box = by.placed(by.multiplied(terms), (examples, *place.view), order, (examples, *place.box))
-        found = by.put(box, (0, *place.start), (examples, *shape))
-        total = found if total is None else total + found
-    return Made(total)
+        matrices: Any = by.multiplied(terms)
+        rows = matrices.reshape(matrices.shape[0], 1, 1, -1)
+        place = replace(part.place, blocks=(), rows=(), columns=part.place.axes)
+        parts.append(Part(place, [Dense(by.xp.ones_like(rows[..., :1]), rows)]))
+    return parts

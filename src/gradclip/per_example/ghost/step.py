@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gradclip.backends.registry import find
@@ -20,30 +21,36 @@ from gradclip.tree import FlatTree, flatten
 
 Clip = Callable[[Sequence[Any], Array | None], Clipped]
 
+_UNKNOWN = object()  # no key of a program may hold it
 _REAL = ("float16", "bfloat16", "float32", "float64")
 
 
-def planned_for(call: Call, fun: Function, argnums: Argnums, examples: int, method: str, plans: Programs) -> Plan:
+def planned_for(
+    call: Call, fun: Function, argnums: Argnums, examples: int, method: str, plans: Programs, *, traced_once: bool
+) -> Plan:
     """Return the plan of a call for so many examples at a time: without leaves if all gradients are made.
 
-    `plans` keeps it for calls of the same shapes.
+    `plans` keeps it for calls of the same shapes, in which the function computes the same, or is `traced_once`.
 
     Raises ValueError for method="ghost" if a large parameter cannot be measured from factors.
     """
     leaves = parameters_of(call.args, argnums).leaves
     if method == "auto" and all(elements_of(x) < SMALLEST for x in leaves):
         return Plan((), examples)
-    key = _key(call, examples)
-    if key is not None and key in plans:
-        found: Plan = plans[key]
-        return found
     why = why_none(call, argnums)
     if why and method == "ghost":
         raise ValueError(f"method='ghost' is not possible here: {why}. Pass method='auto'.")
-    plan = Plan((), examples)
-    if not why:
-        taps = tools_of(call.framework).taps
-        plan = planned(taps.uses(fun, argnums, call.args, call.axes), examples, method, taps.autograd)
+    if why:
+        return Plan((), examples)
+    taps, arguments = tools_of(call.framework).taps, (fun, argnums, call.args, call.axes)
+    program = taps.program(*arguments, traced_once=traced_once)
+    shapes = _key(call, examples)
+    key = None if program is None or shapes is None else (program, shapes)
+    if key is not None and key in plans:
+        found: Plan = plans[key]
+        return found
+    plan = planned(taps.uses(*arguments), examples, method, taps.autograd)
+    plan = replace(plan, program=_UNKNOWN if program is None else program)
     if key is not None:
         plans.keep(key, plan)
     return plan
@@ -59,6 +66,8 @@ def why_none(call: Call, argnums: Argnums) -> str:
     parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
         return f"{call.framework.name} has no taps for products"
+    if prevented := tools_of(call.framework).taps.prevented():
+        return prevented
     if not call.examples:
         return "the batch is empty"
     other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
@@ -100,8 +109,8 @@ def in_factors(
         found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
         by = tools.products(concrete=False)
         gradients = [
-            multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
-            for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
+            multiplied(by, gradient) if leaf.how == "product" else gradient
+            for gradient, leaf in zip(found.gradients, plan.leaves, strict=True)
         ]
         note(ghost=plan.ghost, cancels=any(terms_of(gradient) > 1 for gradient in gradients))
         summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)

@@ -21,9 +21,21 @@ class Taps(ABC):
     autograd: ClassVar[Autograd]
     """What gradients that the framework makes cost."""
 
+    def prevented(self) -> str:
+        """Return why no function can be tapped where this is called, an empty text if functions can."""
+        return ""
+
     @abstractmethod
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         """Return how `fun` uses each parameter, from the shapes of the arguments alone."""
+
+    def program(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, *, traced_once: bool) -> str | None:
+        """Return a text that is the same only if `fun` computes the same, or None if no text says that.
+
+        With `traced_once`, the first call of some shapes decides what later ones compute. A framework that keeps no
+        programs needs no text.
+        """
+        return ""
 
     @abstractmethod
     def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
