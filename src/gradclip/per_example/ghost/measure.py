@@ -133,8 +133,8 @@ def norm_of(products: Products, found: Sequence[Measured]) -> tuple[Norm, Norm]:
         total = xp.clip(sum(scaled, zeros) + added, 0.0)
         return Norm(xp.sqrt(total), products.times_power(xp.ones_like(unit), unit), error, 0.0)
 
-    above = rooted([one.above for one in found], _LEAST_FROM_ABOVE, ADDED)
-    return above, rooted([one.square for one in found], _LEAST, 0.0)
+    upper = rooted([one.above for one in found], _LEAST_FROM_ABOVE, ADDED)
+    return upper, rooted([one.square for one in found], _LEAST, 0.0)
 
 
 def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:
