@@ -70,7 +70,8 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/graphs.py
 	$(BIN)/python benchmarks/growth.py
 	$(BIN)/python benchmarks/per_example.py
-	$(BIN)/python benchmarks/private_steps.py
+	$(BIN)/python benchmarks/private_steps.py --write
+	$(BIN)/python benchmarks/private_picture.py
 	$(BIN)/python benchmarks/folded.py --write
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/sharded_jax.py

@@ -1,190 +1,134 @@
-"""Measure time and memory of the clipped sum of per-example gradients, without noise, compared with other libraries.
+"""Measure private steps: time and memory of the clipped sum of per-example gradients, without noise.
 
-As in Poisson sampling, a tenth of the places of a batch are empty. Each contender that supports a padding mask gets
-one, and the batch as a whole; Opacus gets the examples alone. gradclip's settings are those whose sensitivity to adding
-or removing one example is finite: `pad_to` or microbatches. Memory is the most memory in use at a
-time, without the inputs: in JAX the temporary buffers of the compiled program, in PyTorch the allocator's memory.
-Memory that gradclip's kernels allocate, a float64 copy of the parameters per thread, is not counted. Neither are
-gradclip's sums in PyTorch, in float64 and in the returned dtype, which are in NumPy's memory.
+Each step stands beside the step that is not private, of the same network and batch, and beside other libraries' steps.
+A network is measured in a process of its own, on one core and then on two; contenders take turns. Those of a large
+network are called twice, on one core, and the second call is timed. What needs more memory than there is, or is not
+supported, has the reason in place of figures.
+
+A tenth of the places of a batch is empty, as in Poisson sampling. Contenders that take a mask get one, and the batch as
+a whole; Opacus gets the examples alone. gradclip's settings are those whose sensitivity to adding or removing one
+example is finite: `pad_to`, or microbatches.
+
+Memory is the most in use at a time, without the inputs: in JAX the temporary buffers of the compiled program, in
+PyTorch the allocator's memory. It leaves out what gradclip's kernels allocate, and in PyTorch the sums, which are in
+NumPy's memory. For large networks it is the growth of the process in the first call, which leaves out nothing.
 """
 
-import random
+import argparse
+import itertools
+import json
+import platform
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
 
-import jax
-import jax_privacy.clipping
-import numpy as np
-import opacus
-import optax
-import private_networks as networks
-import torch
-from report import PRIVATE_STEPS, parser, rows, show, write_measured
-from timing import medians
-from torch.func import functional_call
-from torch.nn.functional import cross_entropy
-from torch.profiler import ProfilerActivity, profile
+from private_networks import CONTENDERS, PERCEPTRON, PLAIN, WORKLOADS, perceptron
+from report import PRIVATE_STEPS, write
 
-import gradclip
-import gradclip.integrations.jax_privacy
-
-MICROBATCH = 32
-BATCHES = (64, 128, 256)
-JAX_NETWORKS = {
-    "perceptron 784-512-256-10": (networks.perceptron, 256),
-    "convolutional network": (networks.convolution, 128),
-    "transformer of 2 layers": (networks.transformer, 64),
-}
-TORCH_NETWORKS = {
-    "perceptron 784-512-256-10": (networks.torch_perceptron, 256),
-    "convolutional network": (networks.torch_convolution, 128),
-}
+GROWTH = {"batch": (64, 128, 256, 1024), "width": (256, 512, 1000, 2000)}
+GROWING = (PLAIN, "gradclip, auto", "gradclip, materialize", "jax.vmap and optax", "Opacus ghost")
+HOLDING = ("gradclip, materialize", "jax.vmap and optax")
+"""Contenders that hold the gradient of each example. Their growth ends where these are more than `MOST_HELD` bytes."""
+MOST_HELD = 2 * 2**30
+FEW_CALLS = {"repeats": 1, "seconds": 0, "few": 1}
+PACKAGES = ("jax", "jax_privacy", "optax", "torch", "opacus", "numpy")
 
 
-def private(clipped, size):
-    """Return a clipped function. Raise a ValueError if one example can move its sum without limit."""
-    clipped.sensitivity(batch_size=size).noise_std(noise_multiplier=1.0)
-    return clipped
+def asked(question):
+    """Return the rows that a process of its own measures."""
+    command = [sys.executable, __file__, "--answer", json.dumps(question)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise SystemExit(ended.stderr)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
-def jax_contenders(loss, size, microbatch):
-    """Return contenders as functions of parameters, features, labels and a mask."""
-    settings = {"batch_argnums": (1, 2), "microbatch_size": microbatch}
-    ours = private(gradclip.clipped_grad(loss, 1.0, pad_to=size, **settings), size)
-    named = gradclip.integrations.jax_privacy.clipped_grad(loss, l2_clip_norm=1.0, **settings)
-    theirs = jax_privacy.clipping.clipped_grad(loss, l2_clip_norm=1.0, **settings)
-    found = {
-        "gradclip.clipped_grad": lambda p, x, y, mask: ours(p, x, y, mask=mask),
-        "gradclip (jax_privacy name)": lambda p, x, y, mask: named(p, x, y, is_padding_example=~mask),
-        "jax_privacy.clipping.clipped_grad": lambda p, x, y, mask: theirs(p, x, y, is_padding_example=~mask),
-    }
-    if microbatch:
-        return found
-
-    def of_example(p, x, y):
-        return jax.grad(loss)(p, x[None], y[None])
-
-    def with_optax(p, x, y, mask):
-        grads = jax.vmap(of_example, in_axes=(None, 0, 0))(p, x, y)
-        return optax.per_example_global_norm_clip(grads, 1.0)[0]
-
-    return found | {"jax.vmap and optax": with_optax, "not private": lambda p, x, y, mask: jax.grad(loss)(p, x, y)}
+def steps(framework, network, cores, quick):
+    """Return the rows of a network, on one core and on two."""
+    workload, found = WORKLOADS[network], []
+    calls = FEW_CALLS if quick or workload.large else {"repeats": 12, "seconds": 2, "few": 3}
+    for threads in (1,) if quick or workload.large else cores:
+        described = {"framework": framework, "network": network, "batch": workload.batch, "threads": threads}
+        question = {**described, **calls, "names": CONTENDERS[framework], "large": workload.large}
+        here = [{**described, **row} for row in asked(question)]
+        show(f"{framework}, {workload.title}, cores: {threads}", here)
+        found += here
+    return found
 
 
-def taken(size):
-    """Return a mask of the places of a batch that hold examples."""
-    return np.random.default_rng(0).permutation(size) < size - size // 10
+def growth(framework):
+    """Return the rows of perceptrons for several batches, and of several widths."""
+    found = []
+    question = {"framework": framework, "network": "perceptron", "threads": 1, "large": False}
+    for along, numbers in GROWTH.items():
+        for number in numbers:
+            sizes = {"batch": WORKLOADS["perceptron"].batch, "width": PERCEPTRON[1], along: number}
+            names = [name for name in GROWING if name in CONTENDERS[framework] and fits(name, **sizes)]
+            rows = asked({**question, **FEW_CALLS, "repeats": 3, **sizes, "names": names})
+            show(f"{framework}, perceptron, {along} {number}", rows)
+            found += [{"framework": framework, "along": along, "number": number, **row} for row in rows]
+    return found
 
 
-def compiled(network, size, microbatch):
-    """Return the compiled contenders and their arguments."""
-    mask = taken(size)
-    arguments = network.params, *jax.device_put((*network.batch(size), mask))
-    functions = jax_contenders(network.loss, size, microbatch)
-    return {name: jax.jit(f).lower(*arguments).compile() for name, f in functions.items()}, arguments
+def fits(name, batch, width):
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(perceptron(width)))
+    return name not in HOLDING or 4 * batch * parameters <= MOST_HELD
 
 
-def temporary(program):
-    return program.memory_analysis().temp_size_in_bytes
+def show(title, rows):
+    print(title)
+    plain = next(row for row in rows if row["name"] == PLAIN)
+    for row in rows:
+        if "reason" in row:
+            print(f"  {row['name']:<24} {row['reason']}", flush=True)
+            continue
+        times = "".join(f"{row[key]:10.2f} ms {row[key] / plain[key]:7.2f}" for key in ("wall ms", "processor ms"))
+        memory = f"{row['bytes'] / 2**20:10.1f} MiB {row['bytes'] / plain['bytes']:7.2f}"
+        print(f"  {row['name']:<24}{times}{memory}", flush=True)
 
 
-def measured_in_jax(network, size, microbatch, options):
-    """Return the rows of one network, with all examples at once or in microbatches."""
-    programs, arguments = compiled(network, size, microbatch)
-    calls = {name: lambda run=run: jax.block_until_ready(run(*arguments)) for name, run in programs.items()}
-    times = medians(calls, options.repeats, options.seconds)
-    case = f"JAX, {microbatch} a time" if microbatch else "JAX"
-    found = rows({"batch": size, "case": case}, times)
-    return [{**row, "bytes": temporary(programs[row["name"]])} for row in found]
+def kept(rows, growths, out):
+    """Write rows to the results, in place of those that were measured before."""
+    known = json.loads(out.read_text()) if out.exists() else {}
+    again = {(row["framework"], row["network"], row["threads"]) for row in rows}
+    measured = known.get("rows", [])
+    others = [row for row in measured if (row["framework"], row["network"], row["threads"]) not in again]
+    order = {name: i for i, name in enumerate(WORKLOADS)}
+    everything = sorted(others + rows, key=lambda row: (row["framework"], order[row["network"]], row["threads"]))
+    versions = {name: metadata.version(name) for name in PACKAGES}
+    machine = {"processor": processor(), "python": platform.python_version(), **versions}
+    write({"machine": machine, "rows": everything, "growth": growths or known.get("growth", [])}, out)
 
 
-def growth(network, microbatch):
-    """Return the temporary bytes of each contender for several batch sizes."""
-    programs = {size: compiled(network, size, microbatch)[0] for size in BATCHES}
-    return {name: {size: temporary(programs[size][name]) for size in BATCHES} for name in programs[BATCHES[0]]}
-
-
-def torch_contenders(make, size):
-    torch.manual_seed(0)
-    model, shape = make()
-    features, labels = torch.randn(size, *shape), torch.randint(networks.CLASSES, (size,))
-    parameters = {name: p.detach() for name, p in model.named_parameters()}
-
-    def loss(parameters, features, labels):
-        return cross_entropy(functional_call(model, parameters, (features,)), labels)
-
-    ours, in_parts = (
-        private(gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2), **settings), size)
-        for settings in ({"pad_to": size}, {"microbatch_size": MICROBATCH})
-    )
-    mask = torch.as_tensor(taken(size))
-    return {
-        "gradclip.clipped_grad": lambda: ours(parameters, features, labels, mask=mask),
-        f"gradclip, {MICROBATCH} a time": lambda: in_parts(parameters, features, labels, mask=mask),
-        "Opacus": opacus_gradient(make()[0], features[mask], labels[mask]),
-        "not private": lambda: torch.autograd.grad(cross_entropy(model(features), labels), list(model.parameters())),
-    }
-
-
-def opacus_gradient(model, features, labels):
-    wrapped = opacus.GradSampleModule(model)
-    optimizer = opacus.optimizers.DPOptimizer(
-        torch.optim.SGD(wrapped.parameters(), lr=0.0), noise_multiplier=0.0, max_grad_norm=1.0, expected_batch_size=1
-    )
-
-    def gradient():
-        cross_entropy(wrapped(features), labels).backward()
-        optimizer.clip_and_accumulate()
-        sums = [p.summed_grad for p in optimizer.params]
-        optimizer.zero_grad()
-        return sums
-
-    return gradient
-
-
-def peak(call):
-    """Return the peak number of bytes that PyTorch's allocator has in use during a call."""
-    call()
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        call()
-    changes = [event for event in recorded.profiler.kineto_results.events() if event.name() == "[memory]"]
-    return max(np.cumsum([event.nbytes() for event in sorted(changes, key=lambda event: event.start_ns())]).tolist())
-
-
-def measured_in_torch(make, size, options):
-    calls = torch_contenders(make, size)
-    times = medians(calls, options.repeats, options.seconds)
-    return [{**row, "bytes": peak(calls[row["name"]])} for row in rows({"batch": size, "case": "PyTorch"}, times)]
-
-
-def show_all(workload, found):
-    show(workload, found)
-    print("  MiB: " + ", ".join(f"{row['name']} {row['bytes'] / 2**20:.1f}" for row in found), flush=True)
-
-
-def show_growth(found):
-    print(f"  MiB for batches of {', '.join(map(str, BATCHES))}:")
-    for name, sizes in found.items():
-        print(f"    {name:<34}" + "".join(f"{size / 2**20:9.1f}" for size in sizes.values()), flush=True)
+def processor():
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
 
 
 def main():
-    options = parser(__doc__, PRIVATE_STEPS, "the first network only").parse_args()
-    random.seed(0)
-    found, grown = [], []
-    few = 1 if options.quick else None
-    for workload, (make, size) in list(JAX_NETWORKS.items())[:few]:
-        network = make()
-        for microbatch in (None, MICROBATCH):
-            here = measured_in_jax(network, size, microbatch, options)
-            show_all(workload, here)
-            found += [{"workload": workload, **row} for row in here]
-            grown.append({"workload": workload, "microbatch": microbatch, "bytes": growth(network, microbatch)})
-            show_growth(grown[-1]["bytes"])
-    for workload, (make, size) in list(TORCH_NETWORKS.items())[:few]:
-        here = measured_in_torch(make, size, options)
-        show_all(workload, here)
-        found += [{"workload": workload, **row} for row in here]
-    described = {"threads": torch.get_num_threads(), "repeats": options.repeats}
-    write_measured({**described, "rows": found, "growth": grown}, options)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="the first network only, with few calls")
+    parser.add_argument("--only", choices=[*WORKLOADS, "growth"], help="one network, or the growth")
+    parser.add_argument("--framework", choices=CONTENDERS, help="one framework")
+    parser.add_argument("--cores", type=int, choices=(1, 2), help="on one core or on two; both if not given")
+    parser.add_argument("--write", action="store_true", help=f"write results/{PRIVATE_STEPS.name}")
+    parser.add_argument("--answer", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.answer:
+        from private_measured import answer
+
+        answer(json.loads(options.answer))
+        return
+    frameworks = [options.framework] if options.framework else list(CONTENDERS)
+    networks = ["perceptron"] if options.quick else [name for name in WORKLOADS if options.only in (None, name)]
+    cores = (options.cores,) if options.cores else (1, 2)
+    asked_for = [(framework, name) for framework in frameworks for name in networks]
+    rows = [row for pair in asked_for for row in steps(*pair, cores, options.quick)]
+    grows = not options.quick and options.only in (None, "growth")
+    growths = [row for framework in frameworks for row in growth(framework)] if grows else []
+    if options.write:
+        kept(rows, growths, PRIVATE_STEPS)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from private_tables import OF_JAX, OF_TORCH, of_growth, of_two_cores
 from report import (
     CALLS,
     CLIPPING,
@@ -118,15 +119,6 @@ def of_sums(rows):
     return lines
 
 
-def of_steps(rows):
-    """Return a line for each alternative way to compute a gradient, private or not."""
-    lines = head("", "gradclip, ms", "MiB", "the other, ms", "MiB", "times as fast")
-    for ours, other in _beside(rows):
-        lines += f"| {other['workload']}, {ours['batch']} examples, {ours['case']} | {_time(ours)} | {_memory(ours)} "
-        lines += f"| {other['name']} {_time(other)} | {_memory(other)} | {_ratio(other)} |\n"
-    return lines
-
-
 def of_processes(rows):
     """Return a line for each number of processes and tensors."""
     lines = head(
@@ -221,10 +213,6 @@ def _ratio(row):
     return rounded(row["of ours"], 2)
 
 
-def _memory(row):
-    return f"{row['bytes'] / 2**20:,.1f}"
-
-
 @dataclass(frozen=True)
 class Table:
     """A table between two marks on a page."""
@@ -268,7 +256,10 @@ TABLES = [
     Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
     Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
-    Table("docs/per-example.md", "steps", PRIVATE_STEPS, of_steps),
+    Table("docs/per-example.md", "steps in JAX", PRIVATE_STEPS, OF_JAX),
+    Table("docs/per-example.md", "steps in PyTorch", PRIVATE_STEPS, OF_TORCH),
+    Table("docs/per-example.md", "steps on two cores", PRIVATE_STEPS, of_two_cores),
+    Table("docs/per-example.md", "growth", PRIVATE_STEPS, of_growth, "growth"),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
     Table("docs/sharded.md", "layouts", SHARDED, of_layouts, "layouts"),
     Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),

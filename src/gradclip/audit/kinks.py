@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.backends.registry import framework_of
+from gradclip.core.values import Array
 from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.rounding import root_up
 from gradclip.tree import flatten
@@ -63,10 +64,11 @@ def combinations(
 
 def of_gradients(clipped: ClippedFunction, zeros_like_one: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Return the clipped sum as a function of given gradients, through a loss that is linear in its parameters."""
+    multiplied = _times_in_factors if clipped.method == "ghost" else _times
 
     def loss(params: Any, grads: Any) -> Any:
         pairs = zip(flatten(params).leaves, flatten(grads).leaves, strict=True)
-        return sum(_namespace(p).sum(p * g) for p, g in pairs)
+        return sum(multiplied(_namespace(p), p, g) for p, g in pairs)
 
     made = replace(clipped, fun=loss, batch_argnums=(1,), has_aux=False, **_BARE)
 
@@ -75,6 +77,23 @@ def of_gradients(clipped: ClippedFunction, zeros_like_one: Callable[[Any], Any])
         return made(flat.rebuild(list(map(zeros_like_one, flat.leaves))), grads)
 
     return function
+
+
+def _times(xp: ModuleType, parameter: Array, gradient: Array) -> Array:
+    return xp.sum(parameter * gradient)
+
+
+def _times_in_factors(xp: ModuleType, parameter: Array, gradient: Array) -> Array:
+    """Return the same through products, so that the gradient comes in factors, of which some cancel."""
+    rows = parameter.shape[0] if parameter.ndim > 1 else 1
+    matrix, cotangent = (xp.reshape(x, (rows, -1)) for x in (parameter, gradient))
+    columns = matrix.shape[1]
+    identity = xp.eye(min(rows, columns), dtype=parameter.dtype, device=getattr(parameter, "device", None))
+
+    def once() -> Any:
+        return xp.sum((identity @ matrix if rows <= columns else matrix @ identity) * cotangent)
+
+    return once() - once() + once()
 
 
 def kinked(clipped: ClippedFunction) -> ClippedFunction:

@@ -50,11 +50,12 @@ def check_sensitivity(
     Args:
         function: a function from a tree of per-example gradients, batch on axis 0, to a tree of sums. If the relation
             is "add_or_remove_one", it must also accept a batch with one example fewer, in any order. Or pass what
-            `clipped_grad` returned. Its settings are then tested with losses whose gradients are the examples, and
-            with losses that have a kink at their predictions. There the last bits of a prediction decide the gradient.
-            They can depend on the shape of the batch and on the example's place. So examples are masked out, and
-            removed, with the others moved up or shuffled. If the sensitivity has `keeps_places`, the report shows
-            what happens to examples that move, but `holds` does not count it.
+            `clipped_grad` returned. Its settings are then tested with losses whose gradients are the examples (for
+            method="ghost", through products, so that large gradients come in factors), and with losses that have a
+            kink at their predictions. There the last bits of a prediction decide the gradient. They can depend on the
+            shape of the batch and on the example's place. So examples are masked out, and removed, with the others
+            moved up or shuffled. If the sensitivity has `keeps_places`, the report shows what happens to examples that
+            move, but `holds` does not count it.
         examples: a tree of arrays of any framework. It sets the shapes (batch, ...) and dtypes to try. Pass as many
             examples as a batch will have: sums in low precision fail only for many.
         sensitivity: the promised `Sensitivity`, or a number: the largest distance when one example is added or removed.

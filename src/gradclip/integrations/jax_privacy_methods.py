@@ -1,21 +1,65 @@
-"""`clipped_grad` of `gradclip.integrations.jax_privacy` by a plan: not every gradient is made."""
+"""The clipped functions of `gradclip.integrations.jax_privacy`, and `clipped_grad` by a plan."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 from gradclip.arguments import check_flag
-from gradclip.integrations.jax_privacy_function import JaxPrivacyFunction
+from gradclip.backends.entries import Entry
+from gradclip.backends.registry import named
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
+from gradclip.integrations.jax_privacy_values import cast
+from gradclip.leaves import as_floats
+from gradclip.per_example.batching.verbs import Batching
 from gradclip.per_example.call_arguments import positions
+from gradclip.per_example.function import ClippedFunction
 from gradclip.per_example.quantities import check_name
 from gradclip.per_example.settings import PerExampleSettings
-from gradclip.typing import Method, Thresholds, WideDtype
+from gradclip.tree import flatten
+from gradclip.typing import Method, Policy, Thresholds, WideDtype
 
 _METHODS = ("materialize", "auto", "ghost")
+
+
+@dataclass(frozen=True, eq=False)
+class JaxPrivacyFunction(ClippedFunction):
+    """A `ClippedFunction` with jax-privacy's conventions: always JAX, and keyword arguments also carry the batch.
+
+    `dtype` is that of the result; None keeps the dtypes of the clipped values. `spmd_axis_name` is as in `jax.vmap`.
+    """
+
+    dtype: jax.typing.DTypeLike | None = None
+    spmd_axis_name: str | None = None
+
+    def _framework(self, args: Sequence[Any]) -> Entry:
+        return named("jax")
+
+    def _is_mapped(self, position: int, count: int) -> bool:
+        return position == count - 1 or super()._is_mapped(position, count)
+
+    def _over_batch(
+        self, verbs: Batching, of_example: Callable[..., Any], axes: Sequence[int | None]
+    ) -> Callable[..., Any]:
+        return verbs.over_batch(of_example, axes, self.spmd_axis_name)
+
+    def _finished(self, summed: object, dtypes: Sequence[Any]) -> Any:
+        flat = flatten(super()._finished(summed, dtypes))
+        if self.settings.grid is not None:
+            return flat.rebuild(flat.leaves)
+        wanted = dtypes if self.dtype is None else [self.dtype] * len(flat.leaves)
+        return flat.rebuild([cast(x, dtype) for x, dtype in zip(flat.leaves, wanted, strict=True)])
+
+    def _to_clip(self, tree: object) -> Any:
+        return as_floats(tree)
+
+    def _added_in(self) -> Any:
+        if self.settings.grid is not None:
+            return None
+        return self.observed.narrowest() if self.dtype is None else self.dtype
 
 
 def unchanged(gradient: Any) -> Any:
@@ -55,7 +99,7 @@ def planned(
 ) -> BoundedSensitivityCallable:
     """Return gradclip's own function, with the arguments and results of jax-privacy's."""
     to_unit = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
-    policy = "skip" if nan_safe else "propagate"
+    policy: Policy = "skip" if nan_safe else "propagate"
     clipped = JaxPrivacyFunction(
         fun,
         PerExampleSettings(l2_clip_norm, nonfinite=policy, to_unit=to_unit, sum_dtype=_sums_in(dtype)),

@@ -8,9 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from gradclip.arguments import check_flag, check_threshold, is_single_threshold
-from gradclip.integrations.jax_privacy_function import JaxPrivacyFunction
 from gradclip.integrations.jax_privacy_grid import check_grid_scale
-from gradclip.integrations.jax_privacy_methods import is_planned, planned, unchanged
+from gradclip.integrations.jax_privacy_methods import JaxPrivacyFunction, is_planned, planned, unchanged
 from gradclip.integrations.jax_privacy_results import AuxiliaryOutput, BoundedSensitivityCallable, bound_of, divided
 from gradclip.integrations.jax_privacy_values import left_out_together, norms_of, widened
 from gradclip.integrations.jax_privacy_versions import skips_whole_examples
@@ -179,7 +178,7 @@ def clipped_grad(
         "nan_safe=True with a tree of thresholds searches all of them for NaN": nan_safe
         and not is_single_threshold(l2_clip_norm),
     }
-    settings = {
+    settings: dict[str, Any] = {
         "batch_argnums": batch_argnums,
         "keep_batch_dim": keep_batch_dim,
         "l2_clip_norm": l2_clip_norm,

@@ -11,7 +11,7 @@ are Opacus' own. What the optimizer does with the gradients of the examples is g
 - An example with NaN or infinities adds nothing, and a warning says how many there were.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import Any
 
@@ -75,7 +75,7 @@ class PrivacyEngine(opacus.PrivacyEngine):
         """Return the wrapped module, our optimizer and the data loader, as Opacus does."""
         _check_supported(module, clipping, grad_sample_mode)
         if grad_sample_mode == "ghost":
-            _check_ghost(module, clipping, **rest)
+            _check_ghost(module, clipping, rest)
         return super().make_private(module=module, clipping=clipping, grad_sample_mode=grad_sample_mode, **rest)
 
     @wraps(opacus.PrivacyEngine._prepare_model)
@@ -128,15 +128,13 @@ def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: s
         raise NotImplementedError(f"clipping={clipping!r} is not supported {where}. Pass one of {known}.")
 
 
-def _check_ghost(
-    module: torch.nn.Module, clipping: str, batch_first: bool = True, wrap_model: bool = True, **rest: object
-) -> None:
+def _check_ghost(module: torch.nn.Module, clipping: str, settings: Mapping[str, object]) -> None:
     """Raise for settings that "ghost" does not have, before anything is wrapped."""
     found = {
         "several processes": _is_distributed(module),
         f"clipping={clipping!r}": clipping != "flat",
-        "batch_first=False": not batch_first,
-        "wrap_model=False": not wrap_model,
+        "batch_first=False": not settings.get("batch_first", True),
+        "wrap_model=False": not settings.get("wrap_model", True),
     }
     wrong = next((name for name, holds in found.items() if holds), "")
     if wrong:

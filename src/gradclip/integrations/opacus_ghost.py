@@ -80,6 +80,10 @@ class GhostDPOptimizer(DPOptimizer):
             p.summed_grad = total if p.summed_grad is None else p.summed_grad.add_(total)
             _mark_as_processed(p.grad_sample)
 
+    @property
+    def _max_norm(self) -> float:
+        return float(self.max_grad_norm)
+
     def _promised(self, most: int, elements: int) -> Sensitivity:
         return _sensitivity(self._max_norm, most, elements)
 

@@ -11,6 +11,8 @@ def test_the_error_counts_products_and_additions():
     # 784 + 1000 products and T**2 = 1 additions, each 2**-53.
     assert 1801 * 2.0**-53 <= error_of_square(784, 1000, 1) <= 2100 * 2.0**-53
     assert error_of_square(64, 64, 1000) > 10**6 * 2.0**-53
+    # The squares of 5000 blocks take as many additions.
+    assert error_of_square(2, 2, 1, 5000) >= 5005 * 2.0**-53
 
 
 def test_no_bound_is_given_for_too_many_terms():

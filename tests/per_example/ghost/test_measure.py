@@ -6,8 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from factors import DTYPES, KINDS, PRODUCTS, exact, gradient, square
+from factors import DTYPES, KINDS, PRODUCTS, array, exact, gradient, square
 from gradclip.per_example.ghost.measure import measured, norm_of, scaled
+from gradclip.per_example.ghost.records import Dense, Part, Place
 
 EXAMPLES = 6
 
@@ -58,3 +59,15 @@ def test_terms_that_cancel_raise_the_norm(framework):
     above, _ = squares_from_above(framework, [given])
     # The gradient is 2**-20 of its terms, and the norm is raised by as much: without it, no sum would have a bound.
     assert all(upper > 2 * one for upper, one in zip(above, map(square, exact(given)), strict=True))
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_norms_leave_room_for_the_additions_of_blocks_and_parts(framework):
+    blocks = 3000
+    sides = [array(framework, np.ones((1, blocks, 1, 1)), "float32") for _ in range(2)]
+    parts = [
+        Part(Place((at, 0, 0), (at + blocks, 1, 1), (blocks, 1, 1), (0,), (1,), (2,)), [Dense(*sides)])
+        for at in (0, blocks)
+    ]
+    ((upper,), _) = squares_from_above(framework, [parts])
+    assert upper / (2 * blocks) >= 1 + 2 * blocks * Fraction(1, 2**53)

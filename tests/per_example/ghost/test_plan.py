@@ -1,5 +1,7 @@
 """Plans: which way is chosen, why, and the table."""
 
+from dataclasses import replace
+
 import pytest
 
 from gradclip.per_example.ghost.costs import Autograd
@@ -43,6 +45,22 @@ def test_a_convolution_in_pytorch_is_one_product():
 def test_what_saves_little_in_a_batch_is_made():
     one = leaf(64, 64, ("dot_general", 1))
     assert [how(one, examples) for examples in (1, 256)] == ["autograd", "ghost"]
+
+
+def test_what_saves_less_than_the_calls_of_a_framework_is_made():
+    slow = XLA._replace(calls=8e7)
+    leaves = [leaf(128, 128, ("linear", 1)), leaf(128, 129, ("linear", 1))]
+    ways = [{one.how for one in planned(leaves, examples, "auto", slow).leaves} for examples in (16, 64)]
+    assert ways == [{"autograd"}, {"ghost"}]
+
+
+@pytest.mark.parametrize("method", ["auto", "ghost"])
+def test_what_the_framework_cannot_make_comes_in_factors(method):
+    small = replace(leaf(8, 8, ("linear", 3)), only_tapped=True)
+    unknown = replace(leaf(8, 8, reason="cond"), only_tapped=True)
+    plan = planned([small, unknown], 2, method, TORCH._replace(calls=8e7))
+    assert [one.how for one in plan.leaves] == ["ghost", "autograd"]
+    assert plan.leaves[0].why == "the framework makes none of a whole batch"
 
 
 def test_gradients_that_take_too_much_memory_are_not_made():

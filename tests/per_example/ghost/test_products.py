@@ -89,6 +89,7 @@ def test_powers_of_two(by):
     products, make = by
     x = np.array([[3.0, -5.0], [0.0, 0.0], [np.nan, 1.0], [2.0**-1000, 0.0]])
     check(products.exponents(make(x)), [3.0, 0.0, 0.0, -999.0])
+    check(products.exponents(make(x[:, 0])), [2.0, 0.0, 0.0, -999.0])
     large = products.times_power(make(np.array([[1.5], [1.5]])), products.taken(np.array([1020.0, -1020.0])))
     check(large, [[1.5 * 2.0**1020], [1.5 * 2.0**-1020]])
 
@@ -103,6 +104,7 @@ def test_parts_are_put_in_their_place(by):
     whole[1:4, 2:6] = expected
     check(products.put(found, (1, 2), (5, 6)), whole)
     assert products.put(found, (0, 0), (3, 4)) is found
+    check(products.placed(make(part[:, :1, :1]), (), (), (1, 1)), part[0, :1, :1])
 
 
 def test_sums_are_rounded_with_their_sign(by):
@@ -110,3 +112,13 @@ def test_sums_are_rounded_with_their_sign(by):
     found = products.rounded(make(np.array([-1.0 / 3, 2.0**-140])), "float32")
     assert np.asarray(found).dtype == np.float32
     assert float(found[0]) == float(np.float32(-1.0 / 3))
+
+
+def test_transposed_gradients_are_not_copied():
+    products = PRODUCTS["torch"](concrete=True)
+    x = torch.arange(24.0).reshape(2, 3, 4)
+    weights = torch.tensor([2.0, 1.0], dtype=torch.float64)
+    for order in ((0, 1, 2), (0, 2, 1)):
+        rows = x.permute(order)
+        assert (products.made(rows) == x.double().square().sum((1, 2))).all()
+        assert (products.sum_made(rows, weights) == (2 * x[0] + x[1]).permute([i - 1 for i in order[1:]])).all()

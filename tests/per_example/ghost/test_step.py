@@ -179,3 +179,24 @@ def test_complex_parameters_are_made():
     assert clipped.plan(params, batch).leaves[0].why == "parameters have dtype complex64"
     with pytest.raises(ValueError, match="not possible here: parameters have dtype complex64"):
         gradclip.clipped_grad(loss, 1.0, method="ghost")(params, batch)
+
+
+@pytest.mark.parametrize("around", ["torch.compile", "torch.func.vmap"])
+def test_plans_are_kept_apart_from_where_nothing_can_be_tapped(around):
+    clipped = gradclip.clipped_grad(lambda w, x: torch.sin(x @ w).sum(), 1.0)
+    w, x = torch.linspace(-1, 1, 300**2).reshape(300, 300), torch.linspace(-1, 2, 6000).reshape(20, 300)
+    plain = clipped(w, x)
+    for _ in range(2):
+        assert clipped.plan(w, x).ghost
+        if around == "torch.compile":
+            found = torch.compile(clipped, backend="eager")(w, x)
+        else:
+            found = torch.func.vmap(lambda x: clipped(w, x))(x[None])[0]
+        check_alike(found, plain)
+
+
+def test_ghost_refuses_to_be_compiled():
+    clipped = gradclip.clipped_grad(LOSSES["torch"], 1.0, batch_argnums=(1, 2), method="ghost")
+    clipped(*arguments("torch"))
+    with pytest.raises(ValueError, match=r"not possible here: torch\.compile traces the call"):
+        torch.compile(clipped, backend="eager")(*arguments("torch"))

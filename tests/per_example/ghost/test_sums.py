@@ -27,7 +27,7 @@ def sums_of(framework, gradients, shapes, threshold, target=CLIP, nonfinite="ski
     with backend.precision(), jax.enable_x64(True):
         clipping = Clipping(threshold, target, Nonfinite.named(nonfinite))
         products = PRODUCTS[framework](concrete=True)
-        sums, norm = clipped_sums(products, backend, gradients, shapes, clipping, mask)
+        sums, norm = clipped_sums(products, backend, gradients, [(x, "float64") for x in shapes], clipping, mask)
         return [np.asarray(x, np.float64) for x in sums], np.asarray(norm.product())
 
 
@@ -117,3 +117,39 @@ def test_a_threshold_of_zero_and_one_of_infinity(framework):
     assert not nothing.any()
     exactly = [float(sum(column)) for column in zip(*exact(given), strict=True)]
     np.testing.assert_allclose(everything.ravel(), exactly, rtol=1e-12)
+
+
+def one_product(framework, left, right, dtype="float32"):
+    """Return the gradient of one example: a product of two numbers."""
+    sides = [np.full((1, 1, 1, 1), side, dtype) for side in (left, right)]
+    with jax.enable_x64(True):
+        return [Part(place_of(1, 1), [Dense(*map(torch.tensor if framework == "torch" else jnp.asarray, sides))])]
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_tiny_thresholds_hold(framework):
+    # Times a weight near 2**-930, the left side would be a multiple of the smallest number, and rounded to it.
+    given = one_product(framework, 1.5 * 2.0**-140, 2.0**127)
+    for threshold in 2.0 ** np.arange(-950, -930) * np.linspace(1, 2, 20):
+        (total,), _ = sums_of(framework, [given], [(1, 1)], float(threshold))
+        assert abs(Fraction(float(total[0, 0]))) <= Fraction(float(threshold))
+
+
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_weights_beyond_the_range_spoil_nothing(framework):
+    zero, tiny = one_product(framework, 2.0**120, 0.0), one_product(framework, 2.0**-600, 2.0**-600, "float64")
+    for given in ([zero], [zero, tiny], [tiny, zero]):
+        sums, _ = sums_of(framework, given, [(1, 1)] * len(given), 1e300, Target(gamma=0.0))
+        assert np.isfinite(sums).all()
+
+
+@pytest.mark.parametrize("target", [CLIP, Target(gamma=0.0)])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_norms_beyond_the_range_hold(framework, target):
+    for exponent in (-595, -590, -585, 511, 515, 530, 597, 600):
+        given = one_product(framework, 1.3 * 2.0**exponent, 1.7 * 2.0**exponent, "float64")
+        (element,) = exact(given)[0]
+        (total,), _ = sums_of(framework, [given], [(1, 1)], 1.0, target)
+        assert abs(Fraction(float(total[0, 0]))) <= 1
+        if 2**-890 < element < 2**1030:
+            assert total[0, 0] > 0.99 or (exponent < 0 and target is CLIP)

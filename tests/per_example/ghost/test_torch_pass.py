@@ -103,13 +103,17 @@ def test_nothing_is_tapped_inside_of_a_transform():
     reasons = []
 
     def outer(x):
-        args = ({"w": torch.ones(2, 3)}, torch.ones(4, 3))
-        (use,) = TorchTaps().uses(with_aux(lambda p, x: F.linear(x, p["w"]).sum()), 0, args, (None, 0))
-        reasons.append(use.reason)
+        reasons.append(TorchTaps().prevented())
         return x
 
+    assert TorchTaps().prevented() == ""
     torch.func.vmap(outer)(torch.ones(3))
     assert reasons == ["the call is inside a transform of torch.func"]
+
+
+def test_nothing_is_tapped_by_a_pytorch_that_lacks_a_function(monkeypatch):
+    monkeypatch.delattr(torch._C._functorch, "maybe_get_bdim")
+    assert TorchTaps().prevented() == "this version of PyTorch lacks what taps need"
 
 
 def test_buffers_that_change_are_an_error():

@@ -5,8 +5,10 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+import torch.utils.checkpoint
 from torch import nn
 
+from gradclip import clipped_grad
 from gradclip.per_example.ghost.records import Made
 from gradclip.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
@@ -49,7 +51,7 @@ def test_a_perceptron_needs_no_gradient_of_a_weight():
         "4.weight": 1,
     }
     assert uses["0.bias"].reason == "bias of linear"
-    assert uses["3.weight"].reason == "torch.nn.functional.layer_norm"
+    assert uses["3.weight"].reason == "scale of layer_norm"
     rows = [params[name] for name in sorted(params)]
     assert all(isinstance(g, Made) == (x.ndim == 1) for g, x in zip(result.gradients, rows, strict=True))
 
@@ -141,12 +143,23 @@ def test_no_gradient_flows_without_gradients():
     assert [use.terms for use in uses["w"].uses] == [5]
 
 
-def test_unused_parameters_have_no_parts():
+def test_unused_parameters_have_no_terms():
     loss = lambda p, x: last(x * p["scale"])
     _, result = checked(loss, {"w": tensor(2, 3), "scale": tensor(3)}, tensor(4, 3), only=["w"])
-    assert result.gradients[1] == []
+    ((term,),) = (part.terms for part in result.gradients[1])
+    assert term.left.shape == (4, 1, 0, 6)
     _, result = checked(lambda p, x: last(x), {"w": tensor(2, 3)}, tensor(4, 3), only=[])
-    assert not result.gradients[0].rows.any()
+    assert result.gradients[0][0].terms[0].left.shape == (4, 1, 0, 6)
+
+
+def test_products_whose_results_are_not_used_have_no_terms():
+    loss = lambda p, x: last(F.linear(x, p["frozen"]).detach()) + last(x @ p["w"])
+    _, result = checked(loss, {"w": tensor(3, 2), "frozen": tensor(2, 3)}, tensor(4, 3))
+    assert result.gradients[0][0].terms[0].left.shape == (4, 1, 0, 6)
+
+
+def test_inputs_without_positions_have_no_terms():
+    checked(lambda p, x: last(F.linear(x, p["w"], p["b"])), {"w": tensor(2, 3), "b": tensor(2)}, tensor(4, 0, 3))
 
 
 def test_parameters_can_be_returned():
@@ -225,3 +238,34 @@ def test_a_loss_must_be_a_scalar():
     loss = lambda p, x: F.linear(x, p["w"])
     with pytest.raises(ValueError, match=r"scalar tensor for each example, got Tensor of shape \(5, 2\)"):
         TorchTaps().run(with_aux(loss), 0, ({"w": tensor(2, 3)}, tensor(4, 5, 3)), (None, 0), [True])
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return torch.utils.checkpoint.checkpoint(self.inner, x, use_reentrant=False)
+
+
+NOT_BY_VMAP = {
+    "cell": nn.GRUCell(3, 4),
+    "layer": nn.LSTM(3, 4, bias=False),
+    "checkpoint": Checkpointed(nn.Linear(3, 4)),
+}
+
+
+@pytest.mark.parametrize("name", NOT_BY_VMAP)
+def test_whole_calls_take_what_vmap_cannot_run(name):
+    module = NOT_BY_VMAP[name].double()
+    params, x = dict(module.named_parameters()), tensor(6, 5, 3)
+
+    def loss(p, x):
+        made = torch.func.functional_call(module, p, x)
+        return last(made[0] if isinstance(made, tuple) else made)
+
+    found, expected = (
+        clipped_grad(loss, 1.0, method=method, keep_batch_dim=False)(params, x) for method in ("ghost", "loop")
+    )
+    assert distance(found, expected) < 1e-6

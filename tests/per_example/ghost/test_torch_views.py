@@ -129,3 +129,11 @@ def test_integers_from_parameters_are_constants():
         return last(F.linear(x, p["w"])) * rows.abs().sum()
 
     checked(loss)
+
+
+def test_complex_casts_are_not_followed():
+    loss = lambda p, x: last((x.cfloat() @ p["w"].to(torch.complex64).mT).abs()) + last(x @ p["w"].mT)
+    params, x = {"w": torch.arange(6.0).reshape(2, 3)}, torch.linspace(-1, 1, 12).reshape(4, 3)
+    uses, _, found = tapped_gradients(loss, params, x)
+    assert uses["w"].reason == "torch.Tensor.to"
+    assert distance(found, gradients_by_loop(loss, params, x)) < 1e-6

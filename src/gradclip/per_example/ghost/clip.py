@@ -46,9 +46,9 @@ def clip_factors(
             leaves = [parameters.leaves[i] for i in indices]
             clipping = Clipping(limit, settings.target, settings.policy)
             own = [gradients[i] for i in indices]
-            totals, norm = clipped_sums(by, backend, own, [tuple(x.shape) for x in leaves], clipping, inside)
-            dtypes = [settings.dtype_of_sums or precise(x.dtype) for x in leaves]
-            sums.update(zip(indices, map(by.rounded, totals, dtypes), strict=True))
+            kinds = [(tuple(x.shape), settings.dtype_of_sums or precise(x.dtype)) for x in leaves]
+            totals, norm = clipped_sums(by, backend, own, kinds, clipping, inside)
+            sums.update(zip(indices, totals, strict=True))
             wide = "float64" in [precise(x.dtype) for x in leaves]
             norms.append(backend.leave_scalar(norm.product(), "float64" if wide else "float32", arrays[:1]))
     total = parameters.rebuild([sums[i] for i in range(len(sums))])

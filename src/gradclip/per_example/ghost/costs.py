@@ -23,20 +23,27 @@ class Autograd(NamedTuple):
     """What a framework's own per-example gradients cost.
 
     `addition`: adding a product to a gradient that is there, for each element. `convolution`: how many times a product
-    of matrices the product of a convolution takes.
+    of matrices the product of a convolution takes. `alone`: it is fast only where it makes all gradients. `calls`: what
+    the operations of factors take in a call, whatever the numbers.
     """
 
     addition: float
     convolution: float
+    alone: bool = False
+    calls: float = 0.0
 
 
 class Costs(NamedTuple):
-    """Times of the three ways; infinite for one that is impossible. `kept`: the bytes of an example's factors."""
+    """Times of the three ways; infinite for one that is impossible.
+
+    `kept`: the bytes of an example's factors. `rest`: the time that a step takes anyway, forward and backward.
+    """
 
     ghost: float
     product: float
     autograd: float
     kept: int
+    rest: float
 
 
 def costs_of(leaf: LeafUses, width: int, autograd: Autograd) -> Costs:
@@ -52,7 +59,13 @@ def costs_of(leaf: LeafUses, width: int, autograd: Autograd) -> Costs:
         product += math.inf if embedded else blocks * dense * rows * columns
         by_autograd += sum(_by_autograd(use, autograd) for use in part) - autograd.addition * blocks * rows * columns
         kept += width * blocks * (dense * (rows + columns) + embedded * (columns + 1))
-    return Costs(ghost, product, by_autograd, kept)
+    rest = 2.0 * sum(use.terms * math.prod(use.place.shape) for use in leaf.uses if not use.embedding)
+    return Costs(ghost, product, by_autograd, kept, rest)
+
+
+def without_uses(elements: int) -> Costs:
+    """Return the costs of a parameter that cannot come in factors."""
+    return Costs(math.inf, math.inf, _PASSES * elements, 0, 0.0)
 
 
 def _by_autograd(use: Use, autograd: Autograd) -> float:

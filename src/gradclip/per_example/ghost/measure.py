@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from types import ModuleType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gradclip.core.formats import FLOAT64, bare_name, format_named
 from gradclip.core.norms import Norm
@@ -14,8 +15,11 @@ from gradclip.per_example.ghost.certificate import ADDED, error_of_square, raise
 from gradclip.per_example.ghost.products import Products
 from gradclip.per_example.ghost.records import Dense, Gradient, Made, Part, Rows
 
-# Divisors of norms are powers of two in this range. In units of the smallest, `ADDED` is far below any number.
-_LEAST, _MOST = -1000.0, 1000.0
+# Divisors of norms are powers of two in this range. In units of the largest, a norm above 2**1036 overflows: it counts
+# as not finite, as a gradient with elements that large does. In units of the smallest, `ADDED` is below any number.
+_LEAST, _MOST = -1000.0, 524.0
+# In units of this, the root of `ADDED` stays in the normal range, also where `coefficient` divides by it.
+_LEAST_FROM_ABOVE = -440.0
 
 
 class Scaled(NamedTuple):
@@ -78,13 +82,14 @@ def measured(products: Products, given: Scaled) -> Measured:
         elements = math.prod(given.gradient.rows.shape[1:])
         above = square * (1.0 + _error(elements, 1, 1))
     else:
-        found = [_of_part(products, part) for part in given.gradient]
+        matrices = sum(part.place.shape[0] for part in given.gradient)
+        found = [_of_part(products, part, matrices) for part in given.gradient]
         square, above = (sum(numbers[1:], numbers[0]) for numbers in zip(*found, strict=True))
     return Measured(square, above if given.exponents is None else above + ADDED, given.exponents)
 
 
-def _of_part(products: Products, part: Part) -> tuple[Array, Array]:
-    """Return q of `certificate`, and N**2."""
+def _of_part(products: Products, part: Part, matrices: int) -> tuple[Array, Array]:
+    """Return q of `certificate`, and N**2, for a parameter of so many blocks in all of its parts."""
     _, rows, columns = part.place.shape
     dense, embedded = parted(products, part)
     found = [] if dense is None else [products.dense(dense)]
@@ -95,7 +100,7 @@ def _of_part(products: Products, part: Part) -> tuple[Array, Array]:
         # M is the sum of both, and (a + b)**2 <= 2 a**2 + 2 b**2.
         size = (size + found[1].size) * 2.0
     terms = terms_of([part])
-    return square, square + size * (_error(rows, columns, terms) + raised_by_floor(terms))
+    return square, square + size * (_error(rows, columns, terms, matrices) + raised_by_floor(terms))
 
 
 def parted(products: Products, part: Part) -> tuple[Dense | None, Rows | None]:
@@ -105,8 +110,8 @@ def parted(products: Products, part: Part) -> tuple[Dense | None, Rows | None]:
     return products.joined(dense) if dense else None, products.joined_rows(rows) if rows else None
 
 
-def _error(rows: int, columns: int, terms: int) -> float:
-    error = error_of_square(rows, columns, terms)
+def _error(rows: int, columns: int, terms: int, matrices: int = 1) -> float:
+    error = error_of_square(rows, columns, terms, matrices)
     assert error is not None  # the plan makes the gradients of larger parameters
     return error
 
@@ -119,15 +124,17 @@ def norm_of(products: Products, found: Sequence[Measured]) -> tuple[Norm, Norm]:
         above, square = (sum(x[1:], x[0]) for x in ([one.above for one in found], [one.square for one in found]))
         return Norm(xp.sqrt(above), None, error, 0.0), Norm(xp.sqrt(xp.clip(square, 0.0)), None, error, 0.0)
     zeros = xp.zeros_like(given[0])
-    unit = xp.clip(_largest(xp, given if len(given) == len(found) else [*given, zeros]), _LEAST, _MOST)
-    total, total_above = zeros, zeros
-    for one in found:
-        power = 2.0 * ((zeros if one.exponents is None else one.exponents) - unit)
-        total = total + products.times_power(one.square, power)
-        total_above = total_above + products.times_power(one.above, power)
-    divisor = products.times_power(xp.ones_like(unit), unit)
-    about = Norm(xp.sqrt(xp.clip(total, 0.0)), divisor, error, 0.0)
-    return Norm(xp.sqrt(total_above + ADDED), divisor, error, 0.0), about
+    exponents = [zeros if one.exponents is None else one.exponents for one in found]
+    largest = _largest(xp, exponents)
+
+    def rooted(squares: Sequence[Array], least: float, added: float) -> Norm:
+        unit = xp.clip(largest, least, _MOST)
+        scaled = (products.times_power(x, 2.0 * (k - unit)) for x, k in zip(squares, exponents, strict=True))
+        total = xp.clip(sum(scaled, zeros) + added, 0.0)
+        return Norm(xp.sqrt(total), products.times_power(xp.ones_like(unit), unit), error, 0.0)
+
+    above = rooted([one.above for one in found], _LEAST_FROM_ABOVE, ADDED)
+    return above, rooted([one.square for one in found], _LEAST, 0.0)
 
 
 def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:
@@ -137,17 +144,19 @@ def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:
     return largest
 
 
-def multiplied(by: Products, gradient: Gradient, shape: tuple[int, ...]) -> Gradient:
-    """Return the gradient of each example for a parameter of a shape, made by one product of its factors."""
+def multiplied(by: Products, gradient: Gradient) -> Gradient:
+    """Return the gradient with the matrices of each example made, by one product of their factors.
+
+    A matrix is then one term, 1 times all of its numbers.
+    """
     if isinstance(gradient, Made):
         return gradient
-    total = None
+    parts = []
     for part in gradient:
         terms, _ = parted(by, part)
         assert terms is not None  # the plan keeps embeddings
-        place, examples = part.place, terms.left.shape[0]
-        order = (0, *(axis + 1 for axis in place.axes))
-        box = by.placed(by.multiplied(terms), (examples, *place.view), order, (examples, *place.box))
-        found = by.put(box, (0, *place.start), (examples, *shape))
-        total = found if total is None else total + found
-    return Made(total)
+        matrices: Any = by.multiplied(terms)
+        rows = matrices.reshape(matrices.shape[0], 1, 1, -1)
+        place = replace(part.place, blocks=(), rows=(), columns=part.place.axes)
+        parts.append(Part(place, [Dense(by.xp.ones_like(rows[..., :1]), rows)]))
+    return parts

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from gradclip.core.values import shape_of
 from gradclip.per_example.ghost.certificate import error_of_square
-from gradclip.per_example.ghost.costs import Autograd, Costs, costs_of, parts_of
+from gradclip.per_example.ghost.costs import Autograd, Costs, costs_of, parts_of, without_uses
 from gradclip.per_example.ghost.records import LeafUses, Use
 from gradclip.per_example.microbatches import bytes_of
 from gradclip.tree import FlatTree
@@ -22,9 +22,13 @@ _WORTH = 2e6
 """What factors must save in a batch, in products, so that their own operations are worth calling."""
 _MARGIN = 0.7
 """Factors are kept if they take at most so much of the time: the costs are estimates."""
+_PART = 0.1
+"""The part of a step's time that factors must save."""
 _MOST_BYTES = 2**30
 """The bytes of gradients above which factors are kept if they take fewer, even where they take more time."""
 
+_UNUSED = "not used"
+_NEEDED = "the framework makes none of a whole batch"
 How = Literal["ghost", "product", "autograd"]
 
 
@@ -106,15 +110,44 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
 
     Raises ValueError for "ghost" if a large parameter cannot be measured from factors.
     """
-    leaves = tuple(_planned(leaf, examples, method, autograd) for leaf in uses)
-    wrong = [leaf for leaf in leaves if leaf.how != "ghost" and math.prod(leaf.shape) >= _LARGE]
-    if method == "ghost" and wrong:
-        first = wrong[0]
+    choices = [_chosen(leaf, examples, method, autograd) for leaf in uses]
+    if method == "auto":
+        choices = _together(choices, examples, autograd)
+    for first, (how, why, _) in zip(uses, choices, strict=True):
+        if method != "ghost" or how == "ghost" or _elements(first) < _LARGE or why == _UNUSED:
+            continue
         raise ValueError(
             f"method='ghost' cannot measure {first.path or 'the parameters'} of shape {first.shape} without making its "
-            f"gradients: {first.why}. Pass method='auto' to make those alone, or change that operation."
+            f"gradients: {why}. Pass method='auto' to make those alone, or change that operation."
         )
-    return Plan(leaves, examples)
+    return Plan(tuple(_described(leaf, one, examples) for leaf, one in zip(uses, choices, strict=True)), examples)
+
+
+class _Choice(NamedTuple):
+    """How a parameter is measured, why, and what each way costs."""
+
+    how: How
+    why: str
+    costs: Costs
+
+
+def _together(choices: Sequence[_Choice], examples: int, autograd: Autograd) -> list[_Choice]:
+    """Return the choices, given each other: all by autograd if the others save little of a step."""
+    tapped = [one for one in choices if one.how != "autograd"]
+    step = sum(one.costs.autograd + one.costs.rest for one in choices)
+    saved = sum(one.costs.autograd - min(one.costs.ghost, one.costs.product) for one in tapped)
+    little = saved < _PART * step or saved * examples < autograd.calls
+    if little and not {"saves memory", _NEEDED} & {one.why for one in tapped}:
+        return [one._replace(how="autograd", why="saves little of a step") if one in tapped else one for one in choices]
+    if not (tapped and autograd.alone):
+        return list(choices)
+
+    def beside(one: _Choice) -> _Choice:
+        cheaper = one.costs.product < one.costs.autograd or (one.why != "small" and one.costs.product < math.inf)
+        multiply = one.how == "autograd" and cheaper
+        return one._replace(how="product", why="others come in factors") if multiply else one
+
+    return list(map(beside, choices))
 
 
 def made_everywhere(parameters: FlatTree, examples: int, why: str) -> Plan:
@@ -136,40 +169,48 @@ def _width(dtype: str) -> int:
     return {"float16": 2, "bfloat16": 2, "float64": 8, "complex64": 8, "complex128": 16}.get(dtype, 4)
 
 
-def _planned(leaf: LeafUses, examples: int, method: str, autograd: Autograd) -> PlannedLeaf:
-    """Return how one parameter is measured."""
-    width = _width(leaf.dtype)
-    made = math.prod(leaf.shape) * width * examples
+def _described(leaf: LeafUses, choice: _Choice, examples: int) -> PlannedLeaf:
+    """Return a row of a plan."""
     uses = ", ".join(f"{use.operation}, T = {use.terms}" for use in leaf.uses[:2]) + (", ..." if leaf.uses[2:] else "")
     terms = max((sum(use.terms for use in part) for part in parts_of(leaf.uses)), default=0)
-    why = leaf.reason or ("" if leaf.uses else "not used") or _unproven(leaf.uses)
-    if why:
-        return PlannedLeaf(leaf.path, leaf.shape, uses, "autograd", why, made, None)
-    costs = costs_of(leaf, width, autograd)
-    how, why = _chosen(leaf, costs, made, examples, method)
-    return PlannedLeaf(leaf.path, leaf.shape, uses, how, why, made, costs.kept * examples, terms)
+    made = _elements(leaf) * _width(leaf.dtype) * examples
+    kept = choice.costs.kept * examples if choice.costs.kept else None
+    return PlannedLeaf(leaf.path, leaf.shape, uses, choice.how, choice.why, made, kept, terms)
 
 
-def _chosen(leaf: LeafUses, costs: Costs, made: int, examples: int, method: str) -> tuple[How, str]:
-    """Return how a parameter is measured whose gradients take `made` bytes, and why."""
-    if math.prod(leaf.shape) < SMALLEST:
-        return "autograd", "small"
-    if method == "ghost":
-        return "ghost", "asked for"
-    if made > _MOST_BYTES and costs.kept * examples < made:
-        return "ghost", "saves memory"
+def _elements(leaf: LeafUses) -> int:
+    return math.prod(leaf.shape)
+
+
+def _chosen(leaf: LeafUses, examples: int, method: str, autograd: Autograd) -> _Choice:
+    """Return how a parameter is measured, if it were the only one."""
+    why = leaf.reason or ("" if leaf.uses else _UNUSED) or _unproven(leaf.uses)
+    costs = without_uses(_elements(leaf)) if why else costs_of(leaf, _width(leaf.dtype), autograd)
+    made = _elements(leaf) * _width(leaf.dtype) * examples
     best = min(costs.ghost, costs.product)
     how: How = "ghost" if costs.ghost == best else "product"
-    if best > _MARGIN * costs.autograd:
-        return "autograd", f"{how} takes {best / costs.autograd:.1f} times the work"
-    if (costs.autograd - best) * examples < _WORTH:
-        return "autograd", "small"
-    return how, f"{costs.autograd / best:.1f} times less work"
+    if leaf.only_tapped and not why:
+        why = _NEEDED
+    elif why or _elements(leaf) < SMALLEST:
+        how, why = "autograd", why or "small"
+    elif method == "ghost":
+        how, why = "ghost", "asked for"
+    elif made > _MOST_BYTES and costs.kept * examples < made:
+        how, why = "ghost", "saves memory"
+    elif best > _MARGIN * costs.autograd:
+        how, why = "autograd", f"{how} takes {best / costs.autograd:.1f} times the work"
+    elif (costs.autograd - best) * examples < _WORTH:
+        how, why = "autograd", "small"
+    else:
+        why = f"{costs.autograd / best:.1f} times less work"
+    return _Choice(how, why, costs)
 
 
 def _unproven(uses: Sequence[Use]) -> str:
-    for part in parts_of(uses):
+    parts = parts_of(uses)
+    matrices = sum(part[0].place.shape[0] for part in parts)
+    for part in parts:
         _, rows, columns = part[0].place.shape
-        if error_of_square(rows, columns, sum(use.terms for use in part)) is None:
+        if error_of_square(rows, columns, sum(use.terms for use in part), matrices) is None:
             return "no bound is proven for so many terms"
     return ""

@@ -94,6 +94,10 @@ class Products(ABC):
         """Return a sum in a dtype, rounded to nearest."""
 
     @abstractmethod
+    def after(self, vector: Array, other: Array) -> Array:
+        """Return a vector that a compiler may not use before it has the other array."""
+
+    @abstractmethod
     def given(self, vector: Array) -> Array:
         """Return a vector as the backend of the examples computes with it."""
 

@@ -44,7 +44,7 @@ class TorchProducts(Products):
         return (gram * entries.double().mT).sum((1, 2))
 
     def made(self, rows: torch.Tensor) -> torch.Tensor:
-        return row_squares(rows.reshape(len(rows), -1))
+        return row_squares(rows.permute(_in_memory(rows)).reshape(len(rows), -1))
 
     def multiplied(self, terms: Dense) -> torch.Tensor:
         wide = torch.promote_types(torch.promote_types(terms.left.dtype, terms.right.dtype), torch.float32)
@@ -57,7 +57,7 @@ class TorchProducts(Products):
         return terms[0] if len(terms) == 1 else Rows(*(torch.cat(x, 1) for x in zip(*terms, strict=True)))
 
     def exponents(self, x: torch.Tensor) -> torch.Tensor:
-        largest = x.double().abs().flatten(1).amax(1) if x[0].numel() else x.new_zeros(len(x)).double()
+        largest = x.double().abs().reshape(len(x), -1).amax(1) if x[0].numel() else x.new_zeros(len(x)).double()
         return torch.where(largest.isfinite(), torch.frexp(largest)[1], 0).double()
 
     def times_power(self, x: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
@@ -80,12 +80,15 @@ class TorchProducts(Products):
         return total.index_add_(0, terms.indices.reshape(-1), weighed.reshape(-1, columns))[None]
 
     def sum_made(self, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        return outer_sums(None, rows.reshape(1, len(rows), -1), weights).reshape(rows.shape[1:])
+        order = _in_memory(rows)
+        stored = rows.permute(order)
+        total = outer_sums(None, stored.reshape(1, len(rows), -1), weights).reshape(stored.shape[1:])
+        return total.permute([order.index(axis) - 1 for axis in range(1, rows.dim())])
 
     def placed(
         self, part: torch.Tensor, view: tuple[int, ...], order: tuple[int, ...], box: tuple[int, ...]
     ) -> torch.Tensor:
-        return part.reshape([view[axis] for axis in order]).permute(*np.argsort(order).tolist()).reshape(box)
+        return part.reshape([view[axis] for axis in order]).permute(np.argsort(order).tolist()).reshape(box)
 
     def put(self, part: torch.Tensor, start: tuple[int, ...], shape: tuple[int, ...]) -> torch.Tensor:
         if tuple(part.shape) == shape:
@@ -97,8 +100,16 @@ class TorchProducts(Products):
     def rounded(self, total: torch.Tensor, dtype: str) -> torch.Tensor:
         return total.to(getattr(torch, dtype))
 
+    def after(self, vector: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        return vector
+
     def given(self, vector: torch.Tensor) -> Any:
         return vector.numpy() if self.concrete else vector
 
     def taken(self, vector: Any) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(vector)) if self.concrete else vector
+
+
+def _in_memory(x: torch.Tensor) -> list[int]:
+    """Return the axes of an array in the order of its memory, with the batch first. Autograd transposes gradients."""
+    return [0, *sorted(range(1, x.dim()), key=lambda axis: -x.stride(axis))]

@@ -76,7 +76,7 @@ class Made(NamedTuple):
 
 
 Gradient = Made | Sequence[Part]
-"""The gradients of a batch for one parameter. Parts cover disjoint elements. What no part covers is zero."""
+"""The gradients of a batch for one parameter. One or more parts cover disjoint elements; the others are zero."""
 
 
 class Tapped(NamedTuple):
@@ -110,7 +110,8 @@ class Use:
 class LeafUses:
     """How a function of one example uses one parameter.
 
-    `uses` is empty if the parameter is unused, or if `reason` says which operation cannot be tapped.
+    `uses` is empty if the parameter is unused, or if `reason` says which operation cannot be tapped. `only_tapped`: the
+    framework itself cannot make its gradients for a whole batch.
     """
 
     path: str
@@ -118,3 +119,4 @@ class LeafUses:
     dtype: str
     uses: tuple[Use, ...] = ()
     reason: str = ""
+    only_tapped: bool = False

@@ -66,6 +66,8 @@ def why_none(call: Call, argnums: Argnums) -> str:
     parameters = parameters_of(call.args, argnums)
     if not has_tools(call.framework):
         return f"{call.framework.name} has no taps for products"
+    if prevented := tools_of(call.framework).taps.prevented():
+        return prevented
     if not call.examples:
         return "the batch is empty"
     other = {dtype_name(x) if hasattr(x, "dtype") else type(x).__name__ for x in parameters.leaves} - {*_REAL}
@@ -100,8 +102,8 @@ def in_factors(
         found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
         by = tools.products(concrete=False)
         gradients = [
-            multiplied(by, gradient, tuple(x.shape)) if leaf.how == "product" else gradient
-            for gradient, leaf, x in zip(found.gradients, plan.leaves, parameters.leaves, strict=True)
+            multiplied(by, gradient) if leaf.how == "product" else gradient
+            for gradient, leaf in zip(found.gradients, plan.leaves, strict=True)
         ]
         summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)
         return summed, norms, (found.values, found.aux)

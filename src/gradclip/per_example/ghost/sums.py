@@ -14,6 +14,7 @@ from gradclip.core.norms import Norm, settled
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import Target
 from gradclip.core.values import Array
+from gradclip.per_example.ghost.certificate import LARGEST_WEIGHT, SMALLEST_WEIGHT
 from gradclip.per_example.ghost.measure import Scaled, measured, norm_of, parted, scaled
 from gradclip.per_example.ghost.products import Products
 from gradclip.per_example.ghost.records import Gradient, Made, Part
@@ -38,11 +39,13 @@ def clipped_sums(
     products: Products,
     backend: Backend,
     gradients: Sequence[Gradient],
-    shapes: Sequence[tuple[int, ...]],
+    kinds: Sequence[tuple[tuple[int, ...], str]],
     clipping: Clipping,
     mask: Array | None,
 ) -> tuple[list[Array], Norm]:
-    """Return the sum over examples for each parameter of a shape, in float64, and the norm of each example.
+    """Return the sum over examples for each parameter, and the norm of each example.
+
+    `kinds`: the shape of each parameter, and the dtype to which its sum is rounded from float64.
 
     Outside `mask`, booleans of the backend, examples add nothing, and their norms are 0. Raises FloatingPointError
     under the policy "raise".
@@ -53,7 +56,12 @@ def clipped_sums(
         clipping.nonfinite.check_visible(backend)
         _check_finite(backend, about, mask)
     weights = _weights(products, backend, above, clipping, mask)
-    sums = [_sum(products, unit, shape, weights) for unit, shape in zip(units, shapes, strict=True)]
+    sums: list[Array] = []
+    spoils = clipping.nonfinite.spoils
+    for unit, (shape, dtype) in zip(units, kinds, strict=True):
+        # Each sum waits for the one before, so that only one is in memory in float64.
+        own = weights if not sums else weights._replace(first=products.after(weights.first, sums[-1]))
+        sums.append(products.rounded(_sum(products, unit, shape, own, spoils=spoils), dtype))
     return sums, about if mask is None else replace(about, value=backend.xp.where(mask, about.value, 0.0))
 
 
@@ -85,25 +93,32 @@ def _weights(products: Products, backend: Backend, norm: Norm, clipping: Clippin
 
 
 def _in_units(products: Products, weights: Weights, exponents: Array | None) -> Array:
-    """Return the weights of a gradient in units of 2**exponents. One beyond the range is 0: the example is left out."""
+    """Return the weights of a gradient in units of 2**exponents. One that is too small is 0, one too large is less."""
+    xp = products.xp
     if exponents is None:
-        return weights.first if weights.second is None else weights.first * weights.second
+        product = weights.first if weights.second is None else weights.first * weights.second
+        # A product with numbers of float32 must stay in the normal range.
+        return xp.where(product < SMALLEST_WEIGHT, 0.0, xp.where(product > LARGEST_WEIGHT, LARGEST_WEIGHT, product))
     product = products.times_power(weights.first, exponents)
     product = product if weights.second is None else product * weights.second
     # A subnormal product may have been rounded up.
-    return products.xp.where((product < FLOAT64.tiny) | products.xp.isinf(product), 0.0, product)
+    return xp.where((product < FLOAT64.tiny) | xp.isinf(product), 0.0, product)
 
 
-def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Weights) -> Array:
+def _sum(products: Products, given: Scaled, shape: tuple[int, ...], weights: Weights, *, spoils: bool) -> Array:
     """Return the sum over examples of one parameter's gradients, each times its weight."""
     own = _in_units(products, weights, given.exponents)
     if isinstance(given.gradient, Made):
         return products.sum_made(given.gradient.rows, own)
-    # The sum of the weights is NaN if one is. It then spoils elements that no term reaches.
-    total = products.xp.sum(own) * 0.0
+    total = None
     for part in given.gradient:
-        total = total + products.put(_of_part(products, part, own), part.place.start, shape)
-    return total
+        found = products.put(_of_part(products, part, own), part.place.start, shape)
+        total = found if total is None else total + found
+    if total is None:
+        empty = (0,) * len(shape)
+        total = products.put(own[:0].reshape(empty), empty, shape)
+    # The sum of the weights is NaN if one is. It then spoils elements that no term reaches.
+    return total + products.xp.sum(own) * 0.0 if spoils else total
 
 
 def _of_part(products: Products, part: Part, weights: Array) -> Array:

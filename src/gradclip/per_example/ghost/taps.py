@@ -21,6 +21,10 @@ class Taps(ABC):
     autograd: ClassVar[Autograd]
     """What gradients that the framework makes cost."""
 
+    def prevented(self) -> str:
+        """Return why no function can be tapped where this is called, an empty text if functions can."""
+        return ""
+
     @abstractmethod
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         """Return how `fun` uses each parameter, from the shapes of the arguments alone."""

@@ -73,6 +73,7 @@ def _stepped(kind: Kind, tap: Tap, x: torch.Tensor, h: torch.Tensor, states: Sta
     """Return the new state, computed for the whole batch."""
     if not tap.inside:
         return kind.gates(x, h, states)
+    tap.run.only_tapped = True
     batch, one = tap.run.batch, tap.run.one
     return tuple(map(one, kind.gates(batch(x), batch(h), tuple(map(batch, states)))))
 

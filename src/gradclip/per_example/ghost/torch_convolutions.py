@@ -38,7 +38,9 @@ def convolution(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     factor = as_multiplied(given, made)
 
     def finish(e: torch.Tensor) -> Dense:
-        patches = windows.of(factor, pads, tuple(e.shape[3:]))
+        # With the channels last, a row of a window is one piece of memory.
+        by_place = _padded(factor, pads).movedim(2, -1).contiguous().movedim(-1, 2)
+        patches = windows.of(by_place, tuple(e.shape[3:]))
         return dense(roles, patches.unflatten(2, (groups, -1)), e.unflatten(2, (groups, -1)), _positions(e))
 
     return _kept(tap, roles, func.__name__, given, made, finish, _positions(made), x, bias)
@@ -61,7 +63,7 @@ def transposed_convolution(func: Operation, args: Arguments, kwargs: Keywords) -
     factor = as_multiplied(given, made)
 
     def finish(e: torch.Tensor) -> Dense:
-        patches = windows.of(e, pads, tuple(factor.shape[3:]))
+        patches = windows.of(_padded(e, pads), tuple(factor.shape[3:]))
         return dense(roles, factor.unflatten(2, (groups, -1)), patches.unflatten(2, (groups, -1)), _positions(factor))
 
     return _kept(tap, roles, func.__name__, given, made, finish, _positions(given), x, bias)
@@ -118,7 +120,8 @@ def _product(axes: int, transposed: bool) -> Product:
         view = ("group", "in", "out", *kernel)
         return Product(("n", "group", "in", *places), view, ("n", "group", "out", *places, *kernel))
     view = ("group", "out", "in", *kernel)
-    return Product(("n", "group", "in", *places, *kernel), view, ("n", "group", "out", *places))
+    given = ("n", "group", "in", *places, *kernel)
+    return Product(given, view, ("n", "group", "out", *places), inner=(*kernel, "in"))
 
 
 class _Windows:
@@ -135,14 +138,17 @@ class _Windows:
             return [(total // 2, total - total // 2) for total in totals]
         return [(pad, pad) for pad in _each(padding, len(self.sizes))]
 
-    def of(self, x: torch.Tensor, pads: Sequence[tuple[int, int]], counts: tuple[int, ...]) -> torch.Tensor:
+    def of(self, x: torch.Tensor, counts: tuple[int, ...]) -> torch.Tensor:
         """Return the first `counts` windows along the last axes: shape (..., *counts, *sizes)."""
-        x = F.pad(x, [pad for pair in reversed(pads) for pad in pair])
         first = x.dim() - len(counts)
         for i, count in enumerate(counts):
             x = x.unfold(first + i, self.widths[i], self.strides[i]).narrow(first + i, 0, count)
             x = x[..., :: self.steps[i]]
         return x
+
+
+def _padded(x: torch.Tensor, pads: Sequence[tuple[int, int]]) -> torch.Tensor:
+    return F.pad(x, [pad for pair in reversed(pads) for pad in pair]) if any(map(any, pads)) else x
 
 
 def _computed(

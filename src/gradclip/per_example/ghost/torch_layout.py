@@ -92,18 +92,24 @@ def _box(shape: Axes, sizes: Axes, strides: Axes, offset: int) -> _Box | None:
     view: list[int] = []
     axes: list[list[int]] = [[] for _ in sizes]
     for k, parts in enumerate(pieces):
-        expected = steps[k]
-        for stride, size, _ in sorted(parts):
-            if stride != expected:
-                return None
-            expected *= size
-        stop.append(start[k] + expected // steps[k])
-        if stop[k] > shape[k]:
+        length = _length(parts, steps[k])
+        if length is None or start[k] + length > shape[k]:
             return None
+        stop.append(start[k] + length)
         for _, size, dim in sorted(parts, reverse=True):
             axes[dim].append(len(view))
             view.append(size)
     return _Box(start, tuple(stop), tuple(view), tuple(map(tuple, axes)))
+
+
+def _length(parts: Sequence[tuple[int, int, int]], step: int) -> int | None:
+    """Return how far pieces of an axis reach together, None if they leave gaps or meet an element twice."""
+    expected = step
+    for stride, size, _ in sorted(parts):
+        if stride != expected:
+            return None
+        expected *= size
+    return expected // step
 
 
 def _pieces(shape: Axes, steps: Sequence[int], size: int, stride: int) -> list[tuple[int, int, int]] | None:

@@ -16,7 +16,7 @@ from gradclip.per_example.ghost.torch_attention import AttentionAtOnce, own_code
 from gradclip.per_example.ghost.torch_checkpoints import Again, same_parameters
 from gradclip.per_example.ghost.torch_parameter import TappedParameter, whole
 from gradclip.per_example.ghost.torch_run import Leaf, Run
-from gradclip.per_example.ghost.torch_terms import materialized, parts_of
+from gradclip.per_example.ghost.torch_terms import materialized, nothing_of, parts_of
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import FlatTree, flatten
 
@@ -151,10 +151,10 @@ def gradient_of(leaf: Leaf, cotangents: Sequence[torch.Tensor | None]) -> Gradie
         parts, overlapping = parts_of(placed)
         if overlapping:
             leaf.untap(overlapping)
+        if not parts:
+            return [nothing_of(leaf.batch)] if made is None else Made(made)
         if leaf.tapped:
             return parts
-        if not parts and made is not None:
-            return Made(made)
         total = torch.zeros(leaf.batch.shape, dtype=leaf.weight.dtype, device=leaf.weight.device)
         total = materialized(parts, total)
         return Made(total if made is None else total + made)

@@ -47,6 +47,8 @@ class Run:
         self.views: dict[tuple[Tap, Any], Any] = {}
         # Whether uses are kept, and whether tensors saved for the backward pass went through hooks.
         self.recording, self.hooked = True, False
+        # Whether `torch.func.vmap` and `torch.func.grad` together cannot run an operation that was run.
+        self.only_tapped = False
 
     def batch(self, x: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all examples, given that of one."""
@@ -142,7 +144,7 @@ class Tap:
         def finish(e: torch.Tensor) -> Made:
             e = e.reshape(sizes)
             # A sum over axes of length 1 would be a copy.
-            return Made((e.sum(axes) if e.numel() > self.leaf.batch.numel() else e).reshape(sizes[0], *shape))
+            return Made((e if all(sizes[i] == 1 for i in axes) else e.sum(axes)).reshape(sizes[0], *shape))
 
         self.leaf.terms.append(Term(None, 0, name, len(self.run.edges) - 1, finish))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +15,7 @@ from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, ma
 from gradclip.per_example.ghost import (
     torch_cells,
     torch_convolutions,
+    torch_norms,
     torch_products,
     torch_rows,
     torch_views,
@@ -24,29 +26,34 @@ from gradclip.per_example.ghost.taps import Argnums, Taps
 from gradclip.per_example.ghost.torch_pass import HIDDEN, Call, Pass, gradient_of
 from gradclip.per_example.ghost.torch_run import Leaf
 from gradclip.per_example.ghost.torch_terms import overlap
-from gradclip.per_example.ghost.torch_vmap import current_level
+from gradclip.per_example.ghost.torch_vmap import available, current_level
 from gradclip.tree import flatten
 
-OPERATIONS = (torch_cells, torch_convolutions, torch_products, torch_rows, torch_views)
+OPERATIONS = (torch_cells, torch_convolutions, torch_norms, torch_products, torch_rows, torch_views)
 """The modules whose handlers know operations."""
 
 
 class TorchTaps(Taps):
     """`Taps` for PyTorch."""
 
-    autograd = Autograd(addition=70.0, convolution=4.0)
+    autograd = Autograd(addition=70.0, convolution=4.0, alone=True, calls=8e7)
+
+    def prevented(self) -> str:
+        if torch.compiler.is_compiling():
+            return "torch.compile traces the call"
+        if not available():
+            return "this version of PyTorch lacks what taps need"
+        return "" if current_level() is None else "the call is inside a transform of torch.func"
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
         with _unnoticed(args):
             one = Call(fun, argnums, mapped_args(lambda x: tensor_of(x)[:1], args, axes), axes)
-            reason = _beforehand()
-            if not reason:
-                try:
-                    return _uses_of(one)
-                except Exception as error:
-                    # The caller then takes another way, on which the same error is raised and explained.
-                    first = str(error).strip().partition("\n")[0][:200]
-                    reason = f"the function fails under torch.func.vmap ({first})"
+            try:
+                return _uses_of(one)
+            except Exception as error:
+                # The caller then takes another way, on which the same error is raised and explained.
+                first = str(error).strip().partition("\n")[0][:200]
+                reason = f"the function fails under torch.func.vmap ({first})"
         return [_described(one, i, reason=reason) for i in range(len(one.parameters))]
 
     def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
@@ -72,6 +79,8 @@ def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
 def _uses_of(call: Call) -> list[LeafUses]:
     done, reasons = _finished(call, [x.dim() > 0 for x in call.parameters])
     found = [_described(call, i, leaf, reasons.get(i, "")) for i, leaf in enumerate(done.leaves)]
+    if done.run.hooked or done.run.only_tapped:
+        found = [replace(one, only_tapped=True) for one in found]
     done.close()
     return found
 
@@ -102,13 +111,6 @@ def _described(call: Call, index: int, leaf: Leaf | None = None, reason: str = "
         uses = () if reason else uses
     dtype = str(getattr(parameter, "dtype", type(parameter).__name__)).removeprefix("torch.")
     return LeafUses(call.paths()[index], tuple(getattr(parameter, "shape", ())), dtype, uses, reason)
-
-
-def _beforehand() -> str:
-    """Return why nothing can be tapped, or an empty text."""
-    if torch.compiler.is_compiling():
-        return "torch.compile traces the call"
-    return "" if current_level() is None else "the call is inside a transform of torch.func"
 
 
 @contextmanager

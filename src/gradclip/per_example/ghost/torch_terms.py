@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,11 +18,15 @@ Labels = tuple[object, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Product:
-    """A product, linear in a view of a parameter, as sums over labels: those of the input, the view and the result."""
+    """A product, linear in a view of a parameter, as sums over labels: those of the input, the view and the result.
+
+    `inner`: the labels that the input and the view share, in the order of the input's memory; None for the view's.
+    """
 
     given: Labels
     view: Labels
     result: Labels
+    inner: Labels | None = None
 
 
 class Roles(NamedTuple):
@@ -48,7 +53,7 @@ def roles_of(product: Product, layout: Layout) -> Roles | None:
     if not set(result) <= {*given, *view}:
         return None
     blocks = [x for x in view if x in given and x in result]
-    inner = [x for x in view if x not in result]
+    inner = product.inner or [x for x in view if x not in result]
     outer = [x for x in view if x not in given]
     positions = [x for x in result if x not in view]
     found = layout.place(*(tuple(view.index(x) for x in role) for role in (blocks, inner, outer)))
@@ -119,6 +124,14 @@ def parts_of(terms: Sequence[tuple[Place, Dense | Rows]]) -> tuple[list[Part], s
     for place, term in terms:
         by_place.setdefault(place, []).append(term)
     return [Part(place, found) for place, found in by_place.items()], overlap(list(by_place))
+
+
+def nothing_of(batch: torch.Tensor) -> Part:
+    """Return the part without terms, which stands for a gradient of zeros. `batch` has its shape (batch, ...)."""
+    count, *shape = batch.shape
+    numel = math.prod(shape)
+    place = Place((0,) * len(shape), tuple(shape), (numel,), (), (0,), ())
+    return Part(place, [Dense(batch.new_zeros(count, 1, 0, numel), batch.new_zeros(count, 1, 0, 1))])
 
 
 def overlap(places: Sequence[Place]) -> str:

@@ -133,8 +133,9 @@ def _followed(x: TappedParameter, change: Change, key: Hashable, layouts: Layout
         return known
     weights = change(tap.weight)
     several = isinstance(weights, tuple | list)
-    if not (weights[0] if several else weights).is_floating_point():
-        return weights
+    one = weights[0] if several else weights
+    if not one.is_floating_point():
+        return UNKNOWN if one.is_complex() else weights
     found = layouts(tap, change, key, len(weights) if several else 1)
     if None in found:
         return UNKNOWN
