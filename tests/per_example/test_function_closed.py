@@ -76,3 +76,10 @@ def test_equal_functions_are_compiled_once():
     for _ in range(2):
         clipped(W, X)
     assert clipped.programs == programs
+
+
+def test_calls_without_jit():
+    clipped = gradclip.clipped_grad(Loss(), 1.0)
+    with jax.disable_jit():
+        found = clipped(W, X)
+    np.testing.assert_allclose(found, clipped(W, X), rtol=1e-4, atol=1e-5)

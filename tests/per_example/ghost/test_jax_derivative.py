@@ -61,3 +61,16 @@ def test_a_tied_embedding_under_vmap(wrapped):
 
     assert gradclip.clipped_grad(loss, 1e-3, method="ghost").plan(tables[0], tokens).ghost
     np.testing.assert_allclose(summed("ghost"), summed("materialize"), rtol=1e-4, atol=1e-8)
+
+
+def test_parts_of_a_parameter_under_vmap():
+    rng = np.random.default_rng(0)
+    w, x = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in [(2, 64, 128), (4, 64)])
+
+    def summed(method):
+        clipped = gradclip.clipped_grad(
+            lambda w, x: jnp.sum(jnp.tanh(x @ w[:, :64]) * (x @ w[:, 64:])), 1, method=method
+        )
+        return jax.jit(jax.vmap(lambda w: clipped(w, x)))(w)
+
+    np.testing.assert_allclose(summed("ghost"), summed("materialize"), rtol=1e-4, atol=1e-5)

@@ -111,7 +111,9 @@ _kernel.multiple_results = True
 
 @_kernel.def_impl
 def _(*arrays: jax.Array, kernel: Kernel) -> Any:
-    return _compiled(kernel, arrays)
+    # The call is a program of its own, also where the user has disabled `jax.jit`.
+    with jax.disable_jit(False):
+        return _compiled(kernel, arrays)
 
 
 @_kernel.def_abstract_eval

@@ -24,10 +24,10 @@ _READS_VALUES = (TypeError, IndexError)
 def by_program(programs: Programs, setting: object, run: Run, axes: Axes, args: Args) -> Made:
     """Return `run(*args)`, a tree of arrays and a list of dtypes. Reuse a compiled program if possible.
 
-    `setting` is everything else that the result depends on. `run` is called without compiling while JAX traces, and if
-    it calls back to Python.
+    `setting` is everything else that the result depends on. `run` is called without compiling while JAX traces, where
+    `jax.disable_jit` forbids it, and if it calls back to Python.
     """
-    if not eager():
+    if not eager() or jax.config.jax_disable_jit:
         return run(*args)
     arrays_too = _Parted.of(axes, args, lambda x, carries: _is_array(x, carries_rows=carries))
     key = _key(arrays_too, setting)

@@ -87,7 +87,11 @@ class JaxProducts(Products):
         return part.reshape([view[axis] for axis in order]).transpose(np.argsort(order)).reshape(box)
 
     def put(self, part: jax.Array, start: tuple[int, ...], shape: tuple[int, ...]) -> jax.Array:
-        return part if part.shape == shape else lax.dynamic_update_slice(jnp.zeros(shape, part.dtype), part, start)
+        if part.shape == shape:
+            return part
+        # `jax.vmap` cannot compile an update at places that 64-bit mode made.
+        edges = [(a, size - a - own, 0) for a, size, own in zip(start, shape, part.shape, strict=True)]
+        return lax.pad(part, jnp.zeros((), part.dtype), edges)
 
     def rounded(self, total: jax.Array, dtype: str) -> jax.Array:
         return total.astype(dtype)
