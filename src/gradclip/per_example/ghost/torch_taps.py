@@ -43,6 +43,8 @@ class TorchTaps(Taps):
             return "torch.compile traces the call"
         if not available():
             return "this version of PyTorch lacks what taps need"
+        if torch._guards.detect_fake_mode() is not None:
+            return "the tensors are fake"
         return "" if current_level() is None else "the call is inside a transform of torch.func"
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
