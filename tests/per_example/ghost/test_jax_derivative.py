@@ -43,3 +43,21 @@ def test_second_derivatives_of_the_loss_count():
 
     expected = jnp.sum(x[:, :, None] * x[:, None, :], axis=0)
     np.testing.assert_allclose(jax.grad(trace)(w, "ghost"), expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrapped", [lambda f: f, jax.jit])
+def test_a_tied_embedding_under_vmap(wrapped):
+    """`jax.vmap` batches the float64 products of a program outside 64-bit mode."""
+    rng = np.random.default_rng(0)
+    tables = jnp.asarray(rng.standard_normal((2, 300, 16)), jnp.float32)
+    tokens = jnp.asarray(rng.integers(0, 300, (4, 5)))
+
+    def loss(table, tokens):
+        return -jnp.mean(jax.nn.log_softmax(jnp.tanh(table[tokens]) @ table.T)[..., 0])
+
+    def summed(method):
+        clipped = gradclip.clipped_grad(loss, 1e-3, method=method)
+        return jax.vmap(wrapped(lambda table: clipped(table, tokens)))(tables)
+
+    assert gradclip.clipped_grad(loss, 1e-3, method="ghost").plan(tables[0], tokens).ghost
+    np.testing.assert_allclose(summed("ghost"), summed("materialize"), rtol=1e-4, atol=1e-8)

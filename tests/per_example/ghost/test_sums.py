@@ -121,10 +121,9 @@ def test_a_threshold_of_zero_and_one_of_infinity(framework):
 
 def one_product(framework, left, right, dtype="float32"):
     """Return the gradient of one example: a product of two numbers."""
-    sides = (np.full((1, 1, 1, 1), side, dtype) for side in (left, right))
-    return [
-        Part(place_of(1, 1), [Dense(*(torch.tensor(x) if framework == "torch" else jnp.asarray(x) for x in sides))])
-    ]
+    sides = [np.full((1, 1, 1, 1), side, dtype) for side in (left, right)]
+    with jax.enable_x64(True):
+        return [Part(place_of(1, 1), [Dense(*map(torch.tensor if framework == "torch" else jnp.asarray, sides))])]
 
 
 @pytest.mark.parametrize("framework", ["jax", "torch"])
@@ -142,3 +141,15 @@ def test_weights_beyond_the_range_spoil_nothing(framework):
     for given in ([zero], [zero, tiny], [tiny, zero]):
         sums, _ = sums_of(framework, given, [(1, 1)] * len(given), 1e300, Target(gamma=0.0))
         assert np.isfinite(sums).all()
+
+
+@pytest.mark.parametrize("target", [CLIP, Target(gamma=0.0)])
+@pytest.mark.parametrize("framework", ["jax", "torch"])
+def test_norms_beyond_the_range_hold(framework, target):
+    for exponent in (-595, -590, -585, 511, 515, 530, 597, 600):
+        given = one_product(framework, 1.3 * 2.0**exponent, 1.7 * 2.0**exponent, "float64")
+        (element,) = exact(given)[0]
+        (total,), _ = sums_of(framework, [given], [(1, 1)], 1.0, target)
+        assert abs(Fraction(float(total[0, 0]))) <= 1
+        if 2**-890 < element < 2**1030:
+            assert total[0, 0] > 0.99 or (exponent < 0 and target is CLIP)

@@ -91,18 +91,20 @@ def _outer_sums(arrays: list[jax.Array], shape: tuple[int, ...], **threads: int)
     # Zero times what a row of weight 0 holds may be NaN.
     *left, right = (jnp.where(of_rows == 0, 0.0, widened(x)) for x in sides)
     weighted = left[0] * of_rows if left else jnp.broadcast_to(of_rows, (*right.shape[:2], 1))
-    return [_product(weighted, right, contracted=1)]
+    return [batch_product(weighted, right, contracted=1)]
 
 
 def _gram_squares(arrays: list[jax.Array], shape: tuple[int, ...], **threads: int) -> list[jax.Array]:
     left, right = map(widened, arrays)
-    squares = jnp.sum(_product(left, left, contracted=2) * _product(right, right, contracted=2), (1, 2))
+    squares = jnp.sum(batch_product(left, left, contracted=2) * batch_product(right, right, contracted=2), (1, 2))
     sizes = jnp.sum(jnp.sqrt(jnp.sum(left * left, -1)) * jnp.sqrt(jnp.sum(right * right, -1)), -1)
     finite = jnp.isfinite(squares) & jnp.isfinite(sizes)
     return [jnp.where(finite, squares, jnp.nan), jnp.where(finite, sizes, jnp.nan)]
 
 
-def _product(x: jax.Array, y: jax.Array, *, contracted: int) -> jax.Array:
+def batch_product(x: jax.Array, y: jax.Array, *, contracted: int) -> jax.Array:
+    """Return the products of the matrices of a batch on axis 0, over one axis of both, in their dtype."""
+    # With a dtype of the result, as `jnp.einsum` gives it, `jax.vmap` computes float64 in float32 in 32-bit mode.
     axes = ((contracted,), (contracted,)), ((0,), (0,))
     return lax.dot_general(x, y, axes, precision=lax.Precision.HIGHEST)
 

@@ -16,7 +16,7 @@ such matrices: b blocks in all of its parts. Their squares add up.
    the rounding of this sum included, and that of the sums of q and M**2 over blocks and parts: at most g(b) M**2.
    Numbers of float32 and narrower are exact in float64, and so are the products of two. Four of them cannot leave its
    range. Numbers of float64 are first multiplied by a power of two for each example, so that the largest magnitude on
-   either side is in [1/2, 1). What then underflows is less than 2**-1000 in all, and 2**-900 is added to the square.
+   either side is in [1/2, 1). What then underflows is less than 2**-1000 in all, and 2**-900 is added to the square. A norm above 2**1036 counts as not finite.
 2. The floor. For T > 1, terms may cancel within an example, so that M / |G| has no bound, and the rounding of a sum of
    the terms would have none either. Therefore the norm is raised:
        N**2 = sum over the parameters of [q + e M**2 + (T 2**-20)**2 M**2], the last for T > 1 only, rounded up.

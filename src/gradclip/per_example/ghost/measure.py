@@ -15,8 +15,11 @@ from gradclip.per_example.ghost.certificate import ADDED, error_of_square, raise
 from gradclip.per_example.ghost.products import Products
 from gradclip.per_example.ghost.records import Dense, Gradient, Made, Part, Rows
 
-# Divisors of norms are powers of two in this range. In units of the smallest, `ADDED` is far below any number.
-_LEAST, _MOST = -1000.0, 1000.0
+# Divisors of norms are powers of two in this range. In units of the largest, a norm above 2**1036 overflows: it counts
+# as not finite, as a gradient with elements that large does. In units of the smallest, `ADDED` is below any number.
+_LEAST, _MOST = -1000.0, 524.0
+# In units of this, the root of `ADDED` stays in the normal range, also where `coefficient` divides by it.
+_LEAST_FROM_ABOVE = -440.0
 
 
 class Scaled(NamedTuple):
@@ -121,15 +124,17 @@ def norm_of(products: Products, found: Sequence[Measured]) -> tuple[Norm, Norm]:
         above, square = (sum(x[1:], x[0]) for x in ([one.above for one in found], [one.square for one in found]))
         return Norm(xp.sqrt(above), None, error, 0.0), Norm(xp.sqrt(xp.clip(square, 0.0)), None, error, 0.0)
     zeros = xp.zeros_like(given[0])
-    unit = xp.clip(_largest(xp, given if len(given) == len(found) else [*given, zeros]), _LEAST, _MOST)
-    total, total_above = zeros, zeros
-    for one in found:
-        power = 2.0 * ((zeros if one.exponents is None else one.exponents) - unit)
-        total = total + products.times_power(one.square, power)
-        total_above = total_above + products.times_power(one.above, power)
-    divisor = products.times_power(xp.ones_like(unit), unit)
-    about = Norm(xp.sqrt(xp.clip(total, 0.0)), divisor, error, 0.0)
-    return Norm(xp.sqrt(total_above + ADDED), divisor, error, 0.0), about
+    exponents = [zeros if one.exponents is None else one.exponents for one in found]
+    largest = _largest(xp, exponents)
+
+    def rooted(squares: Sequence[Array], least: float, added: float) -> Norm:
+        unit = xp.clip(largest, least, _MOST)
+        scaled = (products.times_power(x, 2.0 * (k - unit)) for x, k in zip(squares, exponents, strict=True))
+        total = xp.clip(sum(scaled, zeros) + added, 0.0)
+        return Norm(xp.sqrt(total), products.times_power(xp.ones_like(unit), unit), error, 0.0)
+
+    above = rooted([one.above for one in found], _LEAST_FROM_ABOVE, ADDED)
+    return above, rooted([one.square for one in found], _LEAST, 0.0)
 
 
 def _largest(xp: ModuleType, vectors: Sequence[Array]) -> Array:

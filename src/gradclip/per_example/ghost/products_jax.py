@@ -8,11 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from gradclip.backends.jax.products import gram_squares, outer_sums, row_squares, widened
+from gradclip.backends.jax.products import batch_product, gram_squares, outer_sums, row_squares, widened
 from gradclip.per_example.ghost.products import Products, Squares
 from gradclip.per_example.ghost.records import Dense, Rows
-
-_EXACT = lax.Precision.HIGHEST
 
 
 class JaxProducts(Products):
@@ -35,14 +33,14 @@ class JaxProducts(Products):
 
     def embedding(self, terms: Rows) -> Squares:
         right = widened(terms.right)
-        gram = jnp.einsum("itc,isc->its", right, right, precision=_EXACT)
+        gram = batch_product(right, right, contracted=2)
         same = terms.indices[:, :, None] == terms.indices[:, None, :]
         sizes = jnp.sqrt(row_squares(terms.right)).sum(1)
         # NaN among the terms counts even where no two indices agree: each term agrees with itself.
         return Squares(jnp.where(same, gram, 0.0).sum((1, 2)), sizes * sizes)
 
     def between(self, dense: Dense, rows: Rows) -> jax.Array:
-        gram = jnp.einsum("itc,isc->its", widened(rows.right), widened(dense.right[:, 0]), precision=_EXACT)
+        gram = batch_product(widened(rows.right), widened(dense.right[:, 0]), contracted=2)
         entries = jnp.take_along_axis(dense.left[:, 0], rows.indices[:, None, :], axis=2)  # (batch, s, t)
         return (gram * widened(entries.swapaxes(1, 2))).sum((1, 2))
 
