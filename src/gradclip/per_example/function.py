@@ -89,9 +89,10 @@ class ClippedFunction(FunctionSettings):
     def plan(self, *args: Any, mask: Mask = None, **kwargs: Any) -> Plan:
         """Return how a call with these arguments measures the gradient of each parameter, and why.
 
-        The arguments are those of a call. Nothing is computed from their values. Print the plan for a table: for each
-        parameter its uses in an example, how its gradients are measured, the bytes that gradients and that factors take
-        for all examples in memory at a time, and the reason. Measured by
+        The arguments are those of a call. In PyTorch `fun` runs once more, on the first example, as it does in a first
+        call with arguments of new shapes. PyTorch's random numbers stay as they are. Print the plan for a table: for
+        each parameter its uses in an example, how its gradients are measured, the bytes that gradients and that factors
+        take for all examples in memory at a time, and the reason. Measured by
 
             "ghost": norms and the sum follow from the factors, and no gradient is made
             "product": gradients are made, by one product of the factors

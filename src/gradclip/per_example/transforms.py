@@ -103,8 +103,8 @@ def clipped_grad(
             on devices without float64. `ClippedFunction.plan` says what is chosen, and why.
             "loop" computes one example after the other: in PyTorch with ordinary autograd, in JAX with `jax.lax.map`,
             in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers, checkpointing, `.item()`,
-            buffers written in place, sparse gradients. No sensitivity holds if `fun` writes in place what the next
-            example reads.
+            buffers written in place, sparse gradients. "ghost" takes the first two as well. No sensitivity holds if
+            `fun` writes in place what the next example reads.
 
     Returns:
         A `ClippedFunction`. It returns the clipped sum, with the structure of the parameters, in float32 or wider.

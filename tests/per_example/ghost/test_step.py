@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import gradclip
 
@@ -197,6 +198,15 @@ def test_a_function_that_uses_a_parameter_more_often_than_planned_rounds_more():
     with pytest.warns(RuntimeWarning, match="Call sensitivity"):
         clipped(w, x)
     assert clipped.sensitivity().rounding > few
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_plans_of_fake_tensors_say_so_and_are_not_kept(device):
+    clipped = gradclip.clipped_grad(lambda w, x: torch.sin(x @ w).sum(), 1.0)
+    with FakeTensorMode():
+        (leaf,) = clipped.plan(torch.empty(300, 300, device=device), torch.empty(20, 300, device=device)).leaves
+    assert (leaf.how, leaf.why) == ("autograd", "the tensors are fake")
+    assert clipped.plan(torch.ones(300, 300), torch.ones(20, 300)).ghost
 
 
 @pytest.mark.parametrize("around", ["torch.compile", "torch.func.vmap"])

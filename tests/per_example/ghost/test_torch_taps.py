@@ -269,3 +269,19 @@ def test_whole_calls_take_what_vmap_cannot_run(name):
         clipped_grad(loss, 1.0, method=method, keep_batch_dim=False)(params, x) for method in ("ghost", "loop")
     )
     assert distance(found, expected) < 1e-6
+
+
+def test_planning_draws_no_random_numbers_of_python_or_numpy():
+    drawn = []
+
+    def loss(w, x):
+        drawn.append((random.random(), np.random.random()))
+        return (x @ w).sum()
+
+    found = []
+    for method in ("ghost", "materialize"):
+        random.seed(1)
+        np.random.seed(1)
+        gradclip.clipped_grad(loss, 1.0, method=method)(torch.ones(64, 64), torch.ones(8, 64))
+        found.append((drawn[-1], random.random(), np.random.random()))
+    assert found[0] == found[1]

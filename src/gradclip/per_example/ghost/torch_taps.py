@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from gradclip.backends.torch.tensors import tensor_of
@@ -43,6 +45,8 @@ class TorchTaps(Taps):
             return "torch.compile traces the call"
         if not available():
             return "this version of PyTorch lacks what taps need"
+        if torch._guards.detect_fake_mode() is not None:
+            return "the tensors are fake"
         return "" if current_level() is None else "the call is inside a transform of torch.func"
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
@@ -118,6 +122,11 @@ def _unnoticed(args: Args) -> Iterator[None]:
     """Leave the random numbers as they are, and give no warnings."""
     tensors = [x for arg in args for x in flatten(arg).leaves if isinstance(x, torch.Tensor)]
     devices = sorted({x.get_device() for x in tensors if x.is_cuda})
+    states = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
+        try:
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
