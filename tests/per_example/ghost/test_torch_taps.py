@@ -1,13 +1,16 @@
 """Whole losses over a batch: the gradients are those of each example alone, and what is tapped is known before."""
 
+import random
 import warnings
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 from torch import nn
 
+import gradclip
 from gradclip import clipped_grad
 from gradclip.per_example.ghost.records import Made
 from gradclip.per_example.ghost.torch_taps import TorchTaps
