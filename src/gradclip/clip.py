@@ -7,6 +7,7 @@ from typing import Any
 
 from gradclip.arguments import check_real, check_threshold, is_single_threshold, scalar_array
 from gradclip.backends.registry import find
+from gradclip.choice import choice_of
 from gradclip.core.decision import Clipping
 from gradclip.core.derivative import ValueRule
 from gradclip.core.nonfinite import Nonfinite
@@ -16,11 +17,13 @@ from gradclip.core.scopes import LAYER
 from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_groups, leaves_of, norms_of_groups
 from gradclip.leaves import counted, layers_of, split_by
-from gradclip.typing import AxisName, Ord, Policy, Scalar, Threshold, Thresholds, Tree
+from gradclip.typing import AxisName, Integers, Ord, Policy, Scalar, Threshold, Thresholds, Tree, Where
 
 
 @with_subnormals
-def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None) -> Scalar:
+def global_norm(
+    tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = None, where: Where = None, integers: Integers = "keep"
+) -> Scalar:
     """Return the norm of all leaves of `tree` as one vector: (sum |x|**p)**(1/p).
 
     Args:
@@ -32,6 +35,10 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
         axis_name: inside `jax.shard_map`, the mesh axis (or tuple of axes) over which the leaves are sharded. The norm
             is then that of all shards together, computed with one reduction, and `ord` must be at most 8 or infinite.
             With `check_vma=True`, a leaf replicated over an axis counts once. Otherwise every leaf counts as sharded.
+        where: the leaves that count, by name: a pattern such as "encoder.*", a list of patterns, or a function that
+            says of a name, such as "encoder.0.weight", whether it counts. All others come back as they are, like
+            integers. Patterns that match no name are a ValueError.
+        integers: "keep" leaves integers as they are. "raise" is a TypeError that names those that would count.
 
     Returns:
         A scalar of the framework on the first leaf's device: float64 if a leaf is float64, else float32. Its relative
@@ -40,7 +47,7 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
     Raises:
         TypeError: a leaf is not an array, the leaves belong to different frameworks, or all numbers are integers.
-        ValueError: `ord` is not one of the values above.
+        ValueError: `ord` is not one of the values above, or `where` matches no name.
 
     >>> import numpy as np
     >>> float(global_norm({"w": np.array([3.0]), "b": np.array([4.0])}))
@@ -48,11 +55,19 @@ def global_norm(tree: object, ord: Ord | Order = 2, *, axis_name: AxisName = Non
 
     """
     order = Order.parse(ord)
-    return norms_of_groups(leaves_of(tree, axis_name), LAYER, order, axis_name)[0]
+    return norms_of_groups(leaves_of(tree, axis_name, where, integers), LAYER, order, axis_name)[0]
 
 
 @with_subnormals
-def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name: AxisName = None) -> Any:
+def layer_norms(
+    tree: object,
+    ord: Ord = 2,
+    *,
+    prefix: object = None,
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
+) -> Any:
     """Return the norm of each layer of `tree`: of each leaf, or of each group of leaves that `prefix` defines.
 
     Args:
@@ -61,10 +76,12 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
         prefix: defines the layers, like the thresholds of `clip_by_layer_norm`: a prefix of `tree` whose leaves may be
             anything. All leaves of `tree` below one leaf of `prefix` form a layer. With None, each leaf is a layer.
         axis_name: as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         A tree of norms with the structure of `prefix`, or of `tree` without one. Dtypes and errors are those of
-        `global_norm`. The norm of integers alone is 0, in float32.
+        `global_norm`. The norm of a layer of which nothing counts is 0, in float32.
 
     >>> import numpy as np
     >>> norms = layer_norms({"w": np.array([3.0, 4.0]), "b": np.array([-2.0])})
@@ -72,14 +89,21 @@ def layer_norms(tree: object, ord: Ord = 2, *, prefix: object = None, axis_name:
     (5.0, 2.0)
 
     """
-    order, leaves = Order.parse(ord), leaves_of(tree, axis_name)
+    order, leaves = Order.parse(ord), leaves_of(tree, axis_name, where, integers)
     shape, layers = layers_of(leaves.flat) if prefix is None else split_by(leaves.flat, prefix, "prefix")
     return shape.arrange(norms_of_groups(leaves, layers, order, axis_name))
 
 
 @with_subnormals
 def clip_by_global_norm(
-    tree: Tree, max_norm: Threshold, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
+    tree: Tree,
+    max_norm: Threshold,
+    *,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> tuple[Tree, Scalar]:
     """Scale `tree` by min(1, max_norm / ||tree||). The result's norm never exceeds `max_norm`, even by rounding.
 
@@ -93,6 +117,8 @@ def clip_by_global_norm(
         nonfinite: what to do if the gradients contain NaN or infinity. "propagate": everything becomes NaN. "raise":
             FloatingPointError; not in traced calls. "zero": they count as 0. "skip": everything becomes 0.
         axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         `(clipped, norm)`: a new tree with the same structure, dtypes, shapes and devices, and the norm before clipping,
@@ -112,14 +138,21 @@ def clip_by_global_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    leaves = leaves_of(tree, axis_name)
+    leaves = leaves_of(tree, axis_name, where, integers)
     clipped, norms = clip_groups(leaves, LAYER, [max_norm], clipping, axis_name)
     return leaves.rebuild(clipped), norms[0]
 
 
 @with_subnormals
 def clip_by_layer_norm(
-    tree: Tree, max_norm: Thresholds, *, ord: Ord = 2, nonfinite: Policy = "propagate", axis_name: AxisName = None
+    tree: Tree,
+    max_norm: Thresholds,
+    *,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    axis_name: AxisName = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> tuple[Tree, Any]:
     """Clip each layer of `tree` by its own norm.
 
@@ -127,10 +160,12 @@ def clip_by_layer_norm(
         tree: as in `clip_by_global_norm`.
         max_norm: a number, the threshold of each leaf. Or a prefix of `tree` (its containers, cut off at any depth)
             that holds numbers: the leaves below one number form a layer, which is clipped to that threshold. It may
-            leave out integers.
+            leave out leaves that do not count.
         ord: which norm, as in `global_norm`.
         nonfinite: what to do if a layer contains NaN or infinity, as in `clip_by_global_norm`.
         axis_name: the mesh axes over which the leaves are sharded, as in `global_norm`.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         `(clipped, norms)`: the new tree and the norms before clipping. `norms` has the structure of `tree` if
@@ -147,7 +182,7 @@ def clip_by_layer_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    leaves = leaves_of(tree, axis_name)
+    leaves = leaves_of(tree, axis_name, where, integers)
     if is_single_threshold(max_norm):
         prefix, layers = layers_of(leaves.flat)
         thresholds = [max_norm] * layers.count
@@ -159,12 +194,14 @@ def clip_by_layer_norm(
 
 
 @with_subnormals
-def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
+def clip_by_value(tree: Tree, max_value: Threshold, *, where: Where = None, integers: Integers = "keep") -> Tree:
     """Clamp each element of `tree` to [-max_value, max_value]. NaN stays NaN.
 
     Args:
         tree: arrays of real numbers, as in `clip_by_global_norm`. Integers come back as they are.
         max_value: the largest magnitude, >= 0. If a leaf's dtype cannot represent it, it is rounded toward zero.
+        where: which leaves count, as in `global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         A new tree with the same structure, dtypes, shapes and devices.
@@ -178,7 +215,7 @@ def clip_by_value(tree: Tree, max_value: Threshold) -> Tree:
     [-1.0, 0.5, 1.0]
 
     """
-    flat = counted(tree)
+    flat = counted(tree, choice_of(where, integers))
     backend = find(flat.leaves, flat.paths, max_value)
     bound = check_threshold(max_value, "max_value", backend=backend)
     prepared = [backend.prepare(leaf) for leaf in flat.leaves]

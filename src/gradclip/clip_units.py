@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from gradclip.choice import choice_of
 from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import EUCLIDEAN, Order
@@ -14,7 +15,7 @@ from gradclip.flush_mode import with_subnormals
 from gradclip.functional import clip_units, clip_units_adaptively
 from gradclip.leaves import counted
 from gradclip.tree import FlatTree
-from gradclip.typing import Ord, Policy, Threshold, Thresholds, Tree, UnitAxis
+from gradclip.typing import Integers, Ord, Policy, Threshold, Thresholds, Tree, UnitAxis, Where
 from gradclip.unit_axes import (
     parameters_beside,
     scopes_beside,
@@ -25,7 +26,14 @@ from gradclip.unit_axes import (
 
 @with_subnormals
 def clip_by_unit_norm(
-    tree: Tree, max_norm: Thresholds, *, unit_axis: UnitAxis = None, ord: Ord = 2, nonfinite: Policy = "propagate"
+    tree: Tree,
+    max_norm: Thresholds,
+    *,
+    unit_axis: UnitAxis = None,
+    ord: Ord = 2,
+    nonfinite: Policy = "propagate",
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> tuple[Tree, Any]:
     """Scale each unit of each leaf by min(1, max_norm / its own norm). A unit is the part that produces one output.
 
@@ -51,10 +59,13 @@ def clip_by_unit_norm(
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.clip_by_global_norm`. Other units are
             clipped as usual.
+        where: which leaves count, as in `gradclip.global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         `(clipped, norms)`: the new tree, and the norms of the units before clipping. Each array of norms has the shape
-        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in). An integer leaf has one norm, 0.
+        of the axes that index the units: (out,) for a PyTorch leaf of shape (out, in). A leaf that does not
+            count has one norm, 0.
 
     Raises:
         ValueError: a leaf has no axis `unit_axis`, or `max_norm` is not a prefix of `tree`.
@@ -69,7 +80,7 @@ def clip_by_unit_norm(
 
     """
     clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = counted(tree)
+    flat = counted(tree, choice_of(where, integers))
     leaves, norms = clip_units(flat, thresholds_of_leaves(flat, max_norm), clipping, scopes_of(flat, unit_axis))
     return flat.rebuild(leaves), norms
 
@@ -84,20 +95,24 @@ def adaptive_grad_clip(
     unit_axis: UnitAxis = None,
     ord: Ord = 2,
     nonfinite: Policy = "propagate",
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> tuple[Tree, Any]:
     """Clip each unit of the gradients to clipping * max(norm of the same unit of the parameters, eps).
 
     Args:
         tree: the gradients. Units are those of `clip_by_unit_norm`.
-        params: the parameters, a tree with the same structure and shapes; dtypes may differ. Beside integers among the
-            gradients they may hold anything, or nothing. If a unit of the
-            parameters contains NaN, its gradient becomes NaN. The result is differentiable with respect to `params`. In
+        params: the parameters, a tree with the same structure and shapes; dtypes may differ. Beside gradients
+            that do not count they may hold anything, or nothing. If a unit of the parameters contains NaN, its gradient
+            becomes NaN. The result is differentiable with respect to `params`. In
             PyTorch, pass `.detach()`-ed parameters or use `torch.no_grad()` if you do not need this.
         clipping: the largest allowed ratio of gradient norm to parameter norm, >= 0; `inf` clips nothing.
         eps: a lower limit for the parameter norm, >= 0, so that parameters initialized to zero can move.
         unit_axis: as in `clip_by_unit_norm`.
         ord: which norm, as in `gradclip.global_norm`.
         nonfinite: what to do if a unit of the gradients contains NaN or infinity, as in `clip_by_unit_norm`.
+        where: which leaves count, as in `gradclip.global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         `(clipped, norms)`: the new tree, and the norms of the gradients' units before clipping. In exact arithmetic, no
@@ -120,7 +135,7 @@ def adaptive_grad_clip(
 
     """
     asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
-    flat = counted(tree)
+    flat = counted(tree, choice_of(where, integers))
     return _clipped_adaptively(flat, params, (clipping, eps), asked, scopes_of(flat, unit_axis))
 
 

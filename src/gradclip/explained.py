@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.backends.on_host import fetched, framework_of
-from gradclip.monitor.pending import dotted
 from gradclip.monitor.spike import rounded
 from gradclip.per_example.transforms import clipped_grad
-from gradclip.tree import flatten
+from gradclip.tree import dotted, flatten
 from gradclip.typing import Mask, Method
 
 _SHOWN = 5  # examples

@@ -31,6 +31,11 @@ def ask_whether_compiling(being_compiled: Callable[[], bool]) -> None:
     _being_compiled = being_compiled
 
 
+def being_compiled() -> bool:
+    """Say whether a framework is tracing this call to compile it."""
+    return _being_compiled()
+
+
 def flushes() -> bool:
     """Return whether this thread treats subnormal numbers as zeros, as inputs or as results."""
     return _SMALLEST_NORMAL * 0.5 == 0.0

@@ -16,6 +16,7 @@ import optree
 from gradclip.arguments import check_threshold, check_thresholds, of_each, scalar_array, warn_of_parameters
 from gradclip.backends import any_distributed, whole_scalar
 from gradclip.backends.registry import find
+from gradclip.choice import EVERY, Choice
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import ALONE, Holders
@@ -37,7 +38,7 @@ from gradclip.leaves import counted
 from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
-from gradclip.typing import AxisName
+from gradclip.typing import AxisName, Integers, Where
 from gradclip.unit_axes import check_shapes, names_of, with_parameters
 
 _Run = tuple[Sequence[int], Batch, Any, Sequence[Any]]
@@ -65,17 +66,19 @@ class Leaves:
         return optree.tree_unflatten(self._structure, leaves) if self._flat is None else self._flat.rebuild(leaves)
 
 
-def leaves_of(tree: object, axis_name: AxisName = None) -> Leaves:
-    """Return the leaves of a tree. Raises TypeError if all its numbers are integers."""
+def leaves_of(tree: object, axis_name: AxisName = None, where: Where = None, integers: Integers = "keep") -> Leaves:
+    """Return the leaves of a tree. Raises like `counted`."""
+    choice = EVERY if where is None and integers == "keep" else Choice(where, integers)
     if axis_name is not None:
-        return Leaves(counted(tree))
-    leaves, structure = optree.tree_flatten(tree)
-    known = read(leaves)
-    if known is not None:
-        return Leaves(None, known, structure)
-    flat = counted(tree)
-    only_integers_beside = flat.others and not flat.sparse
-    return Leaves(flat, read(flat.leaves) if only_integers_beside else None)
+        return Leaves(counted(tree, choice))
+    if where is None:
+        leaves, structure = optree.tree_flatten(tree)
+        known = read(leaves)
+        if known is not None:
+            return Leaves(None, known, structure)
+    flat = counted(tree, choice)
+    unread = where is not None or flat.others
+    return Leaves(flat, read(flat.leaves) if unread and not flat.sparse else None)
 
 
 def clip_groups(

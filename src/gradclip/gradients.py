@@ -8,22 +8,20 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.backends import Shards, any_distributed
-from gradclip.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, load, may_be_weights
+from gradclip.backends.registry import all_known, find, framework_of, known, lies_itself, may_be_weights
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
-from gradclip.core.each_norm import EachNorm
 from gradclip.core.formats import format_of
 from gradclip.core.nonfinite import PROPAGATE
-from gradclip.core.norms import Order
 from gradclip.core.protocols import Backend
 from gradclip.core.records import Into
 from gradclip.core.values import Array
 from gradclip.distributed.processes import ONE_PROCESS, Processes
 from gradclip.leaves import counted
-from gradclip.ordinary import Ordinary
+from gradclip.parameter_choice import without_integers
 from gradclip.parameters import ParameterList
+from gradclip.refused import refuse_bare_gradients, refuse_leaf
 from gradclip.tree import FlatTree
-from gradclip.typing import Scalar
 from gradclip.words import listed
 
 
@@ -50,12 +48,12 @@ class Gradients:
     def of(cls, params: ParameterList) -> "Gradients":
         """Collect the gradients. Raises if the parameters cannot have any, so that a mistake does not stay silent."""
         if params.tree is not None:
-            return cls._of_tree(counted(params.tree))
+            return cls._of_tree(counted(params.tree, params.choice))
         params.check_all_hold()
         owners, held = _once(params.parameters, params.gradients)
         params.check_no_engine_holds(some_lack=len(held) < len(params.parameters))
         if not held:
-            _refuse_bare_gradients(params.parameters)
+            refuse_bare_gradients(params.parameters)
         if not any_distributed(held):
             return cls(held, params, held, owners, held)
         shards = params.shards(held, owners)
@@ -65,7 +63,7 @@ class Gradients:
     def _of_tree(cls, flat: FlatTree) -> "Gradients":
         kinds = {type(leaf): leaf for leaf in flat.leaves}
         if not all(isinstance(leaf, np.ndarray) or lies_itself(leaf) for leaf in kinds.values()):
-            _refuse_leaf(flat)
+            refuse_leaf(flat)
         if any(map(may_be_weights, flat.leaves if kinds.keys() - {np.ndarray} else ())):
             warnings.warn(
                 "these variables are trainable, so they are probably weights, and their values are clipped. To clip "
@@ -136,17 +134,32 @@ class Gradients:
     def settled(self, backend: Backend, arrays: Arrays, *, apart: bool) -> "Gradients":
         """Return the gradients with copies of those that share memory; with `apart`, copies that replace them.
 
-        Raises ValueError if arrays of a tree, which cannot be replaced, share memory as numbers of different formats.
+        Copies also replace those that share memory with a gradient that does not count. Raises ValueError if arrays of
+        a tree, which cannot be replaced, do so, or share memory as numbers of different formats.
         """
-        meeting = backend.meeting(self.grads, self.owners)
+        owners, left = self.left
+        found = backend.meeting([*self.grads, *left], [*self.owners, *owners])
+        meeting = [[index for index in one if index < len(self.grads)] for one in found]
+        touched = [mine for mine, one in zip(meeting, found, strict=True) if 0 < len(mine) < len(one)]
+        meeting = [one for one in meeting if one in touched or len(one) > 1]
         mixed = [one for one in meeting if len({format_of(arrays[index]) for index in one}) > 1]
-        if mixed and self.tree is not None:
-            raise ValueError(f"{self.named(mixed[0])} share memory as numbers of different formats. Pass copies.")
-        copied = {index for one in meeting for index in one[1:]}
-        apart = bool(self.tree is None and (apart or mixed))
+        if (mixed or touched) and self.tree is not None:
+            what = "memory as numbers of different formats" if mixed else "memory with arrays that do not count"
+            raise ValueError(f"{self.named((mixed or touched)[0])} share {what}. Pass copies.")
+        copied = {index for one in meeting for index in one[one not in touched :]}
+        apart = bool(self.tree is None and (apart or mixed or touched))
         self.check_replaceable(backend, sorted(copied) if apart else ())
         grads = [_copy(grad) if index in copied else grad for index, grad in enumerate(self.grads)]
         return replace(self, grads=grads, meeting=meeting, apart=apart)
+
+    @property
+    def left(self) -> tuple[list[Any], list[Any]]:
+        """The owners of gradients that do not count, and these gradients."""
+        if self.tree is not None:
+            others = [x for x in self.tree.others.values() if isinstance(x, np.ndarray) or lies_itself(x)]
+            return others, others
+        owners = [owner for owner in self.params.left.values() if not any_distributed([owner.grad])]
+        return owners, [owner.grad for owner in owners]
 
     def named(self, indices: Sequence[int]) -> str:
         """Return the names of the gradients at `indices`, for errors."""
@@ -235,26 +248,6 @@ def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], l
     return [owner for owner, _ in both.values()], [grad for _, grad in both.values()]
 
 
-def _refuse_leaf(flat: FlatTree) -> None:
-    for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
-        if not (isinstance(leaf, np.ndarray) or lies_itself(leaf)):
-            raise TypeError(
-                f"a tree to clip in place must hold only NumPy arrays, got {type(leaf).__name__} at "
-                f"{path or 'the gradient'}. Pass NumPy arrays, or parameters with a .grad. For other arrays, call "
-                "gradclip.clip_by_global_norm, which returns new ones."
-            )
-
-
-def _refuse_bare_gradients(parameters: Sequence[Any]) -> None:
-    for index, parameter in enumerate(parameters):
-        entry = entry_of(parameter)
-        if entry is not None and load(entry).is_bare(parameter):
-            raise ValueError(
-                f"parameters[{index}] has no .grad and does not require one, so it looks like a gradient. Pass the "
-                "parameters. To clip the gradients themselves, call gradclip.clip_by_global_norm."
-            )
-
-
 def entered(
     params: ParameterList,
     processes: Processes,
@@ -275,26 +268,16 @@ def entered(
     if to_write and gradients.tree is not None:
         gradients.check_writable()
     backend = gradients.backend(*scalars, otherwise=processes.nothing)
-    arrays = gradients.enter(backend)
+    try:
+        arrays = gradients.enter(backend)
+    except TypeError:
+        floats = without_integers(params) if processes is ONE_PROCESS else None
+        if floats is None:
+            raise
+        return entered(floats, processes, *scalars, to_write=to_write, apart=apart, may_lack=may_lack)
     if not to_write:
         return Taken(gradients, backend, arrays)
     gradients.check_replaceable(backend)
-    if backend.collide(gradients.grads, arrays):
+    if gradients.left[0] or backend.collide(gradients.grads, arrays):
         gradients = gradients.settled(backend, arrays, apart=apart)
     return Taken(gradients, backend, gradients.enter(backend) if gradients.meeting else arrays)
-
-
-def clip_each(
-    given: Ordinary, max_norm: float, order: Order, params: ParameterList | None, each: EachNorm | None
-) -> Scalar | None:
-    """Clip ordinary gradients, and give the norm of each to `each`. None if one look does not settle it."""
-    if params is None or each is None:
-        return given.clip_(max_norm, order)
-    sums: list[float] = []
-    distinct = len(set(map(id, given.leaves))) == len(given.leaves)  # else an empty one may be listed twice
-    norm = given.clip_(max_norm, order, sums) if distinct else None
-    if norm is not None:
-        lacking = len(params.parameters) > len(given.leaves)
-        owners = [one for one in params.parameters if one.grad is not None] if lacking else params.parameters
-        each.take(sums, order, (owners, (params.sizes, params.names)), lambda: Gradients.of(params).names_of_layers())
-    return norm

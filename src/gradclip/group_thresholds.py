@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.core.norms import Order
 from gradclip.leaves import counted
-from gradclip.monitor.pending import dotted
 from gradclip.parameters import ParameterList
+from gradclip.tree import dotted
 from gradclip.words import listed
 
 
@@ -106,9 +106,9 @@ def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone:
             f"'*': 0.5}}, got {dict(thresholds)!r:.80}."
         )
     if params.tree is None:
-        items, names = params.parameters, _names(params)
+        items, names = params.parameters, params.names_for("a pattern of max_norm")
     else:
-        flat = counted(params.tree)
+        flat = counted(params.tree, params.choice)
         items, names = flat.leaves, dotted(tuple(flat.paths()))
     matched = _matched(names, patterns)
     if alone:
@@ -116,16 +116,6 @@ def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone:
     _check_once(items, matched, names.__getitem__)
     each = zip(patterns, thresholds.values(), matched, strict=True)
     return [Part(pattern, limit, places, f"max_norm[{pattern!r}]") for pattern, limit, places in each]
-
-
-def _names(params: ParameterList) -> tuple[str, ...]:
-    names = params.names or [None] * len(params.parameters)
-    if None in names:
-        raise ValueError(
-            f"{params.name(names.index(None))} has no name that a pattern of max_norm could match. Pass "
-            "model.named_parameters(), or a dict of names and parameters."
-        )
-    return tuple(map(str, names))
 
 
 # Cached: matching takes longer than clipping.

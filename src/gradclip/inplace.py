@@ -16,20 +16,34 @@ from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.arguments import check_monitor, check_threshold, in_place
 from gradclip.backends import whole_scalar
+from gradclip.choice import EVERY, Choice
 from gradclip.core.decision import Clipping
 from gradclip.core.each_norm import EachNorm
-from gradclip.core.holders import ALONE, Holders
+from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import Seen, decide, seen
+from gradclip.core.pipeline import Seen
 from gradclip.core.rules import CLIP
-from gradclip.distributed.processes import Processes, processes_of, telling
+from gradclip.distributed.processes import processes_of, telling
 from gradclip.flush_mode import with_subnormals
-from gradclip.gradients import Gradients, Taken, clip_each, entered
+from gradclip.gradients import Gradients, Taken, entered
+from gradclip.inplace_choice import checked_choice, chosen_parameters
 from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
+from gradclip.one_norm import clip_each, clip_taken
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList, repeatable, reusable
-from gradclip.typing import Meshes, NamedThresholds, Ord, Parameters, Policy, ProcessGroups, Scalar, Threshold
+from gradclip.typing import (
+    Integers,
+    Meshes,
+    NamedThresholds,
+    Ord,
+    Parameters,
+    Policy,
+    ProcessGroups,
+    Scalar,
+    Threshold,
+    Where,
+)
 
 if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
@@ -37,7 +51,13 @@ if TYPE_CHECKING:
 
 @with_subnormals
 def grad_norm(
-    parameters: Parameters, ord: Ord | Order = 2, *, process_group: ProcessGroups = None, mesh: Meshes = None
+    parameters: Parameters,
+    ord: Ord | Order = 2,
+    *,
+    process_group: ProcessGroups = None,
+    mesh: Meshes = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> Scalar:
     """Return the global norm of the gradients of `parameters`, without changing them.
 
@@ -48,6 +68,8 @@ def grad_norm(
         ord: which norm, as in `gradclip.global_norm`.
         process_group: the processes that hold different gradients, as in `clip_grad_norm_`.
         mesh: the same, given as a mesh.
+        where: which gradients count, as in `clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         A scalar of the gradients' framework on the first gradient's device: float64 if a gradient is float64, else
@@ -67,14 +89,18 @@ def grad_norm(
     # With other processes, an error of the iterator must reach them.
     if isinstance(parameters, Iterator) and process_group is None and mesh is None:
         parameters = reusable(parameters)
-    given = ordinary.gradients(parameters) if process_group is None and mesh is None else None
+    alone = process_group is None and mesh is None
+    plain = where is None and integers == "keep"
+    choice = EVERY if plain else checked_choice((where, integers), parameters, process_group, mesh)
+    given = ordinary.gradients(parameters) if alone and where is None else None
     found = None if given is None else given.norm(Order.parse(ord))
     if found is not None:
         return found
-    params, processes = _listed(parameters, process_group, mesh)
+    params = chosen_parameters(parameters, choice, process_group, mesh)
+    processes = processes_of(params, process_group, mesh)
     with processes.preparing():
         order = Order.parse(ord)
-        processes.ask(order, PROPAGATE)
+        processes.ask(order, PROPAGATE, more=params.choice.told)
         gradients, backend, arrays = entered(params, processes)
     holders = processes.holders(backend)
     with backend.precision():
@@ -92,6 +118,8 @@ def clip_grad_norm_(
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
     monitor: Monitor | None = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> Scalar:
     """Scale the gradients of `parameters` in place by min(1, max_norm / norm). Their norm is then at most `max_norm`.
 
@@ -116,12 +144,16 @@ def clip_grad_norm_(
         mesh: the same, given as a mesh of PyTorch: the processes along all of its dimensions.
         monitor: a `gradclip.Monitor` that records the norm and the threshold after each successful call. With
             nonfinite="raise", it also keeps the names of the gradients that made a call raise, in its `spikes`.
+        where: the gradients that count, by the names of their parameters: a pattern such as "encoder.*", a list of
+            patterns, or a function that says of a name whether it counts. All others are neither measured nor written.
+            The parameters need names: pass `model.named_parameters()`, or a dict.
+        integers: "keep" leaves integers in place of gradients as they are. "raise" is a TypeError that names them.
 
     Returns:
         The norm of all gradients before clipping, as `grad_norm` returns it.
 
     Raises:
-        TypeError: a parameter has no `.grad`, the gradient of a parameter has an integer dtype, or `process_group` is
+        TypeError: a parameter has no `.grad`, all gradients are integers, or `process_group` is
             not a process group.
         UserWarning: no parameter has a gradient, and no other processes are named that may hold some.
         ValueError: a training engine (DeepSpeed ZeRO, Megatron) holds a gradient, or a parameter group has keys that
@@ -153,7 +185,9 @@ def clip_grad_norm_(
     # With other processes, an error of the iterator must reach them.
     if isinstance(parameters, Iterator) and process_group is None and mesh is None:
         parameters = reusable(parameters)
-    call = _Call(parameters, ord, nonfinite, process_group, mesh)
+    plain = where is None and integers == "keep"
+    choice = EVERY if plain else checked_choice((where, integers), parameters, process_group, mesh)
+    call = _Call(parameters, ord, nonfinite, process_group, mesh, choice)
     return call.clip(max_norm) if monitor is None else call.watched(max_norm, monitor)
 
 
@@ -165,12 +199,17 @@ class _Call(NamedTuple):
     nonfinite: Policy
     process_group: ProcessGroups
     mesh: Meshes
+    choice: Choice
     each: EachNorm | None = None  # takes the norm of each gradient, unless others may hold parts of it
 
     @property
     def alone(self) -> bool:
         """Whether no other processes are named."""
         return self.process_group is None and self.mesh is None
+
+    def told(self, *, each: bool = False) -> ParameterList:
+        """List the parameters that count."""
+        return chosen_parameters(self.parameters, self.choice, self.process_group, self.mesh, each=each)
 
     def clip(self, max_norm: Threshold | AdaptiveNorm | NamedThresholds) -> Scalar:
         return self.by_holder(max_norm) if isinstance(max_norm, AdaptiveNorm) else self.clip_to(max_norm)[0]
@@ -179,9 +218,9 @@ class _Call(NamedTuple):
         self, max_norm: Threshold | NamedThresholds, skip_above: float | None = None
     ) -> tuple[Scalar, Seen | None]:
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
-        params = None if self.each is None else _told(self.parameters, self.process_group, self.mesh)
+        params = None if self.each is None and self.choice.where is None else self.told()
         plain = self.parameters if params is None or params.flat is None else params.flat
-        known = ordinary.to_clip(plain, max_norm) if self.alone else None
+        known = ordinary.to_clip(plain, max_norm) if self.alone and self.choice.where is None else None
         if known is not None:
             # Checked only now: with several processes, which never get here, an error must reach all of them.
             (given, threshold), order, policy = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
@@ -192,18 +231,19 @@ class _Call(NamedTuple):
             gradients = Gradients.of(params or ParameterList.of(self.parameters))
             if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
                 taken = Taken(gradients, given.backend, given.arrays())
-                return _clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
-        params = _told(self.parameters, self.process_group, self.mesh, each=isinstance(max_norm, Mapping))
+                return clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
+        params = self.told(each=isinstance(max_norm, Mapping))
         if several_norms(params.groups, max_norm):
             return self.by_parts(params, max_norm), None
         processes = processes_of(params, self.process_group, self.mesh)
         with processes.preparing():
             order, policy, bound = Order.parse(self.ord), Nonfinite.named(self.nonfinite), whole_scalar(max_norm)
-            processes.ask(order, policy, bound, skip_above=math.inf if skip_above is None else skip_above)
+            skip = math.inf if skip_above is None else skip_above
+            processes.ask(order, policy, bound, skip_above=skip, more=params.choice.told)
             taken = entered(params, processes, bound, to_write=True)
             asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
         each = processes.watched(self.each)
-        return _clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
+        return clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
 
     def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
         """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""
@@ -212,7 +252,7 @@ class _Call(NamedTuple):
             order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
             max_norm.check_order(order)
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(_told(call.parameters, self.process_group, self.mesh, each=True), max_norm)
+            return call.by_parts(call.told(each=True), max_norm)
         return max_norm.clip(partial(call.clip_to, skip_above=max_norm.skip_above), order, policy)
 
     def by_parts(
@@ -239,7 +279,7 @@ class _Call(NamedTuple):
             check_monitor(monitor)
             call = self._replace(parameters=repeatable(self.parameters))
         if several_norms(call.parameters, max_norm):
-            return call.by_parts(_told(call.parameters, self.process_group, self.mesh, each=True), max_norm, monitor)
+            return call.by_parts(call.told(each=True), max_norm, monitor)
         call = call._replace(each=monitor.watching() if self.alone else None)
         try:
             norm = call.clip(max_norm)
@@ -249,31 +289,3 @@ class _Call(NamedTuple):
         monitor.watched(call.each)
         monitor.record(norm, max_norm, nonfinite=self.nonfinite)
         return norm
-
-
-def _clip_taken(
-    taken: Taken, holders: Holders, asked: Clipping, skip_above: float | None, each: EachNorm | None
-) -> tuple[Scalar, Seen | None]:
-    """Clip gradients after all checks."""
-    gradients, backend, arrays = taken
-    with backend.precision():
-        if each is not None:
-            each.measure(backend, arrays, asked.order, gradients.names_of_layers)
-        if asked.nonfinite.zeroes and holders.sees_all:
-            asked = taken.cleared(asked)
-        made = decide(backend, arrays, asked, gradients.names, holders=holders)
-        norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
-        shown = None if skip_above is None else seen(backend, made.norm, asked.max_norm, skip_above)
-        taken.scale(made)
-    return norm, shown
-
-
-def _listed(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> tuple[ParameterList, Processes]:
-    """Return the parameters as a list, and the processes. Errors also reach the other processes, if any are named."""
-    return (params := _told(parameters, process_group, mesh)), processes_of(params, process_group, mesh)
-
-
-def _told(parameters: Parameters, process_group: ProcessGroups, mesh: Meshes, *, each: bool = False) -> ParameterList:
-    """List the parameters. `each`: the call measures several norms; so it does if their groups have thresholds."""
-    with telling(parameters, process_group, mesh, each=each or have_thresholds(parameters)):
-        return ParameterList.of(parameters, own_thresholds=True)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 from gradclip.arguments import check_norm, check_real, check_threshold, in_place
 from gradclip.backends import whole_scalar
+from gradclip.choice import choice_of
 from gradclip.core.decision import from_norm
 from gradclip.distributed.processes import ONE_PROCESS
 from gradclip.gradients import entered
+from gradclip.parameter_choice import chosen
 from gradclip.parameters import ParameterList
-from gradclip.typing import Parameters, Threshold
+from gradclip.typing import Integers, Parameters, Threshold, Where
 
 
 @in_place
-def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_norm: Threshold) -> None:
+def clip_grads_with_norm_(
+    parameters: Parameters,
+    max_norm: Threshold,
+    total_norm: Threshold,
+    *,
+    where: Where = None,
+    integers: Integers = "keep",
+) -> None:
     """Scale the gradients of `parameters` in place by min(1, max_norm / total_norm), for a norm that you already have.
 
     Args:
@@ -21,6 +30,8 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
         total_norm: the norm of the gradients, >= 0, of any order >= 1: a number or a scalar array, trusted to float32
             precision. The bound holds if the true norm is no larger. If it is NaN, all gradients become NaN. If it is
             infinite, finite gradients become zero, unless `max_norm` is infinite too.
+        where: which gradients count, as in `gradclip.clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
 
     Raises:
         TypeError, ValueError: as in `gradclip.clip_grad_norm_`, also for `total_norm`. The gradients are then
@@ -30,7 +41,8 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
 
     """
     max_norm, total_norm = whole_scalar(max_norm), whole_scalar(total_norm)
-    taken = entered(ParameterList.of(parameters), ONE_PROCESS, max_norm, total_norm, to_write=True)
+    params = chosen(ParameterList.of(parameters), choice_of(where, integers), alone=True)
+    taken = entered(params, ONE_PROCESS, max_norm, total_norm, to_write=True)
     _, backend, arrays = taken
     threshold, norm = check_threshold(max_norm, backend=backend), check_norm(total_norm, backend=backend)
     with backend.precision():
@@ -39,12 +51,16 @@ def clip_grads_with_norm_(parameters: Parameters, max_norm: Threshold, total_nor
 
 
 @in_place
-def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
+def clip_grad_value_(
+    parameters: Parameters, clip_value: Threshold, *, where: Where = None, integers: Integers = "keep"
+) -> None:
     """Clamp each element of the gradients of `parameters` in place to [-clip_value, clip_value]. NaN stays NaN.
 
     Args:
         parameters: as in `gradclip.clip_grad_norm_`.
         clip_value: the largest magnitude, >= 0. If a gradient's dtype cannot represent it, it is rounded toward zero.
+        where: which gradients count, as in `gradclip.clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
 
     Raises:
         TypeError: a gradient is complex, or a parameter has no `.grad`.
@@ -62,7 +78,8 @@ def clip_grad_value_(parameters: Parameters, clip_value: Threshold) -> None:
 
     """
     clip_value = whole_scalar(clip_value)
-    taken = entered(ParameterList.of(parameters), ONE_PROCESS, clip_value, to_write=True)
+    params = chosen(ParameterList.of(parameters), choice_of(where, integers), alone=True)
+    taken = entered(params, ONE_PROCESS, clip_value, to_write=True)
     bound = check_threshold(clip_value, "clip_value", backend=taken.backend)
     with taken.backend.precision():
         check_real(taken.arrays, taken.gradients.names)

@@ -82,7 +82,7 @@ def clip_by_parts(
         parts = parts_of(params, max_norm, alone=alone)
         limits = [whole_scalar(part.threshold(order)) for part in parts]
         agreed, skips = ", ".join(part.agreed for part in parts), [part.skip_above for part in parts]
-        more = [("the order of thresholds", agreed), ("skip_above of each", skips)]
+        more = [("the order of thresholds", agreed), ("skip_above of each", skips), *params.choice.told]
         processes.ask(order, policy, limits, more=more)
         taken = entered(params, processes, *limits, to_write=True, apart=True)
         places = _places(params, parts, taken.gradients)

@@ -12,7 +12,7 @@ from gradclip.core.rules import CLIP
 from gradclip.core.several import Each
 from gradclip.inplace_parts import Call, Layerwise, clip_parts
 from gradclip.tree import flatten
-from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds
+from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds, Where
 
 
 @in_place
@@ -24,6 +24,8 @@ def clip_grad_layer_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> Any:
     """Scale each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
@@ -39,10 +41,14 @@ def clip_grad_layer_norm_(
             the same parameters. Leave it out for distributed tensors, and where each process holds whole layers, as
             pipeline stages do.
         mesh: the same, given as a mesh.
+        where: which gradients count, as in `clip_grad_norm_`. A list of thresholds has one for each parameter all the
+            same.
+        integers: "raise" refuses integers, as there.
 
     Returns:
-        The norms before clipping: a list with one norm per parameter, None for a parameter without a gradient. For a
-        tree of NumPy arrays, a tree of norms with the structure of the tree, or of `max_norm` if that is a prefix. If
+        The norms before clipping: a list with one norm per parameter, None for a parameter without a gradient, 0
+        for one that does not count. For a tree of NumPy arrays, a tree of norms with the structure of the tree, or of
+        `max_norm` if that is a prefix. If
         processes hold parts of a gradient, all of them get the norm of the whole.
 
     Raises:
@@ -58,7 +64,7 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
-    call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh)
+    call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
         scalars = [max_norm] if is_single_threshold(max_norm) else flatten(max_norm).leaves

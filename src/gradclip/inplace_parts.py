@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from gradclip.arguments import check_thresholds, is_single_threshold
+from gradclip.choice import choice_of
 from gradclip.core.decision import Clipping
 from gradclip.core.holders import Holders, Measured, Together
 from gradclip.core.layouts import Groups, Several
@@ -19,9 +20,10 @@ from gradclip.core.together import entries_of, measured, part_of
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.leaves import layers_of, split_by
+from gradclip.parameter_choice import others_left
 from gradclip.parameters import ParameterList, reusable
 from gradclip.tree import FlatTree
-from gradclip.typing import Meshes, Parameters, ProcessGroups, Thresholds
+from gradclip.typing import Integers, Meshes, Parameters, ProcessGroups, Thresholds, Where
 
 
 class Call(NamedTuple):
@@ -32,12 +34,21 @@ class Call(NamedTuple):
     processes: Processes
 
     @classmethod
-    def of(cls, name: str, parameters: Parameters, process_group: ProcessGroups, mesh: Meshes) -> Call:
+    def of(
+        cls,
+        name: str,
+        parameters: Parameters,
+        process_group: ProcessGroups,
+        mesh: Meshes,
+        where: Where,
+        integers: Integers,
+    ) -> Call:
         """List the parameters. Errors also reach the other processes, if any are named."""
         if process_group is None and mesh is None:
             parameters = reusable(parameters)
         with telling(parameters, process_group, mesh, each=True):
-            params = ParameterList.of(parameters)
+            alone = process_group is None and mesh is None
+            params = others_left(ParameterList.of(parameters), choice_of(where, integers), alone=alone)
         return cls(name, params, processes_of(params, process_group, mesh, each=True))
 
     @property
@@ -49,7 +60,11 @@ class Call(NamedTuple):
 
     def ask(self, clipping: Clipping, /, **arguments: object) -> None:
         """Record the arguments, which must be the same on all processes. Thresholds are lists of numbers."""
-        self.processes.ask(clipping.order, clipping.nonfinite, more=[("function", self.name), *arguments.items()])
+        self.processes.ask(
+            clipping.order,
+            clipping.nonfinite,
+            more=[("function", self.name), *arguments.items(), *self.params.choice.told],
+        )
 
     def taken(self, *scalars: object, shape: Callable[[Any], Sequence[int]] = lambda _: (0,)) -> Taken:
         """Return the gradients, after all checks, with something in the place of those that only others may have.
@@ -95,9 +110,12 @@ class Layerwise:
         owners = [params.parameters[number] for number in filled]
 
         def arranged(norms: Sequence[Any]) -> list[Any]:
-            every = [None] * len(grads)
+            left = gradients.params.left
+            zero = _zero(backend, gradients.grads) if left else None
+            every = [zero if number in left else None for number in range(len(grads))]
             for number, norm in zip(filled, norms, strict=True):
-                every[number] = None if params.gradients[number] is None else norm
+                if number not in left and params.gradients[number] is not None:
+                    every[number] = norm
             return every
 
         own = [thresholds[number] for number in filled]
@@ -108,8 +126,7 @@ class Layerwise:
         single = is_single_threshold(max_norm)
         prefix, layers = layers_of(flat) if single else split_by(flat, max_norm)
         thresholds = check_thresholds([max_norm] * layers.count if single else prefix.leaves, backend)
-        with backend.precision():
-            zero = backend.leave_scalar(backend.zeros((), ()), "float32", flat.leaves)
+        zero = _zero(backend, flat.leaves)
         return cls._once(flat.leaves, layers, thresholds, prefix.arrange, zero, gradients)
 
     @classmethod
@@ -139,6 +156,12 @@ class Layerwise:
 
         chosen = Groups([groups[number] for number in kept], alone=len(kept) == len(gradients.grads))
         return cls(chosen, [thresholds[number] for number in kept], arranged)
+
+
+def _zero(backend: Backend, leaves: Sequence[Any]) -> Any:
+    """Return the norm of what does not count."""
+    with backend.precision():
+        return backend.leave_scalar(backend.zeros((), ()), "float32", leaves)
 
 
 def _by_gradients(

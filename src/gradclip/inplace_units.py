@@ -22,7 +22,18 @@ from gradclip.gradients import Taken
 from gradclip.inplace_parts import Call, Layerwise, clip_parts
 from gradclip.leaves import counted
 from gradclip.tree import flatten
-from gradclip.typing import Meshes, Ord, Parameters, Policy, ProcessGroups, Threshold, Thresholds, UnitAxis
+from gradclip.typing import (
+    Integers,
+    Meshes,
+    Ord,
+    Parameters,
+    Policy,
+    ProcessGroups,
+    Threshold,
+    Thresholds,
+    UnitAxis,
+    Where,
+)
 from gradclip.unit_axes import (
     check_shapes,
     scopes_of_leaves,
@@ -42,6 +53,8 @@ def clip_grad_unit_norm_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> Any:
     """Scale each unit of each gradient of `parameters` in place by min(1, max_norm / its own norm).
 
@@ -57,10 +70,13 @@ def clip_grad_unit_norm_(
         process_group: the processes that each hold a part of every unit, as in `gradclip.clip_grad_layer_norm_`. Leave
             it out for distributed tensors, and where each process holds whole units.
         mesh: the same, given as a mesh.
+        where: which gradients count, as in `gradclip.clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         The norms of the units before clipping: a list with one array per parameter, None for a parameter without a
-        gradient. For a tree of NumPy arrays, a tree of arrays. If a distributed gradient is split so that processes
+        gradient, 0 for one that does not count. For a tree of NumPy arrays, a tree of arrays. If a distributed gradient
+        is split so that processes
         hold different units, its norms are a distributed tensor, too.
 
     Raises:
@@ -74,7 +90,7 @@ def clip_grad_unit_norm_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    call = Call.of("clip_grad_unit_norm_", parameters, process_group, mesh)
+    call = Call.of("clip_grad_unit_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
         scalars = flatten(max_norm).leaves
@@ -82,7 +98,7 @@ def clip_grad_unit_norm_(
         taken = _taken(call, unit_axis, scalars)
         params = call.params
         if params.tree is not None and not is_single_threshold(max_norm):
-            flat = counted(params.tree)
+            flat = counted(params.tree, params.choice)
             max_norm = flat.arrange(thresholds_of_leaves(flat, max_norm), 0.0)
         layers = Layerwise.of(params, max_norm, taken.backend, taken.gradients)
         mine, layout = _laid(taken, layers, unit_axis)
@@ -101,6 +117,8 @@ def adaptive_grad_clip_(
     nonfinite: Policy = "propagate",
     process_group: ProcessGroups = None,
     mesh: Meshes = None,
+    where: Where = None,
+    integers: Integers = "keep",
 ) -> Any:
     """Clip each unit of the gradients in place to clipping * max(norm of the same unit of the parameters, eps).
 
@@ -116,6 +134,8 @@ def adaptive_grad_clip_(
         nonfinite: what to do if a unit contains NaN or infinity, as in `gradclip.adaptive_grad_clip`.
         process_group: the processes that each hold a part of every unit, as in `clip_grad_unit_norm_`.
         mesh: the same, given as a mesh.
+        where: which gradients count, as in `gradclip.clip_grad_norm_`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         The norms of the gradients' units before clipping, as `clip_grad_unit_norm_` returns them. The bound is that of
@@ -134,7 +154,7 @@ def adaptive_grad_clip_(
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])
 
     """
-    call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh)
+    call = Call.of("adaptive_grad_clip_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         asked = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
         scalars = [whole_scalar(clipping), whole_scalar(eps)]

@@ -11,40 +11,67 @@ integers convert them first, with `as_floats`; those that refuse them call `with
 """
 
 import warnings
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence, Set
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from gradclip.backends.registry import entries_of, framework_of, known, load
+from gradclip.choice import EVERY, Choice
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name, is_integer_name
 from gradclip.core.layouts import Groups
-from gradclip.tree import FlatTree, Sparse, flatten
+from gradclip.flush_mode import being_compiled
+from gradclip.tree import FlatTree, Sparse, dotted, flatten
 from gradclip.typing import Tree
 from gradclip.words import listed
 
 
-def counted(tree: object) -> FlatTree:
-    """Flatten a tree of gradients, leaving integers as they are. Raises TypeError if all its numbers are integers."""
+def counted(tree: object, choice: Choice = EVERY) -> FlatTree:
+    """Flatten a tree of gradients, leaving integers, and leaves that are not chosen, as they are.
+
+    Raises TypeError if all its numbers are integers, or if integers are refused, and ValueError if nothing is chosen.
+    """
     flat = flatten(tree)
-    chosen = flat.leaving(_where(flat, _is_left))
-    if not chosen.leaves and _where(flat, _holds_integers):
-        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {_integers(flat)}")
+    left = choice.left(names_in(flat)) if choice.where is not None else set()
+    chosen, integers = _without(flat, left, choice)
+    if integers and not chosen.leaves:
+        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {integers}")
     return chosen
 
 
-def counted_part(tree: object) -> FlatTree:
-    """Flatten a part of a gradient likewise. Warns if all its numbers are integers: other parts may hold the rest."""
+def counted_part(tree: object, choice: Choice = EVERY) -> FlatTree:
+    """Flatten a part of a gradient likewise. Warns if nothing of it counts: other parts may hold the rest."""
     flat = flatten(tree)
-    chosen = flat.leaving(_where(flat, _is_left))
-    if not chosen.leaves and _where(flat, _holds_integers):
-        warnings.warn(
-            f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {_integers(flat)}",
-            UserWarning,
-            stacklevel=4,
-        )
+    names = names_in(flat) if choice.where is not None else ()
+    left = replace(choice, alone=False).left(names)
+    chosen, integers = _without(flat, left, choice)
+    why = ""
+    if names and len(left) == len(names):
+        why = f"nothing of this part counts or is clipped: {choice.no_match(names)}"
+    elif integers and not chosen.leaves:
+        why = f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {integers}"
+    if why:
+        warnings.warn(why, UserWarning, stacklevel=4)
     return chosen
+
+
+def _without(flat: FlatTree, left: Set[int], choice: Choice) -> tuple[FlatTree, str]:
+    """Return the tree with these leaves and integers left as they are, and how errors name the other integers.
+
+    They are named only if nothing is left to clip. Raises TypeError if integers are refused.
+    """
+    chosen = flat.leaving(_where(flat, _is_left) | left)
+    integers = _where(flat, _holds_integers) - left if choice.refuses or not chosen.leaves else ()
+    if choice.refuses and integers:
+        raise TypeError(f"integers='raise' refuses integers: {_integers(flat, integers)}")
+    return chosen, _integers(flat, integers) if integers else ""
+
+
+def names_in(flat: FlatTree) -> tuple[str, ...]:
+    """Return the name of each leaf that counts, which patterns match: `layer.0` for `['layer'][0]`."""
+    shorten = dotted.__wrapped__ if being_compiled() else dotted  # PyTorch warns of caches
+    return shorten(tuple(flat.paths()))
 
 
 def summed(tree: object) -> FlatTree:
@@ -53,10 +80,11 @@ def summed(tree: object) -> FlatTree:
     In place of arrays without numbers are their sums over the first axis.
     """
     flat = flatten(tree)
-    if _where(flat, _holds_integers):
+    integers = _where(flat, _holds_integers)
+    if integers:
         raise TypeError(
             "integers cannot be in a sum over examples: they are not clipped, so each example would add all of its own "
-            f"to the sum: {_integers(flat)} If they are counters, leave them out of the tree."
+            f"to the sum: {_integers(flat, integers)} If they are counters, leave them out of the tree."
         )
     chosen = flat.leaving(_where(flat, _is_left))
     sums = {place: np.zeros(x.shape[1:], x.dtype) for place, x in chosen.others.items()}
@@ -67,7 +95,7 @@ def without_integers(tree: Tree) -> Tree:
     """Return the tree. Raises a TypeError that names its integers."""
     flat = flatten(tree)
     if _where(flat, _holds_integers):
-        raise TypeError(f"integers cannot be clipped here: {_integers(flat)}")
+        raise TypeError(f"integers cannot be clipped here: {_integers(flat, _where(flat, _holds_integers))}")
     return tree
 
 
@@ -150,9 +178,9 @@ def _as_float(leaf: object) -> Any:
     return float(leaf) if isinstance(leaf, int) else framework and framework.as_float(leaf)
 
 
-def _integers(flat: FlatTree) -> str:
-    """Return the names of the integers among the leaves of a tree, and what to do with them."""
+def _integers(flat: FlatTree, places: Collection[int]) -> str:
+    """Return the names of integers at these places of a tree, and what to do with them."""
     kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in _given(flat))
     named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
-    found = listed([named[place] for place in sorted(_where(flat, _holds_integers))])
+    found = listed([named[place] for place in sorted(places)])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."

@@ -15,17 +15,20 @@ from gradclip.backends.host.arrays import viewed_arrays
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.on_host import host_arrays
 from gradclip.backends.registry import find
+from gradclip.choice import choice_of
 from gradclip.core.arrays import Arrays
 from gradclip.core.coefficient import exceeds, undecided
 from gradclip.core.norms import Order
 from gradclip.core.scopes import TREE
 from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted
-from gradclip.typing import Ord, Threshold
+from gradclip.typing import Integers, Ord, Threshold, Where
 
 
 @with_subnormals
-def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
+def norm_at_most(
+    tree: object, max_norm: Threshold, ord: Ord = 2, *, where: Where = None, integers: Integers = "keep"
+) -> bool:
     """Return whether ||tree|| <= max_norm, without any rounding. The norm is (sum |x|**p)**(1/p) over all leaves.
 
     Comparing a computed norm is not enough: in float32, the norm of (1, 1e-5) is 1.
@@ -37,6 +40,8 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
         max_norm: the threshold, >= 0: a number or a scalar array. Integers and fractions are not rounded.
         ord: p: an integer from 1 to 1024, `inf` for the largest magnitude, `-inf` for the smallest; None means 2. For
             complex numbers only 2, `inf` or `-inf`.
+        where: which leaves count, as in `gradclip.global_norm`.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         True if the norm is at most `max_norm`. False if an element is NaN. If an element is infinite, True only for
@@ -56,7 +61,7 @@ def norm_at_most(tree: object, max_norm: Threshold, ord: Ord = 2) -> bool:
     (True, False)
 
     """
-    flat, order = counted(tree), Order.parse(ord)
+    flat, order = counted(tree, choice_of(where, integers)), Order.parse(ord)
     backend = find(flat.leaves, flat.paths, max_norm)
     if not backend.visible:
         raise ValueError(

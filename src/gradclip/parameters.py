@@ -10,6 +10,7 @@ import numpy as np
 
 from gradclip.backends import Shards, any_distributed, shards_of
 from gradclip.backends.registry import being_compiled, entry_of, known, lies_itself, load
+from gradclip.choice import EVERY, Choice
 from gradclip.parameter_groups import (
     UNNAMED,
     check_keys,
@@ -29,7 +30,8 @@ class ParameterList:
     """Parameters, the sizes of their parameter groups, and the process groups `beside` each parameter group.
 
     If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays. `groups` are the parameter
-    groups as they were passed.
+    groups as they were passed. The parameters are those that count, by the `choice` if the call is `choosing`;
+    `left` are others that have a gradient, by their place in what was passed.
     """
 
     parameters: Sequence[Any]
@@ -38,6 +40,8 @@ class ParameterList:
     tree: Any = None
     names: Sequence[str | None] = ()
     groups: Sequence[Mapping[str, Any]] = ()
+    choosing: Choice | None = None  # not `EVERY` as the default: PyTorch cannot compile that
+    left: Mapping[int, Any] = field(default_factory=dict)
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
 
@@ -77,6 +81,11 @@ class ParameterList:
             groups = [group for group in entries if is_group(group)]
             listed = list(map(_listed_of, groups))
             return cls(list(chain.from_iterable(listed)), list(map(len, listed)), list(map(processes_beside, groups)))
+
+    @property
+    def choice(self) -> Choice:
+        """Which leaves of a tree count, and whether integers are an error."""
+        return EVERY if self.choosing is None else self.choosing
 
     @property
     def flat(self) -> Sequence[Any] | None:
@@ -166,6 +175,16 @@ class ParameterList:
                 return f"parameters[{group}]['params'][{index}]"
             index -= size
         return f"parameters[{index}]"
+
+    def names_for(self, argument: str) -> tuple[str, ...]:
+        """Return the name of each parameter. Raises ValueError if one has none that the argument could match."""
+        names = self.names or [None] * len(self.parameters)
+        if None in names:
+            raise ValueError(
+                f"{self.name(names.index(None))} has no name that {argument} could match. Pass "
+                "model.named_parameters(), or a dict of names and parameters."
+            )
+        return tuple(map(str, names))
 
     @property
     def named(self) -> list[Any]:

@@ -5,8 +5,10 @@ array, or a node that only JAX knows, goes through `jax.tree_util`, so classes r
 handles TensorFlow's containers. `None` is an empty container: it has no leaves and stays None.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import optree
@@ -172,6 +174,21 @@ class FlatTree:
             ) from mismatch
         groups = [self.trees.flatten(subtree)[0] for subtree in subtrees]
         return FlatTree(leaves, structure, self.trees), _renumbered(groups, index_of)
+
+
+# Cached, so all steps of a monitor share one tuple of layer names.
+@lru_cache(maxsize=64)
+def dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
+    """Shorten `['layer'][0]` to layer.0, as patterns and pictures name it, and number the names that become equal."""
+    shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all" for path in paths]
+    found: dict[str, None] = {}
+    for name in shorter:
+        unique, number = name, 1
+        while unique in found:
+            number += 1
+            unique = f"{name} ({number})"
+        found[unique] = None
+    return tuple(found)
 
 
 def _renumbered(groups: Sequence[Sequence[int]], index_of: Mapping[int, int]) -> list[list[int]]:

@@ -4,7 +4,7 @@ Trees may be any containers; a function that returns a tree of the same structur
 other scalars belong to the tree's framework, which its type does not show; their type is `Scalar`.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol, SupportsFloat, TypeAlias, TypeVar
 
 import numpy as np
@@ -29,11 +29,15 @@ Thresholds: TypeAlias = object
 NamedThresholds: TypeAlias = Mapping[str, Any]
 """Patterns of names, and for each a `Threshold`, an `AdaptiveNorm`, or None."""
 
+Where: TypeAlias = Callable[[str], object] | str | Sequence[str] | None
+"""A function that says whether a name is chosen, a pattern of names, or several; None chooses all."""
+
 UnitAxis: TypeAlias = int | Sequence[int] | None
 """The axis or axes that index the units of a layer; None for the framework's own layout."""
 
 Ord: TypeAlias = float | np.floating[Any] | np.integer[Any] | Literal["inf", "-inf"] | None
 Policy: TypeAlias = Literal["propagate", "raise", "zero", "skip"]
+Integers: TypeAlias = Literal["keep", "raise"]
 RuleName: TypeAlias = Literal["clip", "normalize", "automatic"]
 Relation: TypeAlias = Literal["add_or_remove_one", "replace_one", "zero_out"]
 Unit: TypeAlias = Literal["example", "group"]

@@ -135,7 +135,7 @@ def parameters_beside(flat: FlatTree, params: object) -> list[Any]:
 def weights_of(params: ParameterList, weights: object) -> dict[int, Any]:
     """Return the weights by the id of their parameter, or of their array in a tree. Raises if they do not match."""
     if params.tree is not None:
-        flat = counted(params.tree)
+        flat = counted(params.tree, params.choice)
         if weights is None:
             raise TypeError(
                 "a tree of arrays holds only gradients. Pass the parameters as weights=, a tree of the same structure."

@@ -18,6 +18,7 @@ import numpy as np
 from gradclip.arguments import check_threshold
 from gradclip.backends.host.backend import HOST
 from gradclip.backends.registry import find, is_traced, without_values
+from gradclip.choice import choice_of
 from gradclip.core import accumulators
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping
@@ -27,9 +28,10 @@ from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import decide
 from gradclip.core.protocols import Backend
 from gradclip.core.rules import CLIP
+from gradclip.distributed.partial_text import from_plain, number, plain, refuse_constant
 from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted_part
-from gradclip.typing import Ord, Policy, Threshold, Tree
+from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
 
 _MOST_PARTS = 2**40
 """The most parts whose accumulators fit in float64. `gradclip.core.accumulators` has the proof."""
@@ -65,13 +67,13 @@ class PartialNorm:
         order = _checked_order(self.ord)
         if not isinstance(self.numbers, list | tuple):
             raise TypeError(f"numbers must be a tuple of numbers, got {self.numbers!r:.80}.")
-        checked = tuple(_number("numbers", x) for x in self.numbers)
+        checked = tuple(number("numbers", x) for x in self.numbers)
         accumulators.check(checked, order)
         if isinstance(self.parts, bool) or not isinstance(self.parts, numbers.Integral):
             raise TypeError(f"parts must be an integer, got {self.parts!r:.80}.")
         if not 1 <= self.parts <= _MOST_PARTS:
             raise ValueError(f"parts must be from 1 to {_MOST_PARTS}, got {self.parts!r:.80}.")
-        floor = _number("floor", self.floor)
+        floor = number("floor", self.floor)
         if not 0 <= floor < math.inf:
             raise ValueError(f"floor must be finite and non-negative, got {floor}.")
         values = {"ord": order.p, "numbers": checked, "parts": int(self.parts), "floor": floor}
@@ -94,20 +96,20 @@ class PartialNorm:
         True
 
         """
-        plain = {name: list(map(_plain, x)) if name == "numbers" else _plain(x) for name, x in asdict(self).items()}
+        plain = {name: list(map(plain, x)) if name == "numbers" else plain(x) for name, x in asdict(self).items()}
         return json.dumps(plain, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PartialNorm:
         """Return the partial norm that `to_json` wrote. Raises ValueError for any other text."""
         try:
-            read = json.loads(text, parse_constant=_refuse_constant)
+            read = json.loads(text, parse_constant=refuse_constant)
             if not isinstance(read, dict) or read.keys() != {"ord", "numbers", "parts", "floor"}:
                 raise ValueError("it must be a JSON object with exactly ord, numbers, parts and floor.")
             if not isinstance(read["numbers"], list):
                 raise ValueError("numbers must be a list.")
-            found = tuple(map(_from_plain, read["numbers"]))
-            return cls(_from_plain(read["ord"]), found, read["parts"], _from_plain(read["floor"]))
+            found = tuple(map(from_plain, read["numbers"]))
+            return cls(from_plain(read["ord"]), found, read["parts"], from_plain(read["floor"]))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(f"the text is not a partial norm written by to_json, got {text!r:.80}: {error}") from error
 
@@ -135,7 +137,15 @@ class PartialNorm:
             return float(self._norm().product())
 
     @with_subnormals
-    def clip(self, tree: Tree, max_norm: Threshold, *, nonfinite: Policy = "propagate") -> Tree:
+    def clip(
+        self,
+        tree: Tree,
+        max_norm: Threshold,
+        *,
+        nonfinite: Policy = "propagate",
+        where: Where = None,
+        integers: Integers = "keep",
+    ) -> Tree:
         """Scale one part by min(1, max_norm / norm), where norm is the norm of all parts.
 
         After every part is clipped this way, the norm of the whole never exceeds `max_norm`, even by rounding. For
@@ -147,6 +157,8 @@ class PartialNorm:
             nonfinite: "propagate", "raise" or "skip": what to do if any part holds NaN or infinity, as in
                 `gradclip.clip_by_global_norm`. "zero" is not possible here: replace non-finite elements with zeros
                 before you call `partial_norm`.
+            where: which leaves count, the same that were measured. All others come back as they are.
+            integers: "raise" refuses integers, as in `gradclip.global_norm`.
 
         Returns:
             A new tree with the same structure and dtypes. It is bit-identical to the input if the norm is below
@@ -164,7 +176,7 @@ class PartialNorm:
                 "nonfinite='zero' does not work here, because the norm has already been measured. Replace NaN and "
                 "infinities with zeros before you call partial_norm."
             )
-        flat = counted_part(tree)
+        flat = counted_part(tree, choice_of(where, integers))
         backend = find(flat.leaves, flat.paths, max_norm)
         threshold = check_threshold(max_norm, backend=backend)
         holders = PartsInTurn(self, self._norm())
@@ -229,12 +241,14 @@ class PartsInTurn(Holders):
 
 
 @with_subnormals
-def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
+def partial_norm(tree: object, ord: Ord = 2, *, where: Where = None, integers: Integers = "keep") -> PartialNorm:
     """Measure one part of a gradient. Add the results of all parts to get the norm of the whole.
 
     Args:
         tree: nested containers of arrays of one framework, as in `gradclip.global_norm`. Integers alone warn.
         ord: p from 1 to 8, `inf` or `-inf`. None means 2.
+        where: which leaves count, as in `gradclip.global_norm`. A part without any warns.
+        integers: "raise" refuses integers, as there.
 
     Returns:
         A `PartialNorm`, which has the norm of its parts as a Python float, and clips each part.
@@ -250,7 +264,7 @@ def partial_norm(tree: object, ord: Ord = 2) -> PartialNorm:
 
     """
     order = accumulators.check_order(Order.parse(ord))
-    flat = counted_part(tree)
+    flat = counted_part(tree, choice_of(where, integers))
     backend = find(flat.leaves, flat.paths)
     accumulators.check_wide(backend)
     if any(map(is_traced, flat.leaves)):
@@ -276,25 +290,3 @@ def _checked_order(ord: object) -> Order:
     if ord is None or isinstance(ord, str | Order):
         raise TypeError(f"ord must be a number from 1 to 8, inf or -inf, got {ord!r:.80}.")
     return accumulators.check_order(Order.parse(ord))
-
-
-def _number(name: str, value: object) -> float:
-    """Return a number as a float. Raises TypeError if it is not a number, ValueError if it is too large."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must hold numbers, got {value!r:.80} of type {type(value).__name__}.")
-    try:
-        return float(value)
-    except OverflowError:
-        raise ValueError(f"{name} must hold numbers in the range of float64, got a larger one.") from None
-
-
-def _plain(value: float) -> float | str:
-    return value if math.isfinite(value) else str(float(value))
-
-
-def _from_plain(value: object) -> Any:
-    return float(value) if isinstance(value, str) and value in ("nan", "inf", "-inf") else value
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not valid JSON. Write it as a string.")

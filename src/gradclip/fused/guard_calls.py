@@ -16,8 +16,10 @@ from torch.nn import utils
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
+from gradclip.choice import Choice
 from gradclip.core import announced
 from gradclip.core.norms import Order
+from gradclip.parameter_choice import chosen
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList, reusable
 from gradclip.typing import Parameters
@@ -121,9 +123,18 @@ def _heard(call: announced.Call) -> None:
         norm = given.get("total_norm", call.result)
     threshold = next((given[name] for name in ("max_norm", "clip_value", "clipping") if name in given), None)
     order = Order.parse(given.get("ord", 2)).p if call.function == "clip_grad_norm_" else None
-    made = _call(call.function, given.get("parameters"), threshold, norm, order, given.get("nonfinite", "propagate"))
+    parameters = _chosen(given.get("parameters"), given.get("where"))
+    made = _call(call.function, parameters, threshold, norm, order, given.get("nonfinite", "propagate"))
     several = norm is not None and (isinstance(threshold, Mapping) or have_thresholds(given.get("parameters")))
     _tell(replace(made, several=several))
+
+
+def _chosen(parameters: object, where: Any) -> object:
+    """Return the parameters that a call chose by name."""
+    if where is None:
+        return parameters
+    params = ParameterList.of(cast("Parameters", parameters), own_thresholds=True)
+    return parameters if params.tree is not None else chosen(params, Choice(where), alone=False).parameters
 
 
 def _call(

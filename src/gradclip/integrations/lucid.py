@@ -36,7 +36,7 @@ def grad_norm(parameters: Parameters, norm_type: Ord = 2) -> Scalar:
     Errors are those of `gradclip.grad_norm`. The signature is that of lucid-dl 2.7.
     """
     listed = checked_list(parameters)
-    return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type), listed)
+    return _as_lucid(inplace.grad_norm(_Holders(listed).holders, norm_type, integers="raise"), listed)
 
 
 def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, eps: float = 1e-7) -> Scalar:
@@ -64,10 +64,10 @@ def clip_grad_norm(parameters: Parameters, max_norm: float, norm_type: Ord = 2, 
     listed = checked_list(parameters)
     arrays = _Holders(listed)
     threshold = check_threshold(max_norm)
-    norm = inplace.grad_norm(arrays.holders, norm_type)
+    norm = inplace.grad_norm(arrays.holders, norm_type, integers="raise")
     if threshold < float(norm) < math.inf:
         threshold *= float(norm) / (float(norm) + float(eps))
-    norm = inplace.clip_grad_norm_(arrays.holders, threshold, norm_type)
+    norm = inplace.clip_grad_norm_(arrays.holders, threshold, norm_type, integers="raise")
     arrays.replace_mlx()
     return _as_lucid(norm, listed)
 
@@ -78,7 +78,7 @@ def clip_grad_value(parameters: Parameters, clip_value: float) -> None:
     Errors are those of `gradclip.clip_grad_value_`. The signature is that of lucid-dl 2.7.
     """
     arrays = _Holders(checked_list(parameters))
-    inplace_given.clip_grad_value_(arrays.holders, clip_value)
+    inplace_given.clip_grad_value_(arrays.holders, clip_value, integers="raise")
     arrays.replace_mlx()
 
 

@@ -93,7 +93,7 @@ def clip_grad_norm_(
     order = _checked(listed, norm_type, error_if_nonfinite, max_norm)
     policy: Policy = "raise" if error_if_nonfinite else "propagate"
     with _runtime_errors(norm_type):
-        norm = inplace.clip_grad_norm_(listed, max_norm, order, nonfinite=policy)
+        norm = inplace.clip_grad_norm_(listed, max_norm, order, nonfinite=policy, integers="raise")
     return tensor_of(norm)
 
 
@@ -114,7 +114,7 @@ def clip_grad_value_(
     >>> parameter.grad
     tensor([-1.0000,  0.5000])
     """
-    inplace_given.clip_grad_value_(parameters, clip_value)
+    inplace_given.clip_grad_value_(parameters, clip_value, integers="raise")
 
 
 @with_advice
@@ -142,7 +142,7 @@ def get_total_norm(
     order = _checked(holders, norm_type, error_if_nonfinite)
     with torch.no_grad():
         if holders:
-            norm = inplace.grad_norm(holders, order)
+            norm = inplace.grad_norm(holders, order, integers="raise")
         else:
             norm = tensor_of(global_norm(without_integers(listed), order))
     if error_if_nonfinite and not torch.isfinite(norm):
@@ -171,7 +171,7 @@ def clip_grads_with_norm_(
     >>> parameter.grad
     tensor([0.6000, 0.8000])
     """
-    inplace_given.clip_grads_with_norm_(parameters, max_norm, total_norm)
+    inplace_given.clip_grads_with_norm_(parameters, max_norm, total_norm, integers="raise")
 
 
 def order_of(norm_type: float | str) -> Order:

@@ -1,9 +1,7 @@
 """Steps whose values are not fetched yet. They may be in device memory, and nothing waits for them."""
 
 import math
-import re
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +13,7 @@ from gradclip.core.each_norm import EachNorm
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.monitor.records import Handling, Layers, Step, nan_or, narrowed
-from gradclip.tree import flatten
+from gradclip.tree import dotted, flatten
 from gradclip.typing import Policy
 
 _LARGEST = (
@@ -203,21 +201,6 @@ def _kept(value: Any) -> Any:
     # Keep a copy: before the fetch, a threshold may change in place, and JAX may delete a donated array.
     framework = framework_of(value)
     return value if framework is None else framework.kept(value)
-
-
-# Cached, so all steps share one tuple of layer names.
-@lru_cache(maxsize=64)
-def dotted(paths: tuple[str, ...]) -> tuple[str, ...]:
-    """Shorten `['layer'][0]` to layer.0, to save room in pictures, and number the names that become equal."""
-    shorter = [re.sub(r"\[(?:'([^']*)'|(\d+))\]", r".\1\2", path).strip(".") or "all" for path in paths]
-    found: dict[str, None] = {}
-    for name in shorter:
-        unique, number = name, 1
-        while unique in found:
-            number += 1
-            unique = f"{name} ({number})"
-        found[unique] = None
-    return tuple(found)
 
 
 def _check(name: str, value: object, like: object = None) -> None:

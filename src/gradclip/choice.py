@@ -1,0 +1,127 @@
+"""The arguments `where` and `integers`: the leaves that a call chooses by name, and what it does with integers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from gradclip.flush_mode import being_compiled
+from gradclip.typing import Integers, Where
+from gradclip.words import listed
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which leaves are chosen, by their names, and whether integers among them are an error. None: all are chosen.
+
+    `alone`: no other process, and no other part of the gradient, may have leaves that are chosen.
+    """
+
+    where: Where = None
+    integers: Integers = "keep"
+    alone: bool = True
+
+    def __post_init__(self) -> None:
+        if self.integers not in ("keep", "raise"):
+            raise ValueError(
+                f"integers must be 'keep', which leaves integers as they are, or 'raise', which refuses them, got "
+                f"{self.integers!r:.80}."
+            )
+        if isinstance(self.where, list):
+            object.__setattr__(self, "where", tuple(self.where))
+        if self.where is None or callable(self.where) or self.patterns:
+            return
+        if not isinstance(self.where, tuple) or self.where:
+            raise TypeError(
+                "where must be a pattern of names such as 'encoder.*', a list of patterns, or a function that says of "
+                f"a name whether it is chosen, got {self.where!r:.80} of type {type(self.where).__name__}."
+            )
+
+    @property
+    def refuses(self) -> bool:
+        """Whether integers are an error."""
+        return self.integers == "raise"
+
+    @property
+    def patterns(self) -> tuple[str, ...]:
+        """The patterns; empty if there are none, or something that is no string among them."""
+        given = (self.where,) if isinstance(self.where, str) else self.where
+        return given if isinstance(given, tuple) and all(isinstance(one, str) for one in given) else ()
+
+    @property
+    def told(self) -> list[tuple[str, str]]:
+        """The arguments that must be the same on all processes, with names."""
+        if self == EVERY:
+            return []
+        return [("where", repr("a function" if callable(self.where) else self.where)), ("integers", self.integers)]
+
+    def left(self, names: Sequence[str]) -> set[int]:
+        """Return the places of the names that are not chosen. Raises ValueError if none is chosen, unless elsewhere."""
+        if self.where is None:
+            return set()
+        if callable(self.where):
+            where = self.where
+            left = {place for place, name in enumerate(names) if not where(name)}
+        else:
+            compiled = being_compiled()
+            left = set(
+                _without_match(matches, names, self.patterns) if compiled else _unmatched(tuple(names), self.patterns)
+            )
+        if self.alone and len(left) == len(names):
+            raise ValueError(self.no_match(names))
+        return left
+
+    def no_match(self, names: Sequence[str]) -> str:
+        """Say that no name is chosen."""
+        what = (
+            "the function"
+            if callable(self.where)
+            else listed(list(map(repr, self.patterns)), " or ") or "an empty list"
+        )
+        return (
+            f"where chooses none of the names: {what} matches none of {listed(names) or 'none, for there are none'}. "
+            "Correct it, or leave where= out to choose all."
+        )
+
+
+EVERY = Choice()
+
+
+def choice_of(where: Where, integers: Integers) -> Choice:
+    """Return the choice that the arguments make, checked. Raises TypeError and ValueError."""
+    return EVERY if where is None and integers == "keep" else Choice(where, integers)
+
+
+# Cached: matching takes longer than clipping.
+@lru_cache(maxsize=64)
+def _unmatched(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[int]:
+    return _without_match(fnmatchcase, names, patterns)
+
+
+def _without_match(match: Callable[[str, str], bool], names: Sequence[str], patterns: Sequence[str]) -> frozenset[int]:
+    matched = [any(match(name, pattern) for pattern in patterns) for name in names]
+    return frozenset(place for place, one in enumerate(matched) if not one)
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return what `fnmatchcase` returns. PyTorch can compile this, but neither regular expressions nor caches."""
+    if not pattern or not name:
+        return name == pattern.replace("*", "")
+    first, rest = pattern[0], pattern[1:]
+    if first == "*":
+        return matches(name, rest) or matches(name[1:], pattern)
+    end = pattern.find("]", 3 if pattern[1:2] == "!" else 2) if first == "[" else -1
+    if end > 0:
+        return _is_in(name[0], pattern[1:end]) and matches(name[1:], pattern[end + 1 :])
+    return (first == "?" or first == name[0]) and matches(name[1:], rest)
+
+
+def _is_in(character: str, inside: str) -> bool:
+    """Say whether a character is in the brackets of a pattern, such as `a-cx`, or `!a-cx`."""
+    found, place, other = False, 0, inside.startswith("!")
+    inside = inside[other:]
+    while place < len(inside):
+        is_range = inside[place + 1 : place + 2] == "-" and place + 2 < len(inside)
+        found = found or inside[place] <= character <= inside[place + 2 * is_range]
+        place += 3 if is_range else 1
+    return found != other

@@ -1,0 +1,44 @@
+"""Gradients that a call in place has taken, clipped by one norm."""
+
+from gradclip.core.decision import Clipping
+from gradclip.core.each_norm import EachNorm
+from gradclip.core.holders import Holders
+from gradclip.core.norms import Order
+from gradclip.core.pipeline import Seen, decide, seen
+from gradclip.gradients import Gradients, Taken
+from gradclip.ordinary import Ordinary
+from gradclip.parameters import ParameterList
+from gradclip.typing import Scalar
+
+
+def clip_each(
+    given: Ordinary, max_norm: float, order: Order, params: ParameterList | None, each: EachNorm | None
+) -> Scalar | None:
+    """Clip ordinary gradients, and give the norm of each to `each`. None if one look does not settle it."""
+    if params is None or each is None:
+        return given.clip_(max_norm, order)
+    sums: list[float] = []
+    distinct = len(set(map(id, given.leaves))) == len(given.leaves)  # else an empty one may be listed twice
+    norm = given.clip_(max_norm, order, sums) if distinct else None
+    if norm is not None:
+        lacking = len(params.parameters) > len(given.leaves)
+        owners = [one for one in params.parameters if one.grad is not None] if lacking else params.parameters
+        each.take(sums, order, (owners, (params.sizes, params.names)), lambda: Gradients.of(params).names_of_layers())
+    return norm
+
+
+def clip_taken(
+    taken: Taken, holders: Holders, asked: Clipping, skip_above: float | None, each: EachNorm | None
+) -> tuple[Scalar, Seen | None]:
+    """Clip gradients after all checks."""
+    gradients, backend, arrays = taken
+    with backend.precision():
+        if each is not None:
+            each.measure(backend, arrays, asked.order, gradients.names_of_layers)
+        if asked.nonfinite.zeroes and holders.sees_all:
+            asked = taken.cleared(asked)
+        made = decide(backend, arrays, asked, gradients.names, holders=holders)
+        norm = backend.leave_scalar(made.norm.product(), holders.norm_dtype(arrays), gradients.grads)
+        shown = None if skip_above is None else seen(backend, made.norm, asked.max_norm, skip_above)
+        taken.scale(made)
+    return norm, shown

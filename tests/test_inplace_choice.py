@@ -1,0 +1,289 @@
+"""`where=` and `integers=` in place: what is not chosen is neither measured nor written."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip.choice import Choice
+from gradclip.core.formats import bare_name
+from gradclip.inplace_choice import checked_choice, chosen_parameters
+from gradclip.inplace_given import clip_grads_with_norm_
+
+WHERE = "body.*"
+CALLS = {
+    "clip_grad_norm_": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, **k),
+    "clip_grad_norm_, not clipped": lambda p, **k: gradclip.clip_grad_norm_(p, 1e4, **k),
+    "clip_grad_norm_, ord": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, 3, **k),
+    "clip_grad_norm_, skip": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, nonfinite="skip", **k),
+    "clip_grad_norm_, adaptive": lambda p, **k: gradclip.clip_grad_norm_(p, gradclip.AdaptiveNorm(), **k),
+    "clip_grad_norm_, watched": lambda p, **k: gradclip.clip_grad_norm_(p, 1.5, monitor=gradclip.Monitor(), **k),
+    "clip_grad_norm_, by name": lambda p, **k: gradclip.clip_grad_norm_(p, {"*": 0.5}, **k),
+    "clip_grads_with_norm_": lambda p, **k: clip_grads_with_norm_(p, 1.0, 20.0, **k),
+    "clip_grad_value_": lambda p, **k: gradclip.clip_grad_value_(p, 0.75, **k),
+    "grad_norm": gradclip.grad_norm,
+}
+EACH = {
+    "clip_grad_layer_norm_": lambda p, **k: gradclip.clip_grad_layer_norm_(p, 0.7, **k),
+    "clip_grad_unit_norm_": lambda p, **k: gradclip.clip_grad_unit_norm_(p, 0.7, **k),
+    "adaptive_grad_clip_": lambda p, **k: gradclip.adaptive_grad_clip_(p, 0.1, weights=weights(p), **k),
+}
+GRADS = {
+    "body.w": [[3.0, -0.5], [-4.0, 1.5]],
+    "head": [math.nan, math.inf],
+    "body.b": [0.25, 12.0],
+    "body.none": None,
+    "other": None,
+    "n": [[1e38, 1e38]],
+}
+
+
+def weights(parameters):
+    grads = [one.grad for one in parameters.values()]
+    return [0.0 if grad is None or "int" in str(grad.dtype) else grad + 1.0 for grad in grads]
+
+
+def holders(framework, names=GRADS):
+    return {n: SimpleNamespace(grad=GRADS[n] and framework.array(GRADS[n])) for n in names}
+
+
+def chosen_only(parameters):
+    return {name: one for name, one in parameters.items() if name.startswith("body.")}
+
+
+def values(framework, parameters):
+    return {n: None if one.grad is None else framework.to_numpy(one.grad) for n, one in parameters.items()}
+
+
+def called(framework, call, parameters, **arguments):
+    with framework.mode():
+        return call(parameters, **arguments)
+
+
+@pytest.mark.parametrize("call", [*CALLS, *EACH])
+def test_as_if_the_others_were_not_there(framework, call):
+    mixed, alone = holders(framework), chosen_only(holders(framework))
+    before = {name: one.grad for name, one in mixed.items()}
+    function = {**CALLS, **EACH}[call]
+    found, expected = called(framework, function, mixed, where=WHERE), called(framework, function, alone)
+    for name, x in values(framework, mixed).items():
+        of_alone = values(framework, alone)
+        np.testing.assert_array_equal(
+            x, of_alone[name] if name in of_alone else values(framework, holders(framework))[name]
+        )
+        if name not in alone:
+            assert mixed[name].grad is before[name]
+    if call in CALLS:
+        np.testing.assert_array_equal(found, expected)
+        return
+    norms = dict(zip(mixed, found, strict=True))
+    assert [norms[name] for name in ("body.none", "other")] == [None, None]
+    assert [(float(norms[name]), bare_name(norms[name].dtype)) for name in ("head", "n")] == [(0.0, "float32")] * 2
+    for name, norm in zip(alone, expected, strict=True):
+        np.testing.assert_array_equal(norms[name], norm)
+
+
+SPELLINGS = {
+    "dict": dict,
+    "pairs": lambda p: list(p.items()),
+    "generator": lambda p: iter(p.items()),
+    "groups": lambda p: [{"params": list(p.items())[:2]}, {"params": list(p.items())[2:]}],
+    "param_names": lambda p: [{"params": list(p.values()), "param_names": list(p), "lr": 0.1}],
+}
+
+
+@pytest.mark.parametrize("monitored", [False, True])
+@pytest.mark.parametrize("spelling", SPELLINGS)
+@pytest.mark.parametrize("where", [WHERE, ["body.w", "body.?"], lambda name: "body" in name])
+def test_spellings(spelling, where, monitored):
+    made = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("body.w", "head", "body.b")}
+    for parameter, grad in zip(made.values(), ([3.0, 0.0], [math.inf, 1.0], [0.0, 4.0]), strict=True):
+        parameter.grad = torch.tensor(grad)
+    monitor = gradclip.Monitor(layers_every=1) if monitored else None
+    assert gradclip.grad_norm(SPELLINGS[spelling](made), where=where) == 5.0
+    assert gradclip.clip_grad_norm_(SPELLINGS[spelling](made), 1.0, where=where, monitor=monitor) == 5.0
+    torch.testing.assert_close(made["body.w"].grad, torch.tensor([0.6, 0.0]))
+    torch.testing.assert_close(made["body.b"].grad, torch.tensor([0.0, 0.8]))
+    assert made["head"].grad.tolist() == [math.inf, 1.0]
+    if monitor is not None:
+        assert monitor.last.norm == 5.0
+        assert monitor.layers.names == ("body.w", "body.b")
+
+
+def test_groups_keep_their_thresholds():
+    named = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("a.w", "a.b", "c.w", "c.b")}
+    for parameter in named.values():
+        parameter.grad = torch.tensor([3.0, 4.0])
+    pairs = list(named.items())
+    groups = [{"params": pairs[:2], "max_norm": 0.5}, {"params": pairs[2:]}]
+    norm = gradclip.clip_grad_norm_(groups, 1.0, where="*.w")
+    torch.testing.assert_close(norm, torch.tensor(50.0).sqrt())
+    assert [round(float(p.grad.norm()), 5) for p in named.values()] == [0.5, 5.0, 1.0, 5.0]
+    gradclip.clip_grad_norm_(groups, 0.1, where="c.*")  # nothing is left of the first group
+    assert [round(float(p.grad.norm()), 5) for p in named.values()] == [0.5, 5.0, 0.01961, 0.09806]
+
+
+def test_patterns_of_thresholds_look_at_chosen_names_only():
+    update = {"a": np.array([3.0, 4.0]), "b": np.array([math.nan])}
+    assert gradclip.clip_grad_norm_(update, {"a": 1.0}, where="a") == 5.0
+    assert update["a"].tolist() == pytest.approx([0.6, 0.8])
+    with pytest.raises(ValueError, match=r"the pattern 'b' of max_norm matches no name\. The names are a"):
+        gradclip.clip_grad_norm_(update, {"a": 1.0, "b": 1.0}, where="a")
+
+
+def test_a_parameter_under_two_names_counts_once_if_one_is_chosen():
+    shared = torch.nn.Parameter(torch.zeros(2))
+    shared.grad = torch.tensor([3.0, 4.0])
+    for where in ("a", "b", "*"):
+        assert gradclip.grad_norm([("a", shared), ("b", shared)], where=where) == 5.0
+    norms = gradclip.clip_grad_layer_norm_([("a", shared), ("b", shared)], 1.0, where="a")
+    assert [float(norm) for norm in norms] == [5.0, 5.0]
+    torch.testing.assert_close(shared.grad, torch.tensor([0.6, 0.8]))
+
+
+@pytest.mark.parametrize(
+    "call", ["clip_grad_norm_", "clip_grad_norm_, not clipped", "clip_grad_layer_norm_", "clip_grad_value_"]
+)
+def test_memory_that_is_shared_with_what_is_left_is_not_written(call):
+    buffer = torch.tensor([3.0, 4.0, 12.0])
+    a, b = torch.nn.Parameter(torch.zeros(2)), torch.nn.Parameter(torch.zeros(2))
+    a.grad, b.grad = buffer[:2], buffer[1:]
+    alone = torch.nn.Parameter(torch.zeros(2))
+    alone.grad = torch.tensor([3.0, 4.0])
+    function = {**CALLS, **EACH}[call]
+    found, expected = function({"a": a, "b": b}, where="a"), function({"a": alone})
+    assert b.grad.tolist() == [4.0, 12.0]
+    assert torch.equal(a.grad, alone.grad)
+    assert str(found).startswith(str(expected)[:-1])
+
+
+def test_arrays_of_a_tree_cannot_be_replaced():
+    array = np.array([3.0, 4.0])
+    update = {"a": array, "b": array[1:]}
+    for call in (
+        lambda **k: gradclip.clip_grad_norm_(update, 1.0, **k),
+        lambda **k: gradclip.clip_grad_layer_norm_(update, 1.0, **k),
+    ):
+        with pytest.raises(ValueError, match=r"\['a'\] share memory with arrays that do not count\. Pass copies"):
+            call(where="a")
+    assert array.tolist() == [3.0, 4.0]
+
+
+TREES = {
+    "clip_grad_norm_": (lambda t, **k: gradclip.clip_grad_norm_(t, 1.5, **k)),
+    "clip_grad_norm_, by name": lambda t, **k: gradclip.clip_grad_norm_(t, {"*.w": 0.5, "*": None}, **k),
+    "clip_grad_value_": lambda t, **k: gradclip.clip_grad_value_(t, 0.75, **k),
+    "clip_grad_layer_norm_": lambda t, **k: gradclip.clip_grad_layer_norm_(t, 0.7, **k),
+    "clip_grad_unit_norm_": lambda t, **k: gradclip.clip_grad_unit_norm_(t, 0.7, **k),
+    "adaptive_grad_clip_": lambda t, **k: gradclip.adaptive_grad_clip_(t, 0.1, weights=t, **k),
+    "grad_norm": gradclip.grad_norm,
+}
+
+
+@pytest.mark.parametrize("call", TREES)
+def test_trees_of_arrays(call):
+    body = lambda: {"w": np.array([[3.0, -0.5], [-4.0, 1.5]]), "b": np.array([0.25, 12.0])}
+    locked = np.array([math.nan, 1.0])
+    locked.flags.writeable = False
+    update, alone = {"body": body(), "head": locked, "steps": np.array(7)}, {"body": body()}
+    found, expected = TREES[call](update, where=[WHERE, "steps"]), TREES[call](alone)
+    for name, array in alone["body"].items():
+        np.testing.assert_array_equal(update["body"][name], array)
+    if isinstance(expected, dict):
+        assert (float(found.pop("head")), float(found.pop("steps"))) == (0.0, 0.0)
+        for name, norms in expected["body"].items():
+            np.testing.assert_array_equal(found["body"][name], norms)
+    else:
+        assert found == expected
+
+
+ERRORS = {
+    "nothing chosen": (
+        ValueError,
+        r"where chooses none .*: 'x' matches none of (w, n|n, w)\.",
+        {"where": "x"},
+    ),
+    "no pattern": (TypeError, "where must be a pattern", {"where": 1}),
+    "unknown word": (ValueError, "integers must be 'keep'", {"integers": "convert"}),
+    "integers": (TypeError, r"refuses integers: (n\.grad|\['n'\]) has dtype (torch\.)?int64", {"integers": "raise"}),
+    "chosen integers": (TypeError, r"refuses integers: (n\.grad|\['n'\])", {"integers": "raise", "where": ["n", "w"]}),
+    "only integers": (TypeError, r"(n\.grad|\['n'\]) has dtype int64", {"where": "n"}),
+}
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("error", ERRORS)
+@pytest.mark.parametrize("call", [*CALLS, *EACH])
+def test_errors_change_nothing(call, error):
+    kind, match, arguments = ERRORS[error]
+    function = {**CALLS, **EACH}[call]
+    for make in (np.array, torch.tensor):
+        parameters = {"w": SimpleNamespace(grad=make([3.0, 4.0])), "n": SimpleNamespace(grad=make([100]))}
+        with pytest.raises(kind, match=match):
+            function(parameters, **arguments)
+        assert [one.grad.tolist() for one in parameters.values()] == [[3.0, 4.0], [100]]
+    tree = {"w": np.array([3.0, 4.0]), "n": np.array([100])}
+    if call in TREES:
+        with pytest.raises(kind, match=match):
+            TREES[call](tree, **arguments)
+        assert tree["w"].tolist() == [3.0, 4.0]
+
+
+def test_names_are_needed():
+    parameter = torch.nn.Parameter(torch.zeros(2))
+    parameter.grad = torch.tensor([3.0, 4.0])
+    for call in (*CALLS.values(), lambda p, **k: gradclip.clip_grad_layer_norm_(p, 1.0, **k)):
+        for given in ([parameter], parameter, [{"params": [parameter]}]):
+            with pytest.raises(
+                ValueError, match=r"has no name that where could match\. Pass model\.named_parameters\(\), or a dict"
+            ):
+                call(given, where="w")
+    assert parameter.grad.tolist() == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("call", [*CALLS, *EACH])
+def test_integers_in_place_of_gradients_stay_and_count_nothing(framework, call):
+    names = ("body.w", "body.b", "body.none")
+    alone, mixed = holders(framework, names), holders(framework, names)
+    counter = framework.array([100, 7], "int32")
+    mixed = {"body.n": SimpleNamespace(grad=counter), **mixed}
+    function = {**CALLS, **EACH}[call]
+    found, expected = called(framework, function, mixed), called(framework, function, alone)
+    assert mixed["body.n"].grad is counter
+    assert framework.to_numpy(counter).tolist() == [100, 7]
+    for name, x in values(framework, alone).items():
+        np.testing.assert_array_equal(values(framework, mixed)[name], x)
+    if call in EACH:
+        assert float(found[0]) == 0.0
+        found = found[1:]
+    for x, y in zip(*(one if call in EACH else [one] for one in (found, expected)), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_grad_layer_norm_"])
+def test_compiled_code_chooses_too(call):
+    def named():
+        made = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("body.w", "head", "body.b")}
+        for parameter, grad in zip(made.values(), ([3.0, 0.0], [6.0, 1.0], [0.0, 4.0]), strict=True):
+            parameter.grad = torch.tensor(grad)
+        return made
+
+    function = {**CALLS, **EACH}[call]
+    torch.compiler.reset()
+    compiled = torch.compile(lambda p: function(p, where=WHERE), backend="eager", fullgraph=True)
+    found, expected = named(), named()
+    torch.testing.assert_close(compiled(found), function(expected, where=WHERE))
+    for one, other in zip(found.values(), expected.values(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad)
+    assert found["head"].grad.tolist() == [6.0, 1.0]
+
+
+def test_parameters_are_listed_and_chosen():
+    named = {name: SimpleNamespace(grad=np.ones(1)) for name in ("a", "b", "c")}
+    params = chosen_parameters(named, Choice(["a", "c"]), None, None)
+    assert (list(params.names), list(params.left)) == (["a", "c"], [1])
+    assert params.parameters == [named["a"], named["c"]]
+    assert checked_choice((None, "raise"), named, None, None).refuses

@@ -1,0 +1,40 @@
+"""Gradients that have been taken are clipped by one norm, and whoever watches gets the norm of each."""
+
+import math
+from types import SimpleNamespace
+
+import numpy as np
+
+import gradclip
+from gradclip import ordinary
+from gradclip.core.decision import Clipping
+from gradclip.core.holders import ALONE
+from gradclip.core.nonfinite import PROPAGATE
+from gradclip.core.norms import Order
+from gradclip.core.rules import CLIP
+from gradclip.distributed.processes import ONE_PROCESS
+from gradclip.gradients import entered
+from gradclip.one_norm import clip_each, clip_taken
+from gradclip.parameters import ParameterList
+
+
+def made():
+    return {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
+
+
+def test_ordinary_gradients():
+    update, each = made(), gradclip.Monitor(layers_every=1).watching()
+    params = ParameterList.of({name: SimpleNamespace(grad=x) for name, x in update.items()})
+    assert clip_each(ordinary.gradients(made()), 6.5, Order(2.0), None, None) == 13.0
+    assert clip_each(ordinary.gradients(params.parameters), 6.5, Order(2.0), params, each) == 13.0
+    assert each.names == ["w", "b"]
+    assert each.norms.tolist() == [5.0, 12.0]
+    np.testing.assert_allclose(update["b"], [6.0])
+
+
+def test_all_others():
+    update = made()
+    taken = entered(ParameterList.of(update), ONE_PROCESS, 6.5, to_write=True)
+    norm, shown = clip_taken(taken, ALONE, Clipping(6.5, Order(2.0), PROPAGATE, CLIP), math.inf, None)
+    assert (float(norm), bool(shown.spike)) == (13.0, False)
+    np.testing.assert_allclose(update["w"], [1.5, 2.0])
