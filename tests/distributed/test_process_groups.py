@@ -29,6 +29,7 @@ from gradclip.backends.torch.distributed import device_for
     (2, "adaptive.py"),
     (2, "by_parts.py"),
     (3, "by_parts.py"),
+    (2, "chosen.py"),
 )
 def test_as_on_one_process(request, world, script, case):
     processes.check(request.session.items, world, script, case)
