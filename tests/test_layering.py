@@ -11,7 +11,7 @@ LAYERS = [
     {"core", "parameter_groups", "tree"},
     {"backends"},
     {"adaptive", "arguments", "leaves", "parameters", "versions"},
-    {"distributed", "monitor", "ordinary", "search", "unit_axes"},
+    {"distributed", "files", "monitor", "ordinary", "search", "unit_axes"},
     {"differentiable", "gradients", "group_thresholds"},
     {"inplace_groups"},
     {"functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
