@@ -11,7 +11,7 @@ LAYERS = [
     {"choice", "core", "parameter_groups", "tree"},
     {"backends"},
     {"adaptive", "arguments", "leaves", "parameters", "versions"},
-    {"distributed", "monitor", "ordinary", "parameter_choice", "refused", "search", "unit_axes"},
+    {"distributed", "files", "monitor", "ordinary", "parameter_choice", "refused", "search", "unit_axes"},
     {"differentiable", "gradients", "group_thresholds", "inplace_choice"},
     {"inplace_groups", "one_norm"},
     {"functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
