@@ -94,7 +94,7 @@ def test_raise_names_the_parameter(framework):
 def test_integers_can_be_refused_before_anything_is_written(framework):
     parameters = holders(framework, ([3.0, 4.0],), ([30, 40], "int32"))
     for call in (gradclip.clip_grad_norm_, gradclip.clip_grad_value_, gradclip.clip_grad_layer_norm_):
-        with pytest.raises(TypeError, match=r"refuses integers: parameters\[1\]\.grad has dtype (torch\.)?int32"):
+        with pytest.raises(TypeError, match=r"refuses integers: parameters\[1\]\.grad has dtype int32"):
             inplace(framework, call, parameters, 1.0, integers="raise")
     assert values(framework, parameters) == [[3.0, 4.0], [30, 40]]
 

@@ -208,7 +208,7 @@ ERRORS = {
     ),
     "no pattern": (TypeError, "where must be a pattern", {"where": 1}),
     "unknown word": (ValueError, "integers must be 'keep'", {"integers": "convert"}),
-    "integers": (TypeError, r"refuses integers: (n\.grad|\['n'\]) has dtype (torch\.)?int64", {"integers": "raise"}),
+    "integers": (TypeError, r"refuses integers: (n\.grad|\['n'\]) has dtype int64", {"integers": "raise"}),
     "chosen integers": (TypeError, r"refuses integers: (n\.grad|\['n'\])", {"integers": "raise", "where": ["n", "w"]}),
     "only integers": (TypeError, r"(n\.grad|\['n'\]) has dtype int64", {"where": "n"}),
 }

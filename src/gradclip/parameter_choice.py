@@ -6,6 +6,7 @@ from itertools import compress
 from typing import Any
 
 from gradclip.choice import EVERY, Choice
+from gradclip.core.formats import dtype_name
 from gradclip.leaves import is_integer
 from gradclip.parameter_groups import UNNAMED
 from gradclip.parameters import ParameterList
@@ -66,7 +67,7 @@ def without_integers(params: ParameterList) -> ParameterList | None:
     """
     places = [place for place, grad in enumerate(params.gradients) if grad is not None and is_integer(grad)]
     if places and params.choice.refuses:
-        named = [f"{params.name(place)}.grad has dtype {params.gradients[place].dtype}" for place in places]
+        named = [f"{params.name(place)}.grad has dtype {dtype_name(params.gradients[place])}" for place in places]
         raise TypeError(
             f"integers='raise' refuses integers: {listed(named)}. If these are gradients, convert them to floating "
             "point, for example to float32."

@@ -96,8 +96,8 @@ class PartialNorm:
         True
 
         """
-        plain = {name: list(map(plain, x)) if name == "numbers" else plain(x) for name, x in asdict(self).items()}
-        return json.dumps(plain, allow_nan=False)
+        fields = {name: list(map(plain, x)) if name == "numbers" else plain(x) for name, x in asdict(self).items()}
+        return json.dumps(fields, allow_nan=False)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> PartialNorm:
