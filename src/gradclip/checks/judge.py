@@ -1,0 +1,171 @@
+"""Judge arrays in memory and in files alike: read piece by piece once, and again only where rounding could matter."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+from gradclip.backends.host.backend import HOST
+from gradclip.checks import exactly, verdict
+from gradclip.checks.measured import Measured, counts, left_out, measured
+from gradclip.checks.template import Template, differences
+from gradclip.checks.verdict import UpdateCheck
+from gradclip.core import accumulators
+from gradclip.core.coefficient import exceeds, undecided
+from gradclip.core.formats import is_complex_name
+from gradclip.core.norms import Order
+from gradclip.files.stored import Stored
+from gradclip.flush_mode import with_subnormals
+from gradclip.norm_at_most import known_threshold
+from gradclip.typing import Threshold
+from gradclip.words import listed
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What arrays hold: their norm, what counts, what is left out, what is not finite, and what cannot be measured."""
+
+    norm: float
+    arrays: int
+    elements: int
+    integers: list[str]
+    nonfinite: list[str]
+    faults: list[str]
+
+
+def checked_order(ord: object) -> Order:
+    """Return an order whose norms can be judged. Raises ValueError for any other."""
+    order = Order.parse(ord)
+    if order.extreme or (order.p.is_integer() and order.p <= accumulators.LARGEST_ORDER):
+        return order
+    raise ValueError(
+        f"norms of order {order.p:g} are not compared exactly piece by piece. Pass ord as an integer from 1 to "
+        f"{accumulators.LARGEST_ORDER:g}, inf or -inf."
+    )
+
+
+@with_subnormals
+def judge(
+    arrays: Sequence[Stored],
+    max_norm: Threshold,
+    order: Order,
+    template: Template | None = None,
+    *,
+    faults: Sequence[str] = (),
+    advice: str = "like=",
+) -> UpdateCheck:
+    """Judge an update.
+
+    Args:
+        arrays: all arrays of the update.
+        max_norm: the bound, as `gradclip.norm_at_most` takes it.
+        order: the order of the norm, as `checked_order` returns it.
+        template: the arrays that the update must have; None accepts any that have numbers.
+        faults: what is already known to be wrong with the update, in words.
+        advice: how to pass a template, for the reason.
+
+    """
+    threshold, limit = known_threshold(max_norm)
+    those = [x for x in arrays if counts(x.dtype)]
+    found = [*faults, *_wrong(arrays, order, template)]
+    found = found or _nothing(arrays)
+    with HOST.precision():
+        looked = measured(those, order)
+        unmeasured = faults or _unknown_kinds(arrays)
+        norm = math.nan if unmeasured else looked.value
+        excess = math.nan if looked.finite else norm
+        found += [*looked.unreadable, *([listed(looked.nonfinite, "; ")] if looked.nonfinite else [])]
+        decidable = looked.finite and not (unmeasured or _undecidable(those, order))
+        if decidable:
+            try:
+                norm, excess = _compared(those, order, looked, threshold, limit)
+            except Exception as error:  # a file that changes, or fails at the second look
+                norm = excess = math.nan
+                found.append(verdict.in_one_line(error))
+    if excess > 0 and decidable:
+        weights = verdict.heaviest([x.name for x in those], looked.shares, order.p)
+        found.append(verdict.too_large(norm, threshold, excess, weights))
+    elif not found:
+        return UpdateCheck(True, verdict.sentence(_fine(arrays, norm, threshold, template, advice)), norm, 0.0)
+    return UpdateCheck(False, verdict.sentence(found), norm, excess)
+
+
+@with_subnormals
+def measure(arrays: Sequence[Stored], order: Order) -> Measurement:
+    """Measure arrays, of which those with integers do not count."""
+    those = [x for x in arrays if counts(x.dtype)]
+    with HOST.precision():
+        looked = measured(those, order)
+    integers = [x.name for x in arrays if left_out(x.dtype)]
+    faults = [*_unknown_kinds(arrays), *looked.unreadable]
+    return Measurement(looked.value, len(those), looked.elements, integers, looked.nonfinite, faults)
+
+
+def _compared(
+    arrays: Sequence[Stored], order: Order, looked: Measured, threshold: float, limit: Fraction | None
+) -> tuple[float, float]:
+    """Return the norm of finite arrays and its excess."""
+    if limit is None:
+        return looked.value, 0.0
+    norm = looked.whole
+    # A threshold that float64 cannot hold has been rounded down.
+    if not undecided(norm, threshold) and not exceeds(norm, threshold):
+        return looked.value, 0.0
+    return exactly.above(arrays, order, limit)
+
+
+def _wrong(arrays: Sequence[Stored], order: Order, template: Template | None) -> list[str]:
+    """Return what is wrong with an update before its numbers are read, in words."""
+    found = differences(arrays, template) if template is not None else []
+    found += _same_names(arrays)
+    found += _unknown_kinds(arrays)
+    undecidable = _undecidable(arrays, order)
+    if undecidable:
+        found.append(f"{verdict.named(undecidable)} is complex, and norms of order {order.p:g} cannot be decided")
+    return found
+
+
+def _undecidable(arrays: Sequence[Stored], order: Order) -> list[str]:
+    """Return the names of complex arrays, if their norms of this order have no exact power sums."""
+    return [x.name for x in arrays if is_complex_name(x.dtype)] if order.p != 2 and not order.extreme else []
+
+
+def _same_names(arrays: Sequence[Stored]) -> list[str]:
+    seen: set[str] = set()
+    twice = sorted({x.name for x in arrays if x.name in seen or seen.add(x.name)})  # type: ignore[func-returns-value]
+    return [f"several arrays are named {verdict.named(twice)}"] if twice else []
+
+
+def _unknown_kinds(arrays: Sequence[Stored]) -> list[str]:
+    others = [x for x in arrays if not (counts(x.dtype) or left_out(x.dtype))]
+    kinds = [f"{verdict.shown(x.name)} has dtype {verdict.shown(x.dtype)}" for x in others]
+    return [f"{listed(kinds)}, which norms do not support"] if kinds else []
+
+
+def _nothing(arrays: Sequence[Stored]) -> list[str]:
+    """Say that an update holds no numbers that count, if it does not."""
+    those = [x for x in arrays if counts(x.dtype)]
+    if any(0 not in x.shape for x in those):
+        return []
+    if not arrays:
+        return ["it holds no arrays"]
+    if those:
+        return ["its arrays of floating-point numbers have no elements"]
+    return ["it holds no floating-point numbers, so there is nothing to measure"]
+
+
+def _fine(arrays: Sequence[Stored], norm: float, threshold: float, template: Template | None, advice: str) -> list[str]:
+    """Return what to say about an accepted update."""
+    said = [verdict.within(norm, threshold)]
+    if template is not None:
+        return [f"{said[0]}, and {verdict.fitting(len(arrays))}"]
+    integers = [x.name for x in arrays if left_out(x.dtype)]
+    if integers:
+        them = "do not count, so pass" if len(integers) > 1 else "does not count, so pass"
+        said.append(
+            f"{verdict.counted(len(integers), 'array')} of integers ({verdict.named(integers)}) {them} {advice} to "
+            "have dtypes checked"
+        )
+    return said
