@@ -140,7 +140,7 @@ def _same_names(arrays: Sequence[Stored]) -> list[str]:
 
 def _unknown_kinds(arrays: Sequence[Stored]) -> list[str]:
     others = [x for x in arrays if not (counts(x.dtype) or left_out(x.dtype))]
-    kinds = [f"{verdict.shown(x.name)} has dtype {verdict.shown(x.dtype)}" for x in others]
+    kinds = [f"{verdict.shown(x.name)} has dtype {verdict.cut(x.dtype)}" for x in others]
     return [f"{listed(kinds)}, which norms do not support"] if kinds else []
 
 

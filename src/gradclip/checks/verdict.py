@@ -9,6 +9,7 @@ from gradclip.words import listed
 
 _LONGEST_NAME, _LONGEST_TEXT = 80, 160  # characters
 _MOST_WEIGHTS = 3
+_FIRST_WORDS = ("the ", "it ", "its ", "several ")
 
 
 @dataclass(frozen=True)
@@ -37,13 +38,22 @@ class UpdateCheck:
 def sentence(parts: Sequence[str]) -> str:
     """Return one sentence with all parts."""
     text = "; ".join(parts)
-    return f"{text[:1].upper()}{text[1:]}."
+    # The name of an array or of a file stays as it is.
+    return f"{text[0].upper()}{text[1:]}." if text.startswith(_FIRST_WORDS) else f"{text}."
 
 
 def shown(name: str) -> str:
     """Return the name of an array for a sentence: printable, and cut if it is long. A bare array has no name."""
-    text = printable(name) or "the array"
-    return text if len(text) <= _LONGEST_NAME else f"{text[:50]}...{text[-27:]}"
+    text = cut(name)
+    if not text:
+        return "the array"
+    return text if text.startswith(("[", ".")) else f"'{text}'"
+
+
+def cut(text: str) -> str:
+    """Return a text as printable characters, without its middle if it is long."""
+    plain = printable(text)
+    return plain if len(plain) <= _LONGEST_NAME else f"{plain[:50]}...{plain[-27:]}"
 
 
 def in_one_line(error: BaseException) -> str:
