@@ -7,6 +7,8 @@ from typing import Protocol
 
 from gradclip.backends.host.arrays import HostArray
 
+_LONGEST = 80  # characters of a name in an error
+
 
 class FileError(ValueError):
     """A file that cannot be read as arrays: one line with its name, what is wrong, and what to do."""
@@ -28,7 +30,7 @@ class Stored(Protocol):
         """The shape of the whole array."""
 
     def pieces(self) -> Iterator[HostArray]:
-        """Yield 1-D pieces that cover the array in C order. Each call reads again from the start.
+        """Yield 1-D pieces that cover the array, in the order of memory. Each call reads again from the start.
 
         The memory of a piece may be used again for the next one. float8 comes as float32, which holds the same
         numbers. All other pieces have the dtype of the array.
@@ -42,3 +44,10 @@ class StoredFile:
     path: Path
     arrays: Sequence[Stored]
     size: int
+
+
+def shown(text: object, longest: int | None = _LONGEST) -> str:
+    """Return a name from a file as an error shows it: short, and with control characters escaped."""
+    words = str(text)
+    words = words if longest is None or len(words) <= longest else f"{words[: longest - 3]}..."
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in words)

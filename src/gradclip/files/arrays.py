@@ -1,0 +1,101 @@
+"""Arrays in files: what each is called, how its bytes are numbers, where they lie, and its numbers piece by piece."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from gradclip.backends.host.arrays import HostArray
+from gradclip.files.dtypes import Dtype
+from gradclip.files.layout import Layout
+from gradclip.files.source import PIECE, Source
+from gradclip.files.stored import FileError, shown
+
+
+class Bytes(Protocol):
+    """The bytes of one array, wherever they are."""
+
+    @property
+    def to_read(self) -> int:
+        """How many bytes of the file `ranges` reads."""
+
+    def ranges(self, most: int) -> Iterator[np.ndarray]:
+        """Yield all bytes in order, `most` at a time and then the rest, in memory that is used again."""
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Fill the memory with the bytes from a place on."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlainBytes:
+    """Bytes that lie in a file as they are."""
+
+    source: Source
+    offset: int
+    size: int
+
+    @property
+    def to_read(self) -> int:
+        return self.size
+
+    def ranges(self, most: int) -> Iterator[np.ndarray]:
+        return self.source.ranges(self.offset, self.size, most)
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        self.source.read(self.offset + offset, memory)
+
+
+@dataclass(frozen=True, slots=True)
+class FileArray:
+    """An array in a file."""
+
+    name: str
+    kind: Dtype
+    layout: Layout
+    stored: Bytes
+
+    @property
+    def dtype(self) -> str:
+        """The bare name of the dtype."""
+        return self.kind.name
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the whole array."""
+        return self.layout.shape
+
+    @property
+    def bytes_to_read(self) -> int:
+        """How many bytes of the file `pieces` reads. Numbers that do not count are not read."""
+        return self.stored.to_read if self.kind.counts else 0
+
+    def pieces(self) -> Iterator[HostArray]:
+        """Yield 1-D pieces that cover the array: in the order of memory, or in C order if its elements lie apart."""
+        return self._in_memory_order() if self.layout.dense else self.in_c_order()
+
+    def in_c_order(self) -> Iterator[HostArray]:
+        """Yield 1-D pieces that cover the array in C order. This is slow if it lies in another order."""
+        if self.layout.in_c_order:
+            yield from self._in_memory_order()
+            return
+        name, numbers = self._numbers()
+        for block in self.layout.gathered(self.kind.raw, self.stored.read):
+            yield HostArray(numbers(block), name)
+
+    def _in_memory_order(self) -> Iterator[HostArray]:
+        name, numbers = self._numbers()
+        raw = self.kind.raw
+        widening = max(1, np.dtype(np.float32).itemsize // raw.itemsize if name != self.dtype else 1)
+        whole = None
+        for piece in self.stored.ranges(PIECE // widening // raw.itemsize * raw.itemsize):
+            found = numbers(piece.view(raw))
+            # Full pieces are one object as long as they share memory, so that a description of it stays valid.
+            if whole is None or whole.data.size != found.size or whole.data.ctypes.data != found.ctypes.data:
+                whole = HostArray(found, name)
+            yield whole
+
+    def _numbers(self) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
+        if not self.kind.counts:
+            raise FileError(f"{shown(self.name)} holds {self.dtype}, which is not measured.")
+        return self.kind.numbers()

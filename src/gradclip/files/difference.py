@@ -1,0 +1,90 @@
+"""The difference of two files, array by array and piece by piece: the update between two checkpoints."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+
+from gradclip.backends.host.arrays import HostArray, as_float
+from gradclip.core.formats import is_complex_name
+from gradclip.files.arrays import FileArray
+from gradclip.files.stored import FileError, StoredFile, shown
+from gradclip.words import listed
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One array minus another, in float64 or complex128: exact but for one rounding, also of narrower numbers."""
+
+    left: FileArray
+    right: FileArray
+
+    @property
+    def name(self) -> str:
+        """The name of both."""
+        return self.left.name
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the difference, or that of the left array if it does not count."""
+        if not self.left.kind.counts:
+            return self.left.dtype
+        return "complex128" if is_complex_name(self.left.dtype) or is_complex_name(self.right.dtype) else "float64"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of both."""
+        return self.left.shape
+
+    def pieces(self) -> Iterator[HostArray]:
+        """Yield 1-D pieces of the difference."""
+        if self.left.layout == self.right.layout:
+            both = self.left.pieces(), self.right.pieces()
+        else:
+            both = self.left.in_c_order(), self.right.in_c_order()
+        for left, right in _in_step(*both):
+            with np.errstate(all="ignore"):  # infinity minus infinity is NaN, which the norm reports
+                yield HostArray(left.astype(self.dtype) - right, self.dtype)
+
+
+def difference(left: StoredFile, right: StoredFile) -> StoredFile:
+    """Return the arrays of one file minus those of another, which must have the same names and shapes."""
+    others = {x.name: x for x in _of_files(right)}
+    names = {x.name for x in left.arrays}
+    for missing, file in ((names - others.keys(), right), (others.keys() - names, left)):
+        if missing:
+            _refuse(file, f"it lacks {listed([shown(x) for x in sorted(missing)])}, which the other file has.")
+    found = [Difference(one, others[one.name]) for one in _of_files(left)]
+    for one in found:
+        if one.shape != one.right.shape:
+            _refuse(right, f"{shown(one.name)!r} has shape {one.right.shape}, in the other file {one.shape}.")
+        if one.left.kind.counts != one.right.kind.counts:
+            _refuse(right, f"{shown(one.name)!r} is of {one.right.dtype}, in the other file of {one.left.dtype}.")
+    return StoredFile(left.path, found, left.size + right.size)
+
+
+def _in_step(left: Iterator[HostArray], right: Iterator[HostArray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield pieces of equal lengths from two arrays whose own pieces differ in length."""
+    empty = np.empty(0)
+    one, other = empty, empty
+    while True:
+        one = one if one.size else _numbers(next(left, None))
+        other = other if other.size else _numbers(next(right, None))
+        common = min(one.size, other.size)
+        if not common:
+            return
+        yield one[:common], other[:common]
+        one, other = one[common:], other[common:]
+
+
+def _numbers(piece: HostArray | None) -> np.ndarray:
+    return np.empty(0) if piece is None else as_float(piece.data, piece.dtype)
+
+
+def _of_files(file: StoredFile) -> Sequence[FileArray]:
+    return [x for x in file.arrays if isinstance(x, FileArray)]
+
+
+def _refuse(file: StoredFile, why: str) -> NoReturn:
+    raise FileError(f"{shown(file.path, None)}: {why}")

@@ -1,0 +1,102 @@
+"""An open file that is read at given places, into memory that is used again and again. Never a whole file."""
+
+import io
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NoReturn, Self
+
+import numpy as np
+
+from gradclip.backends.host.arrays import aligned_empty
+from gradclip.files.stored import FileError, shown
+
+PIECE = 1 << 19  # bytes: what is read is still in the processor's cache when it is measured
+
+
+class Source:
+    """An open file: its path, its size, and how to read from it."""
+
+    def __init__(self, path: Path, progress: Callable[[int], object] | None = None) -> None:
+        self.path = path
+        self._progress = progress
+        self._free: list[np.ndarray] = []
+        self._file = _opened(path)
+        self.size = os.fstat(self._file.fileno()).st_size
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @property
+    def shown(self) -> str:
+        """The path as errors show it: whole, but with control characters escaped."""
+        return shown(self.path, None)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise a FileError with the file's name."""
+        raise FileError(f"{self.shown}: {' '.join(why.split())}")
+
+    def start(self, size: int) -> bytes:
+        """Return the first bytes, fewer if the file is shorter."""
+        return self.bytes_at(0, min(size, self.size))
+
+    def bytes_at(self, offset: int, size: int) -> bytes:
+        """Return a few bytes. The caller has checked that the file holds them."""
+        memory = bytearray(size)
+        self.read(offset, memoryview(memory))
+        return bytes(memory)
+
+    def read(self, offset: int, memory: memoryview) -> None:
+        """Fill the memory from a place of the file. Raises FileError if the file ends before."""
+        done = 0
+        try:
+            self._file.seek(offset)
+            while done < len(memory):
+                count = self._file.readinto(memory[done:])
+                if not count:
+                    self.refuse(f"it ends after {offset + done} bytes, but held {self.size} when it was opened.")
+                done += count
+        except OSError as error:
+            self.refuse(f"it cannot be read: {error.strerror}.")
+        if self._progress is not None:
+            self._progress(done)
+
+    def memory(self) -> np.ndarray:
+        """Return a piece of memory. Give it back with `give_back`."""
+        return self._free.pop() if self._free else aligned_empty((PIECE,), np.uint8)
+
+    def give_back(self, memory: np.ndarray) -> None:
+        """Let a piece of memory be used again."""
+        self._free.append(memory)
+
+    def ranges(self, offset: int, size: int, most: int) -> Iterator[np.ndarray]:
+        """Yield a range of the file in pieces of `most` bytes, all in the same memory."""
+        memory = self.memory()
+        try:
+            for start in range(0, size, most):
+                piece = memory[: min(most, size - start)]
+                self.read(offset + start, piece.data)
+                yield piece
+        finally:
+            self.give_back(memory)
+
+
+def _opened(path: Path) -> io.FileIO:
+    """Open a regular file. Raises FileError for anything else, before it is opened: to open a pipe could block."""
+    try:
+        regular = stat.S_ISREG(os.stat(path).st_mode)
+        file = io.FileIO(path, opener=_without_waiting) if regular else None
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise FileError(f"{shown(path, None)} cannot be opened: {reason}.") from error
+    if file is None or not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise FileError(f"{shown(path, None)} is no regular file. Pass the path of a file of arrays.")
+    return file
+
+
+def _without_waiting(path: str, flags: int) -> int:
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
