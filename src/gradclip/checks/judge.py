@@ -4,35 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 
 from gradclip.backends.host.backend import HOST
 from gradclip.checks import exactly, verdict
 from gradclip.checks.measured import Measured, counts, left_out, measured
 from gradclip.checks.template import Template, differences
-from gradclip.checks.verdict import UpdateCheck
+from gradclip.checks.verdict import Measurement, UpdateCheck
 from gradclip.core import accumulators
 from gradclip.core.coefficient import exceeds, undecided
 from gradclip.core.formats import is_complex_name
 from gradclip.core.norms import Order
+from gradclip.files import stored
 from gradclip.files.stored import Stored
 from gradclip.flush_mode import with_subnormals
 from gradclip.norm_at_most import known_threshold
 from gradclip.typing import Threshold
 from gradclip.words import listed
-
-
-@dataclass(frozen=True)
-class Measurement:
-    """What arrays hold: their norm, what counts, what is left out, what is not finite, and what cannot be measured."""
-
-    norm: float
-    arrays: int
-    elements: int
-    integers: list[str]
-    nonfinite: list[str]
-    faults: list[str]
 
 
 def checked_order(ord: object) -> Order:
@@ -100,7 +88,8 @@ def measure(arrays: Sequence[Stored], order: Order) -> Measurement:
         looked = measured(those, order)
     integers = [x.name for x in arrays if left_out(x.dtype)]
     faults = [*_unknown_kinds(arrays), *looked.unreadable]
-    return Measurement(looked.value, len(those), looked.elements, integers, looked.nonfinite, faults)
+    norm = math.nan if faults else looked.value
+    return Measurement(norm, len(those), looked.elements, integers, looked.nonfinite, faults)
 
 
 def _compared(
@@ -140,7 +129,7 @@ def _same_names(arrays: Sequence[Stored]) -> list[str]:
 
 def _unknown_kinds(arrays: Sequence[Stored]) -> list[str]:
     others = [x for x in arrays if not (counts(x.dtype) or left_out(x.dtype))]
-    kinds = [f"{verdict.shown(x.name)} has dtype {verdict.cut(x.dtype)}" for x in others]
+    kinds = [f"{verdict.shown(x.name)} has dtype {stored.shown(x.dtype)}" for x in others]
     return [f"{listed(kinds)}, which norms do not support"] if kinds else []
 
 

@@ -14,8 +14,9 @@ from gradclip.backends.framework import Framework
 from gradclip.backends.host.arrays import HostArray
 from gradclip.backends.on_host import framework_of
 from gradclip.backends.registry import entries_of, entry_of, is_masked, is_traced, known, load
-from gradclip.checks.verdict import cut, in_one_line, shown
+from gradclip.checks.verdict import in_one_line, shown
 from gradclip.core.formats import bare_name
+from gradclip.files import stored
 from gradclip.files.stored import Stored
 from gradclip.tree import FlatTree, flatten
 
@@ -166,4 +167,4 @@ def _not_an_array(leaf: object) -> str:
         return "is a masked array"
     if type(leaf) in _OF_NUMBERS or known(leaf):
         return ""
-    return f"is of type {cut(type(leaf).__name__)}, not an array"
+    return f"is of type {stored.shown(type(leaf).__name__)}, not an array"

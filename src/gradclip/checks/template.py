@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from gradclip.checks.verdict import cut, named, shown
+from gradclip.checks.verdict import named, shown
+from gradclip.files import stored
 from gradclip.files.stored import Stored
 from gradclip.words import listed
 
@@ -32,7 +33,9 @@ def differences(arrays: Sequence[Stored], template: Template) -> list[str]:
     unknown = [name for name in given if name not in asked]
     both = [(given[name], slot) for name, slot in asked.items() if name in given]
     shapes = [f"{shown(x.name)} has shape {x.shape}, not {s.shape}" for x, s in both if tuple(x.shape) != s.shape]
-    dtypes = [f"{shown(x.name)} has dtype {cut(x.dtype)}, not {s.dtype}" for x, s in both if x.dtype != s.dtype]
+    dtypes = [
+        f"{shown(x.name)} has dtype {stored.shown(x.dtype)}, not {s.dtype}" for x, s in both if x.dtype != s.dtype
+    ]
     found = [_those(missing, "missing"), _those(unknown, "not in the template")]
     return [
         *filter(None, found),

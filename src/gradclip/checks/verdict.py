@@ -4,10 +4,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradclip.monitor.records import printable
+from gradclip.files import stored
 from gradclip.words import listed
 
-_LONGEST_NAME, _LONGEST_TEXT = 80, 160  # characters
+_LONGEST_TEXT = 300  # characters
 _MOST_WEIGHTS = 3
 _FIRST_WORDS = ("the ", "it ", "its ", "several ")
 
@@ -34,6 +34,55 @@ class UpdateCheck:
     def __bool__(self) -> bool:
         return self.ok
 
+    @classmethod
+    def refused(cls, why: str) -> "UpdateCheck":
+        """Return the refusal of an update that could not be read."""
+        return cls(False, sentence([why]), math.nan, math.nan)
+
+    def in_words(self) -> str:
+        """Return the verdict as a command prints it."""
+        return f"{'accepted' if self.ok else 'REFUSED'}. {self.reason}"
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What arrays hold.
+
+    Attributes:
+        norm: their norm. NaN or infinite as the elements are; NaN also if there are faults.
+        arrays: how many count.
+        numbers: how many numbers these hold.
+        integers: the names of the arrays that do not count.
+        nonfinite: for each array with NaN or infinity, its name and how many.
+        faults: what could not be measured, and why.
+
+    """
+
+    norm: float
+    arrays: int = 0
+    numbers: int = 0
+    integers: Sequence[str] = ()
+    nonfinite: Sequence[str] = ()
+    faults: Sequence[str] = ()
+
+    @classmethod
+    def failed(cls, why: str) -> "Measurement":
+        """Return the measurement of arrays that could not be read."""
+        return cls(math.nan, faults=[why])
+
+    def in_words(self) -> str:
+        """Return the measurement as a command prints it."""
+        if self.faults:
+            return sentence(["it cannot be measured", *self.faults])
+        said = [
+            f"the norm of {counted(self.arrays, 'array')} with {counted(self.numbers, 'number')} is {self.norm:.9g}"
+        ]
+        if self.nonfinite:
+            said.append(listed(self.nonfinite, "; "))
+        if self.integers:
+            said.append(f"{counted(len(self.integers), 'array')} of integers: {named(self.integers)}")
+        return sentence(said)
+
 
 def sentence(parts: Sequence[str]) -> str:
     """Return one sentence with all parts."""
@@ -44,22 +93,16 @@ def sentence(parts: Sequence[str]) -> str:
 
 def shown(name: str) -> str:
     """Return the name of an array for a sentence: printable, and cut if it is long. A bare array has no name."""
-    text = cut(name)
+    text = stored.shown(name)
     if not text:
         return "the array"
     return text if text.startswith(("[", ".")) else f"'{text}'"
 
 
-def cut(text: str) -> str:
-    """Return a text as printable characters, without its middle if it is long."""
-    plain = printable(text)
-    return plain if len(plain) <= _LONGEST_NAME else f"{plain[:50]}...{plain[-27:]}"
-
-
 def in_one_line(error: BaseException) -> str:
     """Return what an error says, in one printable line without its last full stop."""
     try:
-        text = printable(" ".join(str(error).split())).rstrip(".")
+        text = stored.shown(" ".join(str(error).split()), None).rstrip(".")
     except Exception:  # an object of the update may say how it is printed
         text = ""
     return f"{text:.{_LONGEST_TEXT}}" or type(error).__name__

@@ -1,12 +1,12 @@
 """The commands that read files of arrays. The code that does the work is imported only when a command runs."""
 
 import json
-import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -14,10 +14,7 @@ from gradclip.cli.logs import fail
 
 if TYPE_CHECKING:
     from gradclip.backends.host.arrays import HostArray
-    from gradclip.checks.judge import Measurement
     from gradclip.checks.template import Slot
-    from gradclip.checks.verdict import UpdateCheck
-    from gradclip.core.norms import Order
     from gradclip.files import Stored
 
 _FILES = Annotated[
@@ -29,7 +26,9 @@ _FILES = Annotated[
     ),
 ]
 _ORD = Annotated[str, typer.Option("--ord", help="The order of the norm: a number from 1 to 8, inf or -inf.")]
-_WHOLE_ORD = Annotated[str, typer.Option("--ord", help="The order of the norm: a whole number from 1 to 8, inf or -inf.")]
+_WHOLE_ORD = Annotated[
+    str, typer.Option("--ord", help="The order of the norm: a whole number from 1 to 8, inf or -inf.")
+]
 _JSON = Annotated[bool, typer.Option("--json", help="Print JSON: a list with an object for each file.")]
 _TOGETHER = Annotated[bool, typer.Option("--together", help="All files are the parts of one update.")]
 _MINUS = Annotated[
@@ -48,7 +47,7 @@ _LIKE = Annotated[
     ),
 ]
 
-Progress = Callable[[int], object]
+R = TypeVar("R")
 
 
 @dataclass(frozen=True)
@@ -80,16 +79,23 @@ def norm(
 
     Arrays of integers do not count. Files of any size are read piece by piece.
     """
-    from gradclip.checks.judge import measure
+    from gradclip.checks.judge import Measurement, measure
     from gradclip.core.accumulators import check_order
+    from gradclip.core.norms import Order
 
-    order = _order(ord, check_order)
-    _check_there([*files, *([minus] if minus else [])])
+    order = _usable("--ord", lambda: check_order(Order.parse(_number(ord))))
+    _check_there(*files, minus)
     if minus is not None and together:
         fail("--minus subtracts one file from each FILE. Leave out --together.", 2)
-    found = [_judged(some, minus, lambda arrays: measure(arrays, order), _unmeasured) for some in _groups(files, together)]
-    _print(files, together, found, as_json, lambda one: _norm_in_words(one), lambda one: {**vars(one), "ord": order.p})
-    _exit(bool(one.faults) for one in found)
+    found = [
+        _answer(some, lambda arrays: measure(arrays, order), Measurement.failed, minus)
+        for some in _updates(files, together=together)
+    ]
+    if as_json:
+        _print_json(files, [{"ord": order.p, **vars(one)} for one in found], together=together)
+    else:
+        _print_lines(files, [one.in_words() for one in found], together=together)
+    _exit(all(not one.faults for one in found))
 
 
 def check(
@@ -102,50 +108,158 @@ def check(
 ) -> None:
     """Say whether the update in each file is acceptable, and if not, why. Exits with 1 if one is not.
 
-    An update is refused if its norm, in exact arithmetic, exceeds the threshold, if it holds NaN or infinities, or if it
+    An update is refused if its norm exceeds the threshold, in exact arithmetic, if it holds NaN or infinities, or if it
     differs from --like. Files of any size are read piece by piece.
     """
     from gradclip.checks.judge import checked_order, judge
+    from gradclip.checks.verdict import UpdateCheck
 
-    order = _order(ord, checked_order)
+    order = _usable("--ord", lambda: checked_order(_number(ord)))
     if not max_norm >= 0:
         fail(f"--max-norm must not be negative or NaN, got {max_norm!r}.", 2)
-    _check_there([*files, *([like] if like else [])])
-    template = None if like is None else _template(like)
+    _check_there(*files, like)
+    template = None if like is None else _usable("--like", lambda: _template(like))
 
-    def judged(arrays: "Sequence[Stored]") -> "UpdateCheck":
+    def judged(arrays: "Sequence[Stored]") -> UpdateCheck:
         return judge(arrays, max_norm, order, template, advice="--like")
 
-    found = [_judged(some, None, judged, _refused) for some in _groups(files, together)]
-    _print(files, together, found, as_json, _verdict_in_words, lambda one: {**vars(one), "max_norm": max_norm, "ord": order.p})
-    _exit(not one.ok for one in found)
+    found = [_answer(some, judged, UpdateCheck.refused) for some in _updates(files, together=together)]
+    if as_json:
+        _print_json(files, [{"max_norm": max_norm, "ord": order.p, **vars(one)} for one in found], together=together)
+    else:
+        _print_lines(files, [one.in_words() for one in found], together=together)
+    _exit(all(found))
 
 
-def _judged(files: Sequence[Path], minus: Path | None, judge: Callable[..., Any], failed: Callable[[str], Any]) -> Any:
-    """Return what `judge` says of the arrays in files; what `failed` says of the error if they cannot be read."""
+def _number(text: str) -> float | str:
+    """Return the number that a text is, or the text: the checks of orders say what is wrong with it."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _usable(option: str, read: Callable[[], R]) -> R:
+    try:
+        return read()
+    except (OSError, ValueError) as error:
+        fail(f"{option}: {error}", 2)
+        raise
+
+
+def _check_there(*files: Path | None) -> None:
+    for file in files:
+        if file is not None and not file.exists():
+            fail(f"there is no file {str(file)!r}.", 2)
+
+
+def _template(like: Path) -> "list[Slot]":
+    from gradclip.checks.template import of_arrays
+    from gradclip.files import open_file
+
+    with open_file(like) as opened:
+        slots = of_arrays(opened.arrays)
+    if not slots:
+        raise ValueError(f"{str(like)!r} holds no arrays. Pass a file like the updates.")
+    return slots
+
+
+def _updates(files: Sequence[Path], *, together: bool) -> list[list[Path]]:
+    return [list(files)] if together else [[file] for file in files]
+
+
+def _answer(
+    files: Sequence[Path],
+    ask: "Callable[[Sequence[Stored]], R]",
+    failed: Callable[[str], R],
+    minus: Path | None = None,
+) -> R:
+    """Return the answer about the arrays in the files of one update; what `failed` makes of an error on the way."""
     from gradclip.checks.verdict import in_one_line
 
-    try:
-        with _progress(", ".join(file.name for file in files)) as bar, ExitStack() as opened:
-            return judge(_arrays(files, minus, bar, opened))
-    except Exception as error:  # whatever a file makes its readers raise, the other files are judged
-        return failed(in_one_line(error))
+    with ExitStack() as opened:
+        try:
+            bar = opened.enter_context(_bar(files[0].name))
+            return ask(_arrays(files, minus, bar, opened))
+        except Exception as error:  # whatever a file makes its reader raise: the other files are still judged
+            return failed(in_one_line(error).removeprefix(f"{files[0]}: "))
 
 
-def _arrays(files: Sequence[Path], minus: Path | None, bar: Any, opened: ExitStack) -> "list[Stored]":
-    """Open files and return their arrays."""
+def _arrays(files: Sequence[Path], minus: Path | None, bar: "Bar", opened: ExitStack) -> "list[Stored]":
+    """Open the files of one update and return their arrays."""
     from gradclip.files import difference, open_file
 
-    found = [opened.enter_context(open_file(file, bar.advance)) for file in files]
+    parts = [opened.enter_context(open_file(file, bar.advance)) for file in files]
     if minus is not None:
         before = opened.enter_context(open_file(minus, bar.advance))
-        found = [difference(one, before) for one in found]
-    bar.expect(sum(one.size for one in found))
-    names = [x.name for one in found for x in one.arrays]
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
-    return [Renamed(f"{_short(f, files)}: {x.name}", x) if x.name in twice and len(files) > 1 else x for f, one in zip(files, found, strict=True) for x in one.arrays]
+        parts = [difference(part, before) for part in parts]
+    bar.expect(sum(part.size for part in parts))
+    every = [(file, x) for file, part in zip(files, parts, strict=True) for x in part.arrays]
+    times = Counter(x.name for _, x in every)
+    names = Counter(file.name for file in files)
+    return [
+        Renamed(f"{file.name if names[file.name] == 1 else file}: {x.name}", x) if times[x.name] > 1 else x
+        for file, x in every
+    ]
 
 
-def _short(file: Path, files: Sequence[Path]) -> str:
-    """Return the name of a file, or its path if another has the same name."""
-    return str(file) if sum(one.name == file.name for one in files) > 1 else file.name
+@dataclass
+class Bar:
+    """A progress bar on the standard error, which only a terminal shows. It is made when the first bytes are read."""
+
+    name: str
+    total: int = 0
+    shown: Any = None
+
+    def expect(self, total: int) -> None:
+        """Say how many bytes will be read."""
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
+
+        console = Console(stderr=True)
+        if console.is_terminal:
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(),
+                DownloadColumn(),
+                TransferSpeedColumn(),
+            )
+            self.shown = Progress(*columns, console=console, transient=True)
+            self.shown.add_task(self.name, total=total)
+            self.shown.start()
+
+    def advance(self, count: int) -> None:
+        """Count bytes that have been read."""
+        if self.shown is not None:
+            self.shown.advance(0, count)
+
+
+@contextmanager
+def _bar(name: str) -> Iterator[Bar]:
+    bar = Bar(name)
+    try:
+        yield bar
+    finally:
+        if bar.shown is not None:
+            bar.shown.stop()
+
+
+def _print_lines(files: Sequence[Path], said: Sequence[str], *, together: bool) -> None:
+    from gradclip.files.stored import shown
+
+    labels = [f"{len(files)} files" if together else str(file) for file in (files[:1] if together else files)]
+    for label, text in zip(labels, said, strict=True):
+        typer.echo(shown(f"{label}: {text}", None))
+
+
+def _print_json(files: Sequence[Path], found: Sequence[dict[str, Any]], *, together: bool) -> None:
+    from gradclip.monitor.saved import for_json
+
+    those = [list(map(str, files))] if together else list(map(str, files))
+    documents = [{"files" if together else "file": some, **one} for some, one in zip(those, found, strict=True)]
+    typer.echo(json.dumps(for_json(documents), indent=2))
+
+
+def _exit(fine: bool) -> None:
+    if not fine:
+        raise typer.Exit(1)
