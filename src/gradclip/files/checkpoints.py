@@ -22,7 +22,7 @@ _PICKLE = "/data.pkl"
 _MOST_AXES, _MOST_ELEMENTS = 64, 1 << 62
 _MOST_TIMES = 16  # as long as the file, for tensors that share storages
 _ALWAYS = 1 << 26  # bytes
-_DEEPEST, _MOST_VISITED, _MOST_CHARACTERS = 100, 1_000_000, 1 << 24
+_DEEPEST, _MOST_VISITED, _MOST_CHARACTERS = 100, 300_000, 1 << 24
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -109,7 +109,7 @@ class _Checkpoint:
 
     def _text(self, member: Member) -> bytes:
         if member.size > MOST_BYTES:
-            self._source.refuse(f"{shown(member.name)!r} has {member.size} bytes. gradclip reads at most {MOST_BYTES}.")
+            self._source.refuse(f"'{shown(member.name)}' has {member.size} bytes. gradclip reads at most {MOST_BYTES}.")
         return b"".join(piece.tobytes() for piece in MemberBytes(self._source, member).ranges(1 << 16))
 
     def _storage(self, given: object) -> _Storage:
@@ -123,10 +123,10 @@ class _Checkpoint:
             raise ValueError("its pickle describes a storage by values of a wrong type.")
         member = self._members.get(f"{self._folder}/data/{key}")
         if member is None or member.method != STORED:
-            raise ValueError(f"the storage {shown(key)!r} is missing, or compressed. Save it by torch.save.")
+            raise ValueError(f"the storage '{shown(key)}' is missing, or compressed. Save it by torch.save.")
         if not 0 <= elements * kind.raw.itemsize <= member.size:
             raise ValueError(
-                f"its pickle promises {elements} elements of {kind.name} in the storage {shown(key)!r}, which has "
+                f"its pickle promises {elements} elements of {kind.name} in the storage '{shown(key)}', which has "
                 f"{member.size} bytes. It is damaged."
             )
         return _Storage(kind, member)
@@ -134,8 +134,8 @@ class _Checkpoint:
     def _array(self, name: str, tensor: _Tensor) -> FileArray:
         kind, place = tensor.kind, tensor.storage.member
         item = kind.raw.itemsize
-        if tensor.first * item + tensor.layout.span * item > place.size:
-            raise ValueError(f"{shown(name)!r} ends outside of its storage. It is damaged.")
+        if tensor.layout.size and (tensor.first + tensor.layout.span) * item > place.size:
+            raise ValueError(f"'{shown(name)}' ends outside of its storage. It is damaged.")
         if self._big:
             kind = Dtype(kind.name, kind.raw.newbyteorder(">"))
         size = tensor.layout.span * item
@@ -161,7 +161,7 @@ def _tensors(root: object) -> Iterator[tuple[tuple[object, ...], _Tensor]]:
             characters += sum(len(str(key)) for key in path)
             yield path, value
         if isinstance(value, _Other) and value.what:
-            raise ValueError(f"{shown('.'.join(map(str, path)))!r} is {value.what}")
+            raise ValueError(f"'{shown('.'.join(map(str, path)))}' is {value.what}")
         items = _items(value)
         below = [((*path, key), one) for key, one in items if isinstance(one, dict | list | tuple | _Tensor | _Other)]
         if len(path) > _DEEPEST or visited + len(waiting) + len(below) > _MOST_VISITED or characters > _MOST_CHARACTERS:

@@ -58,9 +58,9 @@ def difference(left: StoredFile, right: StoredFile) -> StoredFile:
     found = [Difference(one, others[one.name]) for one in _of_files(left)]
     for one in found:
         if one.shape != one.right.shape:
-            _refuse(right, f"{shown(one.name)!r} has shape {one.right.shape}, in the other file {one.shape}.")
+            _refuse(right, f"'{shown(one.name)}' has shape {one.right.shape}, in the other file {one.shape}.")
         if one.left.kind.counts != one.right.kind.counts:
-            _refuse(right, f"{shown(one.name)!r} is of {one.right.dtype}, in the other file of {one.left.dtype}.")
+            _refuse(right, f"'{shown(one.name)}' is of {one.right.dtype}, in the other file of {one.left.dtype}.")
     return StoredFile(left.path, found, left.size + right.size)
 
 

@@ -15,7 +15,7 @@ def read(source: Source, members: list[Member]) -> list[FileArray]:
     for member in members:
         one = _array(source, member)
         if one.name in found:
-            source.refuse(f"it has two arrays named {shown(one.name)!r}.")
+            source.refuse(f"it has two arrays named '{shown(one.name)}'.")
         found[one.name] = one
     return list(found.values())
 
@@ -24,14 +24,14 @@ def _array(source: Source, member: Member) -> FileArray:
     packed = MemberBytes(source, member)
     start = packed.start(npy.LONGEST)
     if not start.startswith(npy.MAGIC):
-        source.refuse(f"the member {shown(member.name)!r} is no array. An .npz file holds only .npy files.")
+        source.refuse(f"the member '{shown(member.name)}' is no array. An .npz file holds only .npy files.")
     try:
         header = npy.header_of(start)
     except ValueError as error:
-        source.refuse(f"{shown(member.name)!r}: {error}")
+        source.refuse(f"'{shown(member.name)}': {error}")
     if header.start + header.size != member.size:
         source.refuse(
-            f"{shown(member.name)!r}: its header promises {header.size} bytes, but the archive holds "
+            f"'{shown(member.name)}': its header promises {header.size} bytes, but the archive holds "
             f"{member.size - header.start}. It is damaged."
         )
     packed.skip = header.start

@@ -92,21 +92,21 @@ def _entries(header: object) -> list[tuple[str, object]]:
 
 def _array(source: Source, start: int, name: str, entry: object) -> FileArray:
     if not isinstance(entry, dict) or not entry.keys() >= {"dtype", "shape", "data_offsets"}:
-        raise ValueError(f"{shown(name)!r} lacks a dtype, a shape or data_offsets.")
+        raise ValueError(f"'{shown(name)}' lacks a dtype, a shape or data_offsets.")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
     if not isinstance(dtype, str) or dtype not in _NAMES:
-        raise ValueError(f"{shown(name)!r} has the dtype {shown(repr(dtype))}, which gradclip does not know.")
+        raise ValueError(f"'{shown(name)}' has the dtype {shown(repr(dtype))}, which gradclip does not know.")
     if not strict_json.are_naturals(shape) or len(shape) > _MOST_AXES:
-        raise ValueError(f"{shown(name)!r} has the shape {shown(repr(shape))}, not a list of integers >= 0.")
+        raise ValueError(f"'{shown(name)}' has the shape {shown(repr(shape))}, not a list of integers >= 0.")
     if not strict_json.are_naturals(offsets) or len(offsets) != 2:
-        raise ValueError(f"{shown(name)!r} has the data_offsets {shown(repr(offsets))}, not two integers >= 0.")
+        raise ValueError(f"'{shown(name)}' has the data_offsets {shown(repr(offsets))}, not two integers >= 0.")
     kind, (first, end) = Dtype.named(_NAMES[dtype]), offsets
     elements = math.prod(shape)
     if max(elements, math.prod(n for n in shape if n)) > _MOST_ELEMENTS or first > end:
-        raise ValueError(f"{shown(name)!r} has the impossible shape {shown(repr(shape))}, or ends before it starts.")
+        raise ValueError(f"'{shown(name)}' has the impossible shape {shown(repr(shape))}, or ends before it starts.")
     if elements * kind.raw.itemsize != end - first:
         raise ValueError(
-            f"{shown(name)!r} of dtype {dtype} and shape {shown(repr(shape))} takes {elements * kind.raw.itemsize} "
+            f"'{shown(name)}' of dtype {dtype} and shape {shown(repr(shape))} takes {elements * kind.raw.itemsize} "
             f"bytes, but its data_offsets give it {end - first}."
         )
     return FileArray(name, kind, Layout.c_order(tuple(shape)), PlainBytes(source, start + first, end - first))
@@ -119,7 +119,7 @@ def _check_places(arrays: list[FileArray], size: int, start: int) -> None:
         place: PlainBytes = one.stored  # type: ignore[assignment]
         if place.offset - start != end:
             what = "overlaps the array before it" if place.offset - start < end else "leaves a gap before it"
-            raise ValueError(f"{shown(one.name)!r} {what}: it starts at byte {place.offset - start}, expected {end}.")
+            raise ValueError(f"'{shown(one.name)}' {what}: it starts at byte {place.offset - start}, expected {end}.")
         end += place.size
     if end != size:
         raise ValueError(
@@ -133,5 +133,5 @@ def _weight_map(index: object) -> dict[str, str]:
         raise ValueError("it is JSON without a weight_map of names to shards, so no index of safetensors.")
     for name in set(places.values()):
         if name in ("", ".", "..") or "\0" in name or {PurePosixPath(name).name, PureWindowsPath(name).name} != {name}:
-            raise ValueError(f"its weight_map names {shown(name)!r}. Shards must lie beside the index, in its folder.")
+            raise ValueError(f"its weight_map names '{shown(name)}'. Shards must lie beside the index, in its folder.")
     return places

@@ -49,7 +49,7 @@ def _without_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         repeated = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"its JSON has the name {shown(repeated)!r} more than once.")
+        raise ValueError(f"its JSON has the name '{shown(repeated)}' more than once.")
     for name in found:
         if not name.isascii():
             name.encode()  # lone surrogates, which are no text, raise UnicodeEncodeError

@@ -46,11 +46,11 @@ def members(source: Source) -> list[Member]:
         source.refuse(f"{_DAMAGED}, or cut off: {shown(why)}.")
     found.sort(key=lambda x: x.offset)
     names: set[str] = set()
-    for one, after in zip(found, [*(x.offset for x in found[1:]), end], strict=True):
+    for one, after in zip(found, [*(x.offset for x in found[1:]), end], strict=False):
         if one.name in names:
-            source.refuse(f"the zip archive has the member {shown(one.name)!r} more than once.")
+            source.refuse(f"the zip archive has the member '{shown(one.name)}' more than once.")
         if one.offset + one.packed > after:
-            source.refuse(f"{_DAMAGED}: {shown(one.name)!r} overlaps what lies behind it, or is cut off.")
+            source.refuse(f"{_DAMAGED}: '{shown(one.name)}' overlaps what lies behind it, or is cut off.")
         names.add(one.name)
     return found
 
@@ -59,19 +59,19 @@ def _member(source: Source, info: zipfile.ZipInfo) -> Member:
     """Return a member, after its own header has been compared with the archive's directory."""
     name = shown(info.filename)
     if info.flag_bits & (_ENCRYPTED | _PATCHED | _STRONG):
-        source.refuse(f"the member {name!r} is encrypted. Save it without a password.")
+        source.refuse(f"the member '{name}' is encrypted. Save it without a password.")
     if info.compress_type not in (STORED, DEFLATED):
-        source.refuse(f"the member {name!r} has compression {info.compress_type}. Save it by numpy.savez_compressed.")
+        source.refuse(f"the member '{name}' has compression {info.compress_type}. Save it by numpy.savez_compressed.")
     if info.compress_type == STORED and info.file_size != info.compress_size:
-        source.refuse(f"{_DAMAGED}: {name!r} is not compressed, but its two sizes differ.")
+        source.refuse(f"{_DAMAGED}: '{name}' is not compressed, but its two sizes differ.")
     if not 0 <= info.header_offset <= source.size - _LOCAL.size:
-        source.refuse(f"{_DAMAGED}: {name!r} lies outside of the file.")
+        source.refuse(f"{_DAMAGED}: '{name}' lies outside of the file.")
     magic, _, flags, method, *_, length, extra = _LOCAL.unpack(source.bytes_at(info.header_offset, _LOCAL.size))
     start = info.header_offset + _LOCAL.size
     if magic != _LOCAL_MAGIC or method != info.compress_type or flags & _ENCRYPTED or start + length > source.size:
-        source.refuse(f"{_DAMAGED}: {name!r} has a header that differs from the archive's directory.")
+        source.refuse(f"{_DAMAGED}: '{name}' has a header that differs from the archive's directory.")
     if source.bytes_at(start, length) != info.orig_filename.encode("utf-8" if flags & 0x800 else "cp437"):
-        source.refuse(f"{_DAMAGED}: {name!r} has another name in the archive's directory than in its own header.")
+        source.refuse(f"{_DAMAGED}: '{name}' has another name in the archive's directory than in its own header.")
     return Member(info.filename, method, start + length + extra, info.compress_size, info.file_size, info.CRC)
 
 
@@ -135,7 +135,7 @@ class _Inflating:
         while done < memory.size:
             found = self._unpack(memory.size - done)
             if not found:
-                self._source.refuse(f"{_DAMAGED}: {self._name!r} unpacks to fewer bytes than promised.")
+                self._source.refuse(f"{_DAMAGED}: '{self._name}' unpacks to fewer bytes than promised.")
             memory[done : done + len(found)] = np.frombuffer(found, np.uint8)
             done += len(found)
 
@@ -149,7 +149,7 @@ class _Inflating:
             try:
                 found = self._inflate.decompress(source, most)
             except zlib.error as error:
-                self._source.refuse(f"{_DAMAGED}: {self._name!r} does not unpack: {error}.")
+                self._source.refuse(f"{_DAMAGED}: '{self._name}' does not unpack: {error}.")
             self._rest = self._inflate.unconsumed_tail
             if found or not len(source):
                 return found
@@ -194,9 +194,9 @@ class MemberBytes:
         finally:
             self.source.give_back(memory)
         if not reading.finish():
-            self.source.refuse(f"{_DAMAGED}: {shown(self.member.name)!r} unpacks to more bytes than promised.")
+            self.source.refuse(f"{_DAMAGED}: '{shown(self.member.name)}' unpacks to more bytes than promised.")
         if checksum != self.member.checksum:
-            self.source.refuse(f"{shown(self.member.name)!r} is damaged: its checksum (CRC-32) is wrong.")
+            self.source.refuse(f"'{shown(self.member.name)}' is damaged: its checksum (CRC-32) is wrong.")
 
     def read(self, offset: int, memory: memoryview) -> None:
         """Fill the memory from a place on, after the checksum has been checked."""
@@ -216,7 +216,7 @@ class MemberBytes:
     def _in_memory(self) -> np.ndarray:
         if self.member.size > _MOST_IN_MEMORY:
             self.source.refuse(
-                f"{shown(self.member.name)!r} is compressed, in Fortran order, and of more than {_MOST_IN_MEMORY} "
+                f"'{shown(self.member.name)}' is compressed, in Fortran order, and of more than {_MOST_IN_MEMORY} "
                 "bytes. To subtract it from an array in C order, save it by numpy.savez, uncompressed."
             )
         if self._whole is None:

@@ -1,0 +1,61 @@
+import itertools
+
+import numpy as np
+import pytest
+
+from gradclip.files import layout
+from gradclip.files.layout import Layout
+
+C_ORDER, FORTRAN_ORDER = Layout.c_order((2, 3, 4)), Layout.fortran_order((2, 3, 4))
+MEMORY = np.arange(1000, dtype=np.int32)
+LAYOUTS = [
+    Layout((), ()),
+    Layout((0, 3), (3, 1)),
+    Layout((1, 7, 1), (99, 1, 5)),
+    Layout((5, 7), (1, 5)),
+    Layout((5, 7), (14, 2)),
+    Layout((4, 6), (0, 1)),
+    Layout((3, 4), (1, 1)),
+    *(
+        Layout(tuple(np.array((2, 3, 4))[list(p)]), tuple(np.array((12, 4, 1))[list(p)]))
+        for p in itertools.permutations(range(3))
+    ),
+]
+
+
+def strided(one):
+    return np.lib.stride_tricks.as_strided(MEMORY, one.shape, [4 * d for d in one.strides])
+
+
+def read(offset, memory):
+    memory[:] = MEMORY.view(np.uint8)[offset : offset + len(memory)].data
+
+
+@pytest.mark.parametrize("one", LAYOUTS)
+@pytest.mark.parametrize(("block", "at_once"), [(1 << 24, 1 << 18), (24, 8), (4, 4), (64, 4)])
+def test_gathered_is_c_order(monkeypatch, one, block, at_once):
+    monkeypatch.setattr(layout, "GATHERED", block)
+    monkeypatch.setattr(layout, "_IN_ONE_READ", at_once)
+    blocks = list(one.gathered(MEMORY.dtype, read))
+    assert np.concatenate([np.empty(0, np.int32), *blocks]).tolist() == strided(one).reshape(-1).tolist()
+    assert all(x.nbytes <= block for x in blocks)
+
+
+@pytest.mark.parametrize("one", LAYOUTS)
+def test_span_ends_at_the_last_element(one):
+    places = strided(one).reshape(-1)
+    assert one.span == (places.max() + 1 if places.size else 0)
+
+
+@pytest.mark.parametrize("one", LAYOUTS)
+def test_dense_and_in_c_order_are_what_they_say(one):
+    places = strided(one).reshape(-1).tolist()
+    assert one.dense == (sorted(places) == list(range(len(places))))
+    assert one.in_c_order == (places == list(range(len(places))))
+
+
+def test_orders_are_those_of_numpy():
+    x = np.empty((2, 3, 4), np.int8)
+    assert C_ORDER.strides == x.strides
+    assert FORTRAN_ORDER.strides == np.asfortranarray(x).strides
+    assert C_ORDER.size == 24
