@@ -73,6 +73,13 @@ def test_all_faults_are_told_in_one_sentence():
         "norms do not support."
     )
     assert math.isnan(found.norm)
+    found = judge(held(w=np.array([np.inf]), x=np.array(["a"])), 1.0, TWO)
+    assert (
+        found.reason
+        == "'x' has dtype str32, which norms do not support; 'w' holds 0 NaN and 1 infinite of its 1 numbers."
+    )
+    assert math.isnan(found.norm)
+    assert math.isnan(found.excess)
     found = judge(held(w=np.float32([3.0, 4.0])), 1.0, TWO, template)
     assert found.reason == "'b' is missing; the norm 5 is larger than 1 by 4."
     assert (found.norm, found.excess) == (5.0, 4.0)

@@ -55,29 +55,22 @@ def judge(
         advice: how to pass a template, for the reason.
 
     """
-    threshold, limit = known_threshold(max_norm)
+    bound = known_threshold(max_norm)
     those = [x for x in arrays if counts(x.dtype)]
     found = [*faults, *_wrong(arrays, order, template)]
     found = found or _nothing(arrays)
     with HOST.precision():
         looked = measured(those, order)
-        unmeasured = faults or _unknown_kinds(arrays)
-        norm = math.nan if unmeasured else looked.value
-        excess = math.nan if looked.finite else norm
         found += [*looked.unreadable, *([listed(looked.nonfinite, "; ")] if looked.nonfinite else [])]
-        decidable = looked.finite and not (unmeasured or _undecidable(those, order))
-        if decidable:
-            try:
-                norm, excess = _compared(those, order, looked, threshold, limit)
-            except Exception as error:  # a file that changes, or fails at the second look
-                norm = excess = math.nan
-                found.append(verdict.in_one_line(error))
-    if excess > 0 and decidable:
+        unmeasured = [*faults, *_unknown_kinds(arrays)]
+        norm, excess, failed = _compared(those, order, looked, bound, measurable=not unmeasured)
+    found += failed
+    if excess > 0 and looked.finite:
         weights = verdict.heaviest([x.name for x in those], looked.shares, order.p)
-        found.append(verdict.too_large(norm, threshold, excess, weights))
-    elif not found:
-        return UpdateCheck(True, verdict.sentence(_fine(arrays, norm, threshold, template, advice)), norm, 0.0)
-    return UpdateCheck(False, verdict.sentence(found), norm, excess)
+        found.append(verdict.too_large(norm, bound[0], excess, weights))
+    if found:
+        return UpdateCheck(False, verdict.sentence(found), norm, excess)
+    return UpdateCheck(True, verdict.sentence(_fine(arrays, norm, bound[0], template, advice)), norm, 0.0)
 
 
 @with_subnormals
@@ -93,16 +86,23 @@ def measure(arrays: Sequence[Stored], order: Order) -> Measurement:
 
 
 def _compared(
-    arrays: Sequence[Stored], order: Order, looked: Measured, threshold: float, limit: Fraction | None
-) -> tuple[float, float]:
-    """Return the norm of finite arrays and its excess."""
-    if limit is None:
-        return looked.value, 0.0
-    norm = looked.whole
+    arrays: Sequence[Stored], order: Order, looked: Measured, bound: tuple[float, Fraction | None], *, measurable: bool
+) -> tuple[float, float, list[str]]:
+    """Return the norm, its excess, and what went wrong at the second look."""
+    threshold, limit = bound
+    if not measurable:
+        return math.nan, math.nan, []
+    if not looked.finite:
+        return looked.value, looked.value, []
+    if _undecidable(arrays, order):
+        return looked.value, math.nan, []
     # A threshold that float64 cannot hold has been rounded down.
-    if not undecided(norm, threshold) and not exceeds(norm, threshold):
-        return looked.value, 0.0
-    return exactly.above(arrays, order, limit)
+    if limit is None or not (undecided(looked.whole, threshold) or exceeds(looked.whole, threshold)):
+        return looked.value, 0.0, []
+    try:
+        return *exactly.above(arrays, order, limit), []
+    except Exception as error:  # a file that changes, or fails at the second look
+        return math.nan, math.nan, [verdict.in_one_line(error)]
 
 
 def _wrong(arrays: Sequence[Stored], order: Order, template: Template | None) -> list[str]:
