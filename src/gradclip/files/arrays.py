@@ -85,15 +85,15 @@ class FileArray:
 
     def _in_memory_order(self) -> Iterator[HostArray]:
         name, numbers = self._numbers()
-        raw = self.kind.raw
+        raw, converts = self.kind.raw, self.kind.converts
         widening = max(1, np.dtype(np.float32).itemsize // raw.itemsize if name != self.dtype else 1)
-        whole = None
+        last, found = None, HostArray(np.empty(0), name)
         for piece in self.stored.ranges(PIECE // widening // raw.itemsize * raw.itemsize):
-            found = numbers(piece.view(raw))
-            # Full pieces are one object as long as they share memory, so that a description of it stays valid.
-            if whole is None or whole.data.size != found.size or whole.data.ctypes.data != found.ctypes.data:
-                whole = HostArray(found, name)
-            yield whole
+            # Full pieces are one object in one memory, so that a description of it for the kernels stays valid.
+            if piece is not last or converts:
+                found = HostArray(numbers(piece.view(raw)), name)
+            last = piece
+            yield found
 
     def _numbers(self) -> tuple[str, Callable[[np.ndarray], np.ndarray]]:
         if not self.kind.counts:

@@ -43,9 +43,15 @@ class Difference:
             both = self.left.pieces(), self.right.pieces()
         else:
             both = self.left.in_c_order(), self.right.in_c_order()
-        for left, right in _in_step(*both):
+        memory, found = np.empty(0, self.dtype), HostArray(np.empty(0), self.dtype)
+        for one, other in _in_step(*both):
+            if one.size > memory.size:
+                memory = np.empty(one.size, self.dtype)
+            if one.size != found.size:  # otherwise the same object, so that a description of it stays valid
+                found = HostArray(memory[: one.size], self.dtype)
             with np.errstate(all="ignore"):  # infinity minus infinity is NaN, which the norm reports
-                yield HostArray(left.astype(self.dtype) - right, self.dtype)
+                np.subtract(one, other, out=found.data, dtype=self.dtype)
+            yield found
 
 
 def difference(left: StoredFile, right: StoredFile) -> StoredFile:

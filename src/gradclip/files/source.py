@@ -76,9 +76,10 @@ class Source:
     def ranges(self, offset: int, size: int, most: int) -> Iterator[np.ndarray]:
         """Yield a range of the file in pieces of `most` bytes, all in the same memory."""
         memory = self.memory()
+        full = memory[: min(most, size)]
         try:
             for start in range(0, size, most):
-                piece = memory[: min(most, size - start)]
+                piece = full if start + most <= size else memory[: size - start]
                 self.read(offset + start, piece.data)
                 yield piece
         finally:

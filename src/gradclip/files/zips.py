@@ -184,9 +184,10 @@ class MemberBytes:
     def ranges(self, most: int) -> Iterator[np.ndarray]:
         """Yield the bytes in order, `most` at a time."""
         memory, reading, checksum = self.source.memory(), self._reading(), 0
+        full = memory[:most]
         try:
             for size in _sizes(self.skip, self.member.size, most):
-                piece = memory[: abs(size)]
+                piece = full if size == most else memory[: abs(size)]
                 reading.fill(piece)
                 checksum = zlib.crc32(piece.data, checksum)
                 if size > 0:
