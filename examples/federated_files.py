@@ -1,4 +1,4 @@
-"""Clip a federated client's update that is stored in files, and check it on the server."""
+"""A federated round over files: clients write their updates, and the server checks, clips and averages them."""
 
 import tempfile
 from pathlib import Path
@@ -9,15 +9,40 @@ from safetensors.numpy import load_file, save_file
 import gradclip
 
 MAX_NORM = 1.0
+MODEL = {
+    "encoder.w": np.zeros((256, 64), np.float16),
+    "head.w": np.zeros((64, 10), np.float32),
+    "head.b": np.zeros(10, np.float32),
+    "batches": np.zeros((), np.int64),
+}
 
 
-def write_update(folder, seed):
-    """Write an update, new weights minus old ones, to files of two formats and two dtypes."""
+def trained(seed):
+    """Return an update, new weights minus old ones, as training on a client's data would give it."""
     rng = np.random.default_rng(seed)
-    folder.mkdir()
-    save(folder / "encoder.safetensors", {"w": rng.normal(size=(256, 64)).astype(np.float16)})
-    save(folder / "decoder.safetensors", {"w": rng.normal(size=(64, 256)).astype(np.float16)})
-    save(folder / "head.npz", {"w": rng.normal(size=(64, 10)), "b": rng.normal(size=10)})
+    changes = {name: rng.normal(size=x.shape).astype(x.dtype) for name, x in MODEL.items() if name != "batches"}
+    return changes | {"batches": np.array(100)}
+
+
+def clipped(update):
+    """Clip with gradclip. The counter comes back as it is."""
+    return gradclip.clip_by_global_norm(update, MAX_NORM)[0]
+
+
+def clipped_as_usual(update):
+    """Clip with the usual formula. Rounding to the dtype can push the norm above the threshold."""
+    floats = {name: x for name, x in update.items() if name != "batches"}
+    norm = sum(np.sum(np.square(x, dtype=np.float64)) for x in floats.values()) ** 0.5
+    return update | {name: (x * (MAX_NORM / norm)).astype(x.dtype) for name, x in floats.items()}
+
+
+def write_updates(folder):
+    """Do what five clients do."""
+    np.savez(folder / "anna.npz", **clipped(trained(0)))
+    save_file(clipped(trained(1)), folder / "boris.safetensors")
+    np.savez(folder / "carol.npz", **clipped_as_usual(trained(3)))
+    np.savez(folder / "nancy.npz", **trained(2) | {"head.b": np.full(10, np.nan, np.float32)})
+    save_file({name: x for name, x in clipped(trained(4)).items() if name != "head.b"}, folder / "oscar.safetensors")
 
 
 def load(file):
@@ -28,54 +53,31 @@ def load(file):
         return dict(arrays)
 
 
-def save(file, arrays):
-    save_file(arrays, file) if file.suffix == ".safetensors" else np.savez(file, **arrays)
-
-
-def clip_files(folder, max_norm):
-    """Clip all files of a client by their global norm, with one file in memory at a time. Return that norm."""
-    files = sorted(folder.iterdir())
-    # 1. Measure each file. The partial norms are a few numbers each, and add up in any order.
-    whole = sum(gradclip.partial_norm(load(file)) for file in files)
-    # 2. Clip each file by the global norm.
-    for file in files:
-        save(file, whole.clip(load(file), max_norm, nonfinite="raise"))
-    return whole.norm
-
-
-def clip_as_usual(folder, max_norm):
-    """Clip with the usual formula. Rounding to the dtype can push the norm above the threshold."""
-    norm = sum(np.sum(np.square(x, dtype=np.float64)) for x in load_all(folder).values()) ** 0.5
-    for file in sorted(folder.iterdir()):
-        save(file, {name: (x * (max_norm / norm)).astype(x.dtype) for name, x in load(file).items()})
-
-
-def load_all(folder):
-    return {f"{file.name}/{name}": x for file in sorted(folder.iterdir()) for name, x in load(file).items()}
+def average(updates):
+    """Return the mean of the floating-point arrays of updates."""
+    names = [name for name, x in MODEL.items() if x.dtype.kind == "f"]
+    return {name: np.mean([update[name].astype(np.float32) for update in updates], axis=0) for name in names}
 
 
 def main():
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for seed, client in enumerate(("anna", "boris", "carol", "nancy")):
-            write_update(folder / client, seed)
+        write_updates(folder)
 
-        # On the clients.
-        for client in ("anna", "boris"):
-            norm = clip_files(folder / client, MAX_NORM)
-            print(f"{client}: norm {norm:.2f}, clipped to {MAX_NORM:g} file by file")
-        clip_as_usual(folder / "carol", MAX_NORM)
-        save(folder / "nancy" / "head.npz", {"w": np.full((64, 10), np.nan), "b": np.zeros(10)})
+        # The server trusts nobody. The check is exact, and compares names, shapes and dtypes with the model's.
+        accepted, shortened = [], []
+        for file in sorted(folder.iterdir()):
+            update = load(file)
+            checked = gradclip.check_update(update, MAX_NORM, like=MODEL)
+            print(f"{file.name}: {'accepted' if checked else 'REFUSED'}. {checked.reason}")
+            if checked:
+                accepted.append(update)
+            elif checked.excess > 0 and gradclip.check_update(clipped(update), MAX_NORM, like=MODEL):
+                shortened.append(clipped(update))  # too large, but nothing else is wrong
 
-        # On the server, which trusts nobody. The check is exact, and False if anything is NaN.
-        kept = []
-        for client in sorted(folder.iterdir()):
-            update = load_all(client)
-            fine = gradclip.norm_at_most(update, MAX_NORM)
-            print(f"server: {client.name} {'accepted' if fine else 'REFUSED'}, norm {gradclip.global_norm(update):.7f}")
-            kept += [update] if fine else []
-        mean = {key: sum(update[key] for update in kept) / len(kept) for key in kept[0]}
-        print(f"mean of {len(kept)} updates: norm {gradclip.global_norm(mean):.4f}")
+        strict, mild = average(accepted), average(accepted + shortened)
+        print(f"mean of the {len(accepted)} accepted updates: norm {gradclip.global_norm(strict):.4f}")
+        print(f"with {len(shortened)} more that the server clipped: norm {gradclip.global_norm(mild):.4f}")
 
 
 if __name__ == "__main__":

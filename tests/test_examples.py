@@ -45,11 +45,13 @@ EXPECTED = {
         "; noise 0.50000\n",
     ],
     "federated_files.py": [
-        "anna: norm 182.55, clipped to 1 file by file\nboris: norm 181.20, clipped to 1 file by file\n",
-        "server: anna accepted, norm 0.999",
-        "server: boris accepted, norm 0.999",
-        "server: carol REFUSED, norm 1.000001",
-        "server: nancy REFUSED, norm nan\nmean of 2 updates: norm 0.70",
+        "anna.npz: accepted. The norm 0.999",
+        "boris.safetensors: accepted. The norm 0.999",
+        ", and the names, shapes and dtypes of its 4 arrays are those of the template.\n",
+        "carol.npz: REFUSED. The norm 1.00000061 is larger than 1 by 6.11e-07; norm**2 lies 96.2% in ['encoder.w'], ",
+        "nancy.npz: REFUSED. ['head.b'] holds 10 NaN and 0 infinite of its 10 numbers.\n",
+        "oscar.safetensors: REFUSED. ['head.b'] is missing.\n",
+        "mean of the 2 accepted updates: norm 0.7041\nwith 1 more that the server clipped: norm 0.5730\n",
     ],
     "jax_optax.py": ["step   1: loss ", "step 200: loss ", "\nclipped to norm 1 in "],
     "jax_two_processes.py": [

@@ -84,6 +84,7 @@ def test_every_function_of_arrays_is_in_the_table():
     others = {
         "native_status",
         "check_sensitivity",
+        "check_update",
         "clipped_fun",
         "clipped_grad",
         "clipped_sum_sensitivity",

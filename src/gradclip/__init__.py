@@ -20,6 +20,7 @@ Measure
   the global norm of gradients                           global_norm(tree), grad_norm(parameters)
   the norm of each array                                 layer_norms(tree)
   check that a norm is at most a threshold, exactly      norm_at_most(tree, max_norm)
+  check an update of a client, with the reason           check_update(tree, max_norm, like=template)
   a gradient too large for memory, file by file          partial_norm(tree)
 
 Train with differential privacy
@@ -80,6 +81,8 @@ from gradclip.words import advise_on_imports, no_attribute
 if TYPE_CHECKING:
     from gradclip.audit.report import SensitivityReport
     from gradclip.audit.self_test import check_sensitivity
+    from gradclip.checks.update import check_update
+    from gradclip.checks.verdict import UpdateCheck
     from gradclip.explained import SpikeExplanation, explain_spike
     from gradclip.fused.guard import guard
     from gradclip.fused.guard_words import ClippingError, ClippingWarning
@@ -110,9 +113,11 @@ __all__ = [
     "Spike",
     "SpikeExplanation",
     "SpreadThreshold",
+    "UpdateCheck",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",
     "check_sensitivity",
+    "check_update",
     "clip_by_global_norm",
     "clip_by_layer_norm",
     "clip_by_unit_norm",
@@ -144,7 +149,9 @@ _WHEN_USED = {
     "SensitivityReport": "gradclip.audit.report",
     "Spike": "gradclip.monitor.spike",
     "SpikeExplanation": "gradclip.explained",
+    "UpdateCheck": "gradclip.checks.verdict",
     "check_sensitivity": "gradclip.audit.self_test",
+    "check_update": "gradclip.checks.update",
     "explain_spike": "gradclip.explained",
     "find_max_norm": "gradclip.search.find",
     "guard": "gradclip.fused.guard",

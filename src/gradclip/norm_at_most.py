@@ -68,7 +68,7 @@ def norm_at_most(
             "norm_at_most needs the values of the arrays, which a traced call does not have. Call it outside jit and "
             "vmap, or compare gradclip.global_norm, which is rounded."
         )
-    threshold, limit = _known(max_norm)
+    threshold, limit = known_threshold(max_norm)
     arrays = viewed_arrays(host_arrays(flat.leaves, flat.paths))
     if not exact.decidable(order.p, any_complex=arrays.any_complex):
         raise ValueError(
@@ -81,7 +81,7 @@ def norm_at_most(
         return _is_at_most(arrays, order, threshold, limit)
 
 
-def _known(max_norm: Threshold) -> tuple[float, Fraction | None]:
+def known_threshold(max_norm: Threshold) -> tuple[float, Fraction | None]:
     """Return a checked threshold as a float, and as an exact fraction; the fraction of infinity is None."""
     value = whole_scalar(max_norm)
     threshold = check_threshold(value, backend=HOST)

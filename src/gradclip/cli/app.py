@@ -9,7 +9,7 @@ from gradclip.cli import FOR_LOGS, INSTALL
 from gradclip.versions import info_text, version_text
 
 _WITHOUT_TYPER: dict[tuple[str, ...], Callable[[], str]] = {("info",): info_text, ("--version",): version_text}
-_OF_LOGS = ("advise", "replay")
+_WITHOUT_DEMO = ("advise", "check", "norm", "replay")
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def _run(arguments: Sequence[str]) -> None:
     elif tuple(arguments) in _WITHOUT_TYPER:
         print(_WITHOUT_TYPER[tuple(arguments)]())
     else:
-        install = FOR_LOGS if arguments and arguments[0] in _OF_LOGS else INSTALL
+        install = FOR_LOGS if arguments and arguments[0] in _WITHOUT_DEMO else INSTALL
         sys.exit(
             f"This command needs {' and '.join(missing)}, not installed here. To install: {install}. "
             f"These work without: {' and '.join('gradclip ' + ' '.join(words) for words in _WITHOUT_TYPER)}."

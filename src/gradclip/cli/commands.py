@@ -5,7 +5,7 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from gradclip.cli import INSTALL, logs
+from gradclip.cli import INSTALL, files, logs
 from gradclip.demo.settings import DemoSettings, as_text, rates_from
 from gradclip.versions import info_text, version_text
 
@@ -75,6 +75,8 @@ def info() -> None:
 
 app.command()(logs.advise)
 app.command()(logs.replay)
+app.command()(files.norm)
+app.command()(files.check)
 
 
 def _fail(message: str, code: int) -> NoReturn:

@@ -55,7 +55,7 @@ def at_most(backend: Threaded, arrays: Arrays, p: float, max_norm: float | Fract
         return _extreme_at_most(arrays, p, max_norm)
     power, limit = int(p), Fraction(max_norm) ** int(p)
     if power > 2:
-        difference = _nearly(_wide_chunks(arrays), power, max_norm)
+        difference = excess_of_powers(_wide_chunks(arrays), power, max_norm)
         if difference is not None:
             return difference < 0
     total = power_sum(backend, arrays, p, patient=patient)
@@ -148,7 +148,9 @@ def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
 # Higher powers
 
 
-def _nearly(chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction) -> Fraction | None:
+def excess_of_powers(
+    chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction
+) -> Fraction | None:
     """Return the sum of the powers minus that of `max_norm`, in some unit; None if the error may be larger."""
     if power > _LARGEST_IN_PAIRS:
         return None
@@ -243,11 +245,11 @@ def _counted(magnitudes: np.ndarray) -> dict[float, int]:
 
 def _extreme_at_most(arrays: Arrays, p: float, max_norm: float | Fraction) -> bool:
     """Compare the largest magnitude (the smallest for -inf), by squares to cover complex numbers."""
-    found = [_extreme_square(x, p) for x in arrays if math.prod(x.shape)]
+    found = [extreme_square(x, p) for x in arrays if math.prod(x.shape)]
     return not found or (max if p > 0 else min)(found) <= Fraction(max_norm) ** 2
 
 
-def _extreme_square(x: HostArray, p: float) -> Fraction:
+def extreme_square(x: HostArray, p: float) -> Fraction:
     """Return the exact square of an extreme magnitude, found among the elements close to it in float64."""
     near = set()
     for pieces in zip(*map(wide_chunks, x.parts()), strict=True):

@@ -1,0 +1,50 @@
+"""What an update must look like: the names, dtypes and shapes of the arrays of a template."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from gradclip.checks.verdict import named, shown
+from gradclip.files import stored
+from gradclip.files.stored import Stored
+from gradclip.words import listed
+
+
+class Slot(NamedTuple):
+    """One array that a template asks for."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+Template = Sequence[Slot]
+
+
+def of_arrays(arrays: Sequence[Stored]) -> list[Slot]:
+    """Return the template that these arrays are."""
+    return [Slot(x.name, x.dtype, tuple(x.shape)) for x in arrays]
+
+
+def differences(arrays: Sequence[Stored], template: Template) -> list[str]:
+    """Return how arrays differ from a template, in words; nothing if they do not. The order does not matter."""
+    asked = {slot.name: slot for slot in template}
+    given = {x.name: x for x in arrays}
+    missing = [name for name in asked if name not in given]
+    unknown = [name for name in given if name not in asked]
+    both = [(given[name], slot) for name, slot in asked.items() if name in given]
+    shapes = [f"{shown(x.name)} has shape {x.shape}, not {s.shape}" for x, s in both if tuple(x.shape) != s.shape]
+    dtypes = [
+        f"{shown(x.name)} has dtype {stored.shown(x.dtype)}, not {s.dtype}" for x, s in both if x.dtype != s.dtype
+    ]
+    found = [_those(missing, "missing"), _those(unknown, "not in the template")]
+    return [
+        *filter(None, found),
+        *([listed(shapes, "; ")] if shapes else []),
+        *([listed(dtypes, "; ")] if dtypes else []),
+    ]
+
+
+def _those(names: Sequence[str], what: str) -> str:
+    if len(names) < 2:
+        return f"{named(names)} is {what}" if names else ""
+    return f"{len(names)} arrays are {what}: {named(names)}"
