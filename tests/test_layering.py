@@ -15,7 +15,7 @@ LAYERS = [
     {"differentiable", "gradients", "group_thresholds"},
     {"inplace_groups"},
     {"functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
-    {"audit", "clip", "clip_units", "explained", "fused", "inplace_layers", "inplace_units", "logs"},
+    {"audit", "clip", "clip_units", "explained", "fused", "inplace_layers", "inplace_units", "logs", "private"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},

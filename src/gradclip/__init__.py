@@ -28,6 +28,7 @@ Train with differential privacy
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
+  batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
 
 Choose a threshold
   let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from gradclip.fused.guard_words import ClippingError, ClippingWarning
     from gradclip.monitor.monitor import Monitor
     from gradclip.monitor.spike import Spike
+    from gradclip.private.batches import PoissonBatches
     from gradclip.search.find import find_max_norm
     from gradclip.search.result import MaxNormSearch
 
@@ -102,6 +104,7 @@ __all__ = [
     "NormHistory",
     "PartialNorm",
     "PerExampleInfo",
+    "PoissonBatches",
     "PrivateQuantile",
     "PrivateQuantileState",
     "QuantileThreshold",
@@ -141,6 +144,7 @@ _WHEN_USED = {
     "ClippingWarning": "gradclip.fused.guard_words",
     "MaxNormSearch": "gradclip.search.result",
     "Monitor": "gradclip.monitor.monitor",
+    "PoissonBatches": "gradclip.private.batches",
     "SensitivityReport": "gradclip.audit.report",
     "Spike": "gradclip.monitor.spike",
     "SpikeExplanation": "gradclip.explained",

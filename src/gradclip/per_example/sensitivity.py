@@ -44,6 +44,9 @@ class Sensitivity:
         note: which batches it holds for, such as "batches padded to 256 examples". If the bound is infinite, why.
         keeps_places: it holds only for two batches in which every unit they share has the same place. A unit that is
             removed leaves a gap: its place stays empty, by `mask=`.
+        batch_size: the most units in a sum for which it holds. None: any number, or unknown.
+        step: for sums on a grid, the value of one integer, max_norm / grid: a Fraction, or a tree of them for several
+            thresholds. None for sums in floating point.
 
     Raises:
         ValueError: a number out of range, or an unknown name.
@@ -63,6 +66,8 @@ class Sensitivity:
     rounding: float = 0.0
     note: str = ""
     keeps_places: bool = False
+    batch_size: int | None = None
+    step: object = None
 
     def __post_init__(self) -> None:
         for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
@@ -76,6 +81,8 @@ class Sensitivity:
         check_name("unit", self.unit, UNITS)
         check_name("relation", self.relation, RELATIONS)
         object.__setattr__(self, "keeps_places", check_flag("keeps_places", self.keeps_places))
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", as_count("batch_size", self.batch_size))
 
     @property
     def total(self) -> float:
@@ -280,7 +287,22 @@ def sensitivity_of(
         on_grid,
         factors,
     )
-    return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
+    return Sensitivity(
+        bound,
+        unit,
+        relation,
+        denominator,
+        summation.bound(one, known["batch_size"]),
+        batch_size=known["batch_size"],
+        step=None if settings.grid is None else _step(settings.max_norm, settings.grid),
+    )
+
+
+def _step(max_norm: Thresholds, grid: int) -> object:
+    """Return the value of one integer: max_norm / grid, or a tree of these."""
+    flat = flatten(max_norm)
+    steps = [Fraction(float(threshold)) / grid for threshold in flat.leaves]
+    return flat.arrange(steps)
 
 
 def _thresholds(max_norm: Thresholds) -> list[float]:
