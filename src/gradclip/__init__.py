@@ -27,6 +27,7 @@ Train with differential privacy
   the same for any function of one example               clipped_fun(fun, max_norm)
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
+  noise for a target epsilon, and what a run has spent   PrivateRun(batches, sensitivity, delta=...)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
   batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
 
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
     from gradclip.monitor.spike import Spike
     from gradclip.private.batches import PoissonBatches
+    from gradclip.private.run import PrivateRun
     from gradclip.search.find import find_max_norm
     from gradclip.search.result import MaxNormSearch
 
@@ -107,6 +109,7 @@ __all__ = [
     "PoissonBatches",
     "PrivateQuantile",
     "PrivateQuantileState",
+    "PrivateRun",
     "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
@@ -145,6 +148,7 @@ _WHEN_USED = {
     "MaxNormSearch": "gradclip.search.result",
     "Monitor": "gradclip.monitor.monitor",
     "PoissonBatches": "gradclip.private.batches",
+    "PrivateRun": "gradclip.private.run",
     "SensitivityReport": "gradclip.audit.report",
     "Spike": "gradclip.monitor.spike",
     "SpikeExplanation": "gradclip.explained",
