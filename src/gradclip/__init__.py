@@ -27,9 +27,10 @@ Train with differential privacy
   the same for any function of one example               clipped_fun(fun, max_norm)
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
-  noise for a target epsilon, and what a run has spent   PrivateRun(batches, sensitivity, delta=...)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
   batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
+  noise for the sum, drawn exactly                       add_noise(summed, sensitivity, noise_multiplier, rng="system")
+  noise for a target epsilon, and what a run has spent   PrivateRun(batches, sensitivity, delta=...)
 
 Choose a threshold
   let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from gradclip.monitor.monitor import Monitor
     from gradclip.monitor.spike import Spike
     from gradclip.private.batches import PoissonBatches
+    from gradclip.private.noise import add_noise
     from gradclip.private.run import PrivateRun
     from gradclip.search.find import find_max_norm
     from gradclip.search.result import MaxNormSearch
@@ -118,6 +120,7 @@ __all__ = [
     "SpreadThreshold",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",
+    "add_noise",
     "check_sensitivity",
     "clip_by_global_norm",
     "clip_by_layer_norm",
@@ -152,6 +155,7 @@ _WHEN_USED = {
     "SensitivityReport": "gradclip.audit.report",
     "Spike": "gradclip.monitor.spike",
     "SpikeExplanation": "gradclip.explained",
+    "add_noise": "gradclip.private.noise",
     "check_sensitivity": "gradclip.audit.self_test",
     "explain_spike": "gradclip.explained",
     "find_max_norm": "gradclip.search.find",

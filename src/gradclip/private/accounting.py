@@ -47,6 +47,7 @@ from typing import Any
 import numpy as np
 
 from gradclip.per_example.quantities import as_count, as_number
+from gradclip.private.extra import needed_for
 
 FINEST = 1e-4
 """The width of cells in which privacy losses are counted, as in dp-accounting."""
@@ -197,16 +198,9 @@ def epsilon_at(
 @lru_cache(maxsize=16)
 def _accountant(rate: float, steps: int, multiplier: float, width: float) -> Any:
     """Return dp-accounting's accountant of a run."""
-    try:
+    with needed_for("Privacy accounting"):
         from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
         from dp_accounting.pld import PLDAccountant
-    except ModuleNotFoundError as error:
-        if error.name != "dp_accounting":
-            raise
-        raise ModuleNotFoundError(
-            "Privacy accounting needs dp-accounting, which is not installed. Run: pip install 'gradclip[private]'",
-            name=error.name,
-        ) from error
     accountant = PLDAccountant(value_discretization_interval=width)
     return accountant.compose(PoissonSampledDpEvent(rate, GaussianDpEvent(multiplier)), steps)
 
