@@ -68,6 +68,12 @@ def test_noise_for_an_epsilon():
     assert run.noise_multiplier == float(f"{run.noise_multiplier:.5g}")
 
 
+def test_noise_for_an_epsilon_has_enough_steps_of_a_coarse_grid():
+    coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=80)
+    assert run_with(coarse, noise_multiplier=None, epsilon=8.0).noise_multiplier == 0.8  # 64 steps
+    assert run_with(noise_multiplier=None, epsilon=8.0).noise_multiplier < 0.8
+
+
 def test_a_coarse_grid_needs_more_noise():
     coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=80)
     exact, by_integers = run_with().epsilon(40), run_with(coarse).epsilon(40)

@@ -1,1 +1,1 @@
-"""Tests of promises: a search for an example that moves a sum by more than promised, and an audit of a run by canaries."""
+"""Tests of promises: a search for examples that move a sum too far, and an audit of a run by canaries."""

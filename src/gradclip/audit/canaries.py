@@ -42,7 +42,7 @@ def audited_epsilon(
 
     >>> was_in = [i >= 50 for i in range(100)]
     >>> round(audited_epsilon(range(100), was_in, guesses=100, delta=0.0), 3)  # 0.05**0.01 = 0.9705 = e**x / (1 + e**x)
-    3.492
+    3.493
     """
     values, coins = np.asarray(scores, dtype=float), np.asarray(included)
     if values.ndim != 1 or values.shape != coins.shape or np.isnan(values).any():
