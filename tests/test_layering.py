@@ -15,7 +15,7 @@ LAYERS = [
     {"differentiable", "gradients", "group_thresholds", "inplace_choice"},
     {"inplace_groups", "one_norm"},
     {"functional", "inplace", "inplace_given", "inplace_parts", "norm_at_most", "per_example"},
-    {"audit", "checks", "clip", "clip_units", "explained", "fused", "inplace_layers", "inplace_units", "logs"},
+    {"audit", "checks", "clip", "clip_units", "explained", "fused", "inplace_layers", "inplace_units", "logs", "private"},
     {"gradclip", "integrations"},
     {"demo"},
     {"cli"},
