@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from private_tables import OF_JAX, OF_TORCH, of_growth, of_two_cores
+from private_tables import OF_JAX, OF_TORCH, of_growth, of_noise, of_two_cores
 from report import (
     CALLS,
     CLIPPING,
@@ -15,6 +15,7 @@ from report import (
     COUNTS_JAX,
     FOLDED,
     GRAPHS,
+    NOISE,
     PER_EXAMPLE,
     PRIVATE_STEPS,
     SCENARIOS,
@@ -260,6 +261,7 @@ TABLES = [
     Table("docs/per-example.md", "steps in PyTorch", PRIVATE_STEPS, OF_TORCH),
     Table("docs/per-example.md", "steps on two cores", PRIVATE_STEPS, of_two_cores),
     Table("docs/per-example.md", "growth", PRIVATE_STEPS, of_growth, "growth"),
+    Table("docs/per-example.md", "noise", NOISE, of_noise),
     Table("docs/sharded.md", "times", SHARDED, of_processes),
     Table("docs/sharded.md", "layouts", SHARDED, of_layouts, "layouts"),
     Table("docs/sharded.md", "trainers", SHARDED_TRAINERS, of_trainers, "layouts"),

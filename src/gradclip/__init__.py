@@ -29,8 +29,8 @@ Train with differential privacy
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
   batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
-  noise for the sum, drawn exactly                       add_noise(summed, sensitivity, noise_multiplier, rng="system")
-  noise for a target epsilon, and what a run has spent   PrivateRun(batches, sensitivity, delta=...)
+  noise for the sum, drawn exactly                       add_noise, with rng="system"
+  noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
 
 Choose a threshold
   let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()

@@ -41,7 +41,7 @@ below 1e-10.
 import math
 from collections.abc import Callable
 from fractions import Fraction
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -94,7 +94,7 @@ def noise_multiplier(rate: float, steps: int, epsilon: float, delta: float, *, o
 
     The arguments are those of `epsilon`. Raises ValueError if no noise is enough, because batches may overflow.
 
-    >>> noise_multiplier(rate=1.0, steps=1, epsilon=4.38, delta=1e-5)
+    >>> round(noise_multiplier(rate=1.0, steps=1, epsilon=4.378, delta=1e-5), 2)
     1.0
     """
     return smallest_multiplier(_checked(rate, steps, delta, overflow), epsilon)
@@ -117,12 +117,17 @@ def multiplier_on_integers(noise_multiplier: float, steps: float) -> float:
     True
     """
     std = noise_multiplier * steps
-    if std < _FEWEST_STEPS:
+    if not enough_steps(noise_multiplier, steps):
         raise ValueError(
             f"noise of {noise_multiplier:g} times the sensitivity has a standard deviation of {std:.3g} steps of the "
             f"grid, and the proof needs {_FEWEST_STEPS}. Pass {math.ceil(_FEWEST_STEPS / std)} times the grid or more."
         )
     return noise_multiplier * math.sqrt(1 - (_SMOOTHED / std) ** 2) * (1 - 2**-50)
+
+
+def enough_steps(noise_multiplier: float, steps: float) -> bool:
+    """Return whether noise on the integers is wide enough for `multiplier_on_integers`."""
+    return noise_multiplier * steps >= _FEWEST_STEPS
 
 
 def _checked(rate: float, steps: int, delta: float, overflow: float) -> Callable[..., float]:
@@ -154,8 +159,14 @@ def smallest_multiplier(epsilon_of: Callable[[float, float], float], target: flo
     unit = Fraction(10) ** (math.floor(math.log10(high / 2)) - _DIGITS + 1)
     count = math.ceil(Fraction(high) / unit)
     for wider in (100, 10, 1):
-        count = _first(lambda k, width=wider * FINEST: epsilon_of(float(k * unit), width) <= target, count)
+        count = _first(partial(_keeps, epsilon_of, target, unit, wider * FINEST), count)
     return float(count * unit)
+
+
+def _keeps(
+    epsilon_of: Callable[[float, float], float], target: float, unit: Fraction, width: float, count: int
+) -> bool:
+    return epsilon_of(float(count * unit), width) <= target
 
 
 def _first(holds: Callable[[int], bool], start: int) -> int:

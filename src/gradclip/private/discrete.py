@@ -18,7 +18,7 @@ from gradclip.private.extra import needed_for
 
 Measurement = Callable[[list[int]], list[int]]
 
-_AT_ONCE = 1 << 14  # elements: a quarter of a second
+_AT_ONCE = 1 << 12  # elements: a twentieth of a second
 _enabling = Lock()
 
 

@@ -1,5 +1,7 @@
 """`add_noise`: a clipped sum with Gaussian noise, drawn exactly on the integers or by a framework's generator."""
 
+from __future__ import annotations
+
 import math
 from collections.abc import Sequence
 from typing import Any

@@ -10,6 +10,7 @@ from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.accounting import (
     checked_delta,
     checked_multiplier,
+    enough_steps,
     epsilon_at,
     multiplier_on_integers,
     smallest_multiplier,
@@ -80,14 +81,9 @@ class PrivateRun:
         self.sensitivity = sensitivity
         if sensitivity.in_steps is not None and not self.exact:
             raise ValueError("sums on a grid get exact noise only. Pass rng='system', or leave out grid.")
-        if 2 * batches.overflow >= self.delta:
-            raise ValueError(
-                f"a batch does not fit into {batches.pad_to} places with a probability of up to "
-                f"{batches.overflow:.2g} in {batches.steps} steps, and delta is {self.delta:g}. Pass a larger pad_to, "
-                "or leave it out."
-            )
-        if noise_multiplier is None:
-            noise_multiplier = smallest_multiplier(lambda m, width: self._epsilon(batches.steps, m, width), epsilon)
+        _check_overflow(batches, self.delta)
+        if epsilon is not None:
+            noise_multiplier = smallest_multiplier(self._planned, epsilon)
         self.noise_multiplier = checked_multiplier(noise_multiplier)
         self._in_reals(self.noise_multiplier)
 
@@ -157,8 +153,16 @@ class PrivateRun:
 
     def _in_reals(self, multiplier: float) -> float:
         """Return the multiplier of noise in the reals that is no more private than the noise of this run."""
-        steps = self.sensitivity.in_steps or _STEPS_OF_FLOATS
-        return multiplier_on_integers(multiplier, steps) if self.exact else multiplier
+        return multiplier_on_integers(multiplier, self._steps()) if self.exact else multiplier
+
+    def _planned(self, multiplier: float, width: float) -> float:
+        """Return epsilon of the whole run, and infinity where noise has too few steps for a proof."""
+        if self.exact and not enough_steps(multiplier, self._steps()):
+            return math.inf
+        return self._epsilon(self.batches.steps, multiplier, width)
+
+    def _steps(self) -> float:
+        return self.sensitivity.in_steps or _STEPS_OF_FLOATS
 
     def _epsilon(self, steps: int, multiplier: float, *width: float) -> float:
         rounds = math.ceil(steps / self.batches.steps)
@@ -185,6 +189,14 @@ def _check_generator(rng: object) -> None:
             f"rng must be 'system', a numpy.random.Generator or a torch.Generator, got {rng!r:.80}. A JAX key would "
             "give every step the same noise: call gradclip.add_noise with a new key at each step, and "
             "gradclip.private.accounting.epsilon."
+        )
+
+
+def _check_overflow(batches: PoissonBatches, delta: float) -> None:
+    if 2 * batches.overflow >= delta:
+        raise ValueError(
+            f"a batch does not fit into {batches.pad_to} places with a probability of up to {batches.overflow:.2g} in "
+            f"{batches.steps} steps, and delta is {delta:g}. Pass a larger pad_to, or leave it out."
         )
 
 
