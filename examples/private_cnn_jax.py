@@ -87,7 +87,7 @@ def with_gradclip(images, labels, epsilon, steps, seed):
         pad_to=batches.pad_to,
     )
     run = gradclip.PrivateRun(batches, clipped_sum.sensitivity(), epsilon=epsilon, delta=DELTA)
-    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.05, initial=MAX_NORM)
+    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.02, initial=MAX_NORM)
     params, state, compiled = network(seed), rule.init(), jax.jit(clipped_sum)
     times, noise, log = [], [], []
     for rows, mask in batches:
@@ -113,9 +113,16 @@ def with_gradclip(images, labels, epsilon, steps, seed):
 def calibrated(epsilon, steps):
     """Return the noise multiplier that jax_privacy calibrates, and the epsilon that it computes for it."""
     of_steps = analysis.DpsgdTrainingAccountant(accountants.PldAccountantConfig())
-    size = {"num_samples": TRAINING, "target_delta": DELTA}
     multiplier = calibrate.calibrate_noise_multiplier(
-        target_epsilon=epsilon, accountant=of_steps, batch_sizes=int(EXPECTED), num_updates=steps, tol=1e-3, **size
+        target_epsilon=epsilon,
+        accountant=of_steps,
+        batch_sizes=int(EXPECTED),
+        num_updates=steps,
+        num_samples=TRAINING,
+        target_delta=DELTA,
+        initial_min_noise=0.5,  # far below that, its accountant takes minutes
+        initial_max_noise=4.0,
+        tol=1e-3,
     )
     params = analysis.DpParams(
         noise_multipliers=multiplier, num_samples=TRAINING, delta=DELTA, batch_size=int(EXPECTED)

@@ -72,7 +72,7 @@ def with_gradclip(data, epsilon, steps, seed):
         of_one_image, {"gradient": 1.0, "log": SHARE}, batch_argnums=(2, 3), pad_to=batches.pad_to
     )
     run = gradclip.PrivateRun(batches, clipped_sum.sensitivity(), epsilon=epsilon, delta=DELTA)
-    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.05, initial=MAX_NORM)
+    rule = gradclip.PrivateQuantile(target=0.5, learning_rate=0.02, initial=MAX_NORM)
     state = rule.init(like=data.tensors[0])
     times, noise, log = [], [], []
     for rows, mask in batches:
