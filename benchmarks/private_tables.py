@@ -23,6 +23,24 @@ def of_networks(framework, rows):
     return lines
 
 
+def of_private_times(rows):
+    """Return a line for each network, with the time of gradclip's private step, and how much longer others take."""
+    peers = {framework: names[-2:] if framework == "PyTorch" else names[-1:] for framework, names in CONTENDERS.items()}
+    columns = [(framework, name) for framework, names in peers.items() for name in (OUR_NAME, *names)]
+    titles = [f"{framework}, gradclip, ms" if name == OUR_NAME else f"{name}, times" for framework, name in columns]
+    lines = head("one private step, padded", *titles)
+    for network, workload in WORKLOADS.items():
+        cells = []
+        for framework, name in columns:
+            found = {row["name"]: row.get("processor ms") for row in rows if _place(row) == (framework, network, 1)}
+            if name == OUR_NAME:
+                cells.append(rounded(found[name], 3))
+            else:
+                cells.append(rounded(found[name] / found[OUR_NAME], 2) if found[name] else "not supported")
+        lines += f"| {workload.title}, {workload.batch} examples | {' | '.join(cells)} |\n"
+    return lines
+
+
 def of_two_cores(rows):
     """Return a line for each network, with the time of the plain step on two cores, and the ratio of gradclip's."""
     lines = head(

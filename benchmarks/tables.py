@@ -5,7 +5,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from private_tables import OF_JAX, OF_TORCH, of_growth, of_noise, of_two_cores
+from private_tables import OF_JAX, OF_TORCH, of_growth, of_noise, of_private_times, of_two_cores
 from report import (
     CALLS,
     CLIPPING,
@@ -268,6 +268,7 @@ TABLES = [
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("docs/speed.md", "files", FILES, of_files),
+    Table("docs/speed.md", "private steps", PRIVATE_STEPS, of_private_times),
     Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),

@@ -6,6 +6,7 @@ therefore compiled once, and an extra example does not change the last bits of o
 exactly. Examples go to random rows: adding or removing one does not change how the others are distributed. The printed
 plan says how the gradient of each parameter is measured: of the large ones none is made. JAX's random numbers are not
 cryptographically secure: learn from this script, but do not release models trained with it.
+`private_cnn_jax.py` trains one that may be released.
 """
 
 import argparse

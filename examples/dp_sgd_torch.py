@@ -5,6 +5,7 @@ gradients, and adds noise proportional to the sensitivity of the sum. Batches ar
 bits of gradients depend on the batch size. Examples go to random rows: adding or removing one does not change how the
 others are distributed. The printed plan says how the gradient of each parameter is measured: of the large ones none is
 made. `torch.randn` is not cryptographically secure: learn from this script, but do not release models trained with it.
+`private_cnn_torch.py` trains one that may be released.
 """
 
 import argparse

@@ -2,6 +2,7 @@
 
 Privacy is with respect to adding or removing one example (Abadi et al. 2016). `torch.randn` is not cryptographically
 secure: learn from this script, but do not release models trained with it.
+`private_cnn_torch.py` trains one that may be released.
 """
 
 import dp_accounting

@@ -89,6 +89,25 @@ EXPECTED = {
         "\njax_privacy ",
         "\nnot private       inf ",
     ],
+    **{
+        f"private_cnn_{framework}.py": [
+            "3130 parameters, 8 steps, 1 seeds, delta 0.0001\nepsilon 7.99",
+            " at delta 0.0001, add or remove one example: 8 of 8 sums released\n1440 examples, rate 0.25, at most ",
+            "\nnoise multiplier 0.7",
+            ", sensitivity 1.005",
+            "\nnot proven: a gradient depends on its own example only, and dp-accounting computes what it says\n",
+            "last steps, from noisy sums: loss ",
+            "\ngradclip    epsilon 7.99",
+            " ms/step, of which exact noise ",
+            f"\n{peer} epsilon ",
+        ]
+        for framework, peer in (("torch", "Opacus     "), ("jax", "jax_privacy"))
+    },
+    "private_federated.py": [
+        "epsilon 1.999 at delta 1e-05, add or remove one group: 30 of 30 sums released\n2000 groups, rate 0.1, ",
+        "\nnot proven: a gradient depends on its own group only, and dp-accounting computes what it says\n",
+        "30 rounds of about 200 clients: epsilon 2.00 for a whole client\nlargest error of a parameter: 0.",
+    ],
     "sharded_checkpoint.py": [
         "4 files, norm 723.8",
         ", known from 6 numbers a file\nclipped file by file: norm 0.99",
@@ -121,17 +140,27 @@ LONG = (
     "jax_two_processes.py",
     "dp_sgd_torch.py",
     "dp_sgd_jax.py",
+    "private_cnn_torch.py",
+    "private_cnn_jax.py",
+    "private_federated.py",
     "fsdp2.py",
     "fsdp_tp.py",
     "pipeline.py",
 )
 ON_THIS_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"}
 PROCESSES = {"torch_ddp_amp.py": 2, "fsdp2.py": 2, "fsdp_tp.py": 4, "pipeline.py": 2}
-ARGUMENTS = {"dp_sgd_torch.py": ["--steps", "40"], "dp_sgd_jax.py": ["--steps", "40"]}
+SHORT = ["--steps", "8", "--seeds", "1", "--epsilons", "8"]
+ARGUMENTS = {
+    "dp_sgd_torch.py": ["--steps", "40"],
+    "dp_sgd_jax.py": ["--steps", "40"],
+    "private_cnn_torch.py": SHORT,
+    "private_cnn_jax.py": SHORT,
+}
 # Warnings of the libraries that the examples are run beside.
 PASSED_OVER = (
     "-Wignore:Full backward hook is firing:UserWarning",
     "-Wignore:Secure RNG turned off:UserWarning",
+    "-Wignore:Optimal order is the largest alpha:UserWarning",
     "-Wignore:optax.global_norm is deprecated:DeprecationWarning",
 )
 
@@ -233,6 +262,23 @@ def test_private_training_learns_within_its_epsilon(name, peer):
         assert float(accuracy.removesuffix("%")) > 55
         assert float(milliseconds) > 0
     assert set(rows) == {"gradclip", peer}
+
+
+@cases(("name", "peer"), ("private_cnn_torch.py", "Opacus"), ("private_cnn_jax.py", "jax_privacy"))
+def test_a_model_that_may_be_released_keeps_its_epsilon_and_learns(name, peer):
+    found = re.findall(
+        r"^(\w+) +epsilon (\S+), test accuracy (\S+)% ± 0.0%, \S+ ms/step", output_of(name), re.MULTILINE
+    )
+    assert [each for each, _, _ in found] == ["gradclip", peer]
+    for _, epsilon, accuracy in found:
+        assert 7.9 < float(epsilon) <= 8
+        assert float(accuracy) > 30  # of ten digits, after 8 steps
+
+
+@pytest.mark.slow
+def test_federated_rounds_find_the_model_from_noisy_sums():
+    (error,) = numbers(r"largest error of a parameter: ([\d.]+)", "private_federated.py")
+    assert error < 0.1
 
 
 @pytest.mark.slow
