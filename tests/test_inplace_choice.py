@@ -113,6 +113,20 @@ def test_spellings(spelling, where, monitored):
         assert monitor.layers.names == ("body.w", "body.b")
 
 
+@pytest.mark.parametrize("processes", [{}, {"process_group": []}])
+@pytest.mark.parametrize("spelling", [lambda p: iter(p.items()), lambda p: [{"params": iter(p.items())}]])
+@pytest.mark.parametrize("call", [*CALLS, "clip_grad_layer_norm_"])
+def test_names_that_are_read_once(call, spelling, processes):
+    if processes and call in ("clip_grads_with_norm_", "clip_grad_value_"):
+        return
+    made, listed = ({n: SimpleNamespace(grad=np.array([3.0, 4.0])) for n in ("body.w", "head")} for _ in range(2))
+    function = {**CALLS, **EACH}[call]
+    found, expected = function(spelling(made), where=WHERE, **processes), function(listed, where=WHERE)
+    np.testing.assert_array_equal(found, expected)
+    assert made["body.w"].grad.tolist() == listed["body.w"].grad.tolist()
+    assert made["head"].grad.tolist() == [3.0, 4.0]
+
+
 def test_groups_keep_their_thresholds():
     named = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("a.w", "a.b", "c.w", "c.b")}
     for parameter in named.values():
@@ -158,6 +172,14 @@ def test_memory_that_is_shared_with_what_is_left_is_not_written(call):
     assert b.grad.tolist() == [4.0, 12.0]
     assert torch.equal(a.grad, alone.grad)
     assert str(found).startswith(str(expected)[:-1])
+
+
+def test_integers_beside_do_not_hide_memory_that_is_shared_with_what_is_left():
+    buffer = np.array([3.0, 4.0])
+    left, n, chosen = (SimpleNamespace(grad=grad) for grad in (buffer, np.array([100]), buffer[:]))
+    assert gradclip.clip_grad_norm_({"left": left, "n": n, "chosen": chosen}, 1.0, where=["n", "chosen"]) == 5.0
+    assert (left.grad.tolist(), n.grad.tolist()) == ([3.0, 4.0], [100])
+    assert chosen.grad.tolist() == pytest.approx([0.6, 0.8])
 
 
 def test_arrays_of_a_tree_cannot_be_replaced():
@@ -284,6 +306,6 @@ def test_compiled_code_chooses_too(call):
 def test_parameters_are_listed_and_chosen():
     named = {name: SimpleNamespace(grad=np.ones(1)) for name in ("a", "b", "c")}
     params = chosen_parameters(named, Choice(["a", "c"]), None, None)
-    assert (list(params.names), list(params.left)) == (["a", "c"], [1])
+    assert (list(params.names), list(params.left.values())) == (["a", "c"], [named["b"]])
     assert params.parameters == [named["a"], named["c"]]
     assert checked_choice((None, "raise"), named, None, None).refuses

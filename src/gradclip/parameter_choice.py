@@ -52,12 +52,12 @@ def _only(params: ParameterList, places: Collection[int]) -> ParameterList:
 
 def _leaving(params: ParameterList, places: Collection[int]) -> ParameterList:
     gradients = [None if place in places else grad for place, grad in enumerate(params.gradients)]
-    left = {**params.left, **_with_gradient(params, places)}
-    return replace(params, left=left).with_gradients(gradients)
+    return replace(params, left=params.left | _with_gradient(params, places)).with_gradients(gradients)
 
 
 def _with_gradient(params: ParameterList, places: Collection[int]) -> dict[int, Any]:
-    return {place: params.parameters[place] for place in sorted(places) if params.gradients[place] is not None}
+    having = (params.parameters[place] for place in sorted(places) if params.gradients[place] is not None)
+    return {id(parameter): parameter for parameter in having}
 
 
 def without_integers(params: ParameterList) -> ParameterList | None:

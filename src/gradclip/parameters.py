@@ -31,7 +31,7 @@ class ParameterList:
 
     If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays. `groups` are the parameter
     groups as they were passed. The parameters are those that count, by the `choice` if the call is `choosing`;
-    `left` are others that have a gradient, by their place in what was passed.
+    `left` are others that have a gradient, by their id.
     """
 
     parameters: Sequence[Any]
@@ -41,7 +41,7 @@ class ParameterList:
     names: Sequence[str | None] = ()
     groups: Sequence[Mapping[str, Any]] = ()
     choosing: Choice | None = None  # not `EVERY` as the default: PyTorch cannot compile that
-    left: Mapping[int, Any] = field(default_factory=dict)
+    left: dict[int, Any] = field(default_factory=dict)
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
 
