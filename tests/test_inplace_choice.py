@@ -3,6 +3,7 @@
 import math
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -180,6 +181,16 @@ def test_integers_beside_do_not_hide_memory_that_is_shared_with_what_is_left():
     assert gradclip.clip_grad_norm_({"left": left, "n": n, "chosen": chosen}, 1.0, where=["n", "chosen"]) == 5.0
     assert (left.grad.tolist(), n.grad.tolist()) == ([3.0, 4.0], [100])
     assert chosen.grad.tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize("other", [lambda: jnp.ones(3), lambda: np.array(["a", None]), lambda: "a", lambda: [1.0]])
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_what_is_left_may_be_anything(make, other):
+    named = {"a": SimpleNamespace(grad=make([3.0, 4.0])), "b": SimpleNamespace(grad=other())}
+    kept = named["b"].grad
+    for function in (CALLS["clip_grad_norm_"], EACH["clip_grad_layer_norm_"]):
+        function(named, where="a")
+        assert named["b"].grad is kept
 
 
 def test_arrays_of_a_tree_cannot_be_replaced():
