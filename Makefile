@@ -72,6 +72,7 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/per_example.py
 	$(BIN)/python benchmarks/private_steps.py --write
 	$(BIN)/python benchmarks/private_picture.py
+	$(BIN)/python benchmarks/noise.py --write
 	$(BIN)/python benchmarks/folded.py --write
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/sharded_jax.py

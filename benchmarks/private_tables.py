@@ -74,3 +74,13 @@ def _growth_of(row):
 
 
 OF_JAX, OF_TORCH = (partial(of_networks, framework) for framework in CONTENDERS)
+
+
+def of_noise(rows):
+    """Return a line for each number of elements: seconds of processor time."""
+    names = list(dict.fromkeys(row["name"] for row in rows if "two" not in row["name"]))
+    lines = head("elements, seconds of one processor", *names)
+    for elements in dict.fromkeys(row["elements"] for row in rows):
+        own = {row["name"]: row["processor seconds"] for row in rows if row["elements"] == elements}
+        lines += f"| {elements:,} | {' | '.join(rounded(own[name], 2) for name in names)} |\n"
+    return lines

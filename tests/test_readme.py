@@ -82,6 +82,7 @@ def test_every_function_of_arrays_is_in_the_table():
     import gradclip
 
     others = {
+        "add_noise",
         "native_status",
         "check_sensitivity",
         "check_update",

@@ -29,6 +29,9 @@ Train with differential privacy
   the same from per-example gradients you have           per_example_clip(grads, max_norm)
   the sensitivity, to scale the noise by                 .sensitivity(), clipped_sum_sensitivity(max_norm)
   test that code keeps its promised sensitivity          check_sensitivity(fun, examples, promised)
+  batches sampled as accountants assume                  PoissonBatches(n, rate, steps)
+  noise for the sum, drawn exactly                       add_noise, with rng="system"
+  noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
 
 Choose a threshold
   let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()
@@ -88,6 +91,9 @@ if TYPE_CHECKING:
     from gradclip.fused.guard_words import ClippingError, ClippingWarning
     from gradclip.monitor.monitor import Monitor
     from gradclip.monitor.spike import Spike
+    from gradclip.private.batches import PoissonBatches
+    from gradclip.private.noise import add_noise
+    from gradclip.private.run import PrivateRun
     from gradclip.search.find import find_max_norm
     from gradclip.search.result import MaxNormSearch
 
@@ -105,8 +111,10 @@ __all__ = [
     "NormHistory",
     "PartialNorm",
     "PerExampleInfo",
+    "PoissonBatches",
     "PrivateQuantile",
     "PrivateQuantileState",
+    "PrivateRun",
     "QuantileThreshold",
     "Sensitivity",
     "SensitivityReport",
@@ -116,6 +124,7 @@ __all__ = [
     "UpdateCheck",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",
+    "add_noise",
     "check_sensitivity",
     "check_update",
     "clip_by_global_norm",
@@ -146,10 +155,13 @@ _WHEN_USED = {
     "ClippingWarning": "gradclip.fused.guard_words",
     "MaxNormSearch": "gradclip.search.result",
     "Monitor": "gradclip.monitor.monitor",
+    "PoissonBatches": "gradclip.private.batches",
+    "PrivateRun": "gradclip.private.run",
     "SensitivityReport": "gradclip.audit.report",
     "Spike": "gradclip.monitor.spike",
     "SpikeExplanation": "gradclip.explained",
     "UpdateCheck": "gradclip.checks.verdict",
+    "add_noise": "gradclip.private.noise",
     "check_sensitivity": "gradclip.audit.self_test",
     "check_update": "gradclip.checks.update",
     "explain_spike": "gradclip.explained",

@@ -26,7 +26,7 @@ NEW = {
         "clip_by_global_norm_with_state",
         "skip_spikes",
     },
-    "torch": {"clip_at_step", "clip_in_backward", "fold_into"},
+    "torch": {"MaskedDataset", "PoissonSampler", "clip_at_step", "clip_in_backward", "fold_into", "poisson_loader"},
 }
 
 

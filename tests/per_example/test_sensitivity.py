@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity, rounded_up
+from gradclip.per_example.transforms import clipped_grad
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,24 @@ def test_integer_sums_do_not_round():
     assert 0 < rounding(grid=2**20, normalize_by=3.0) < rounding(normalize_by=3.0)
 
 
+def test_sums_of_integers_say_their_distance_in_steps():
+    assert clipped_sum_sensitivity(0.25, grid=2**20).in_steps == 2**20
+    assert clipped_sum_sensitivity(0.25, "replace_one", grid=2**20, per_layer=True).in_steps == 2**21
+    two = clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, grid=2**20).in_steps
+    assert Fraction(math.nextafter(two, 0)) ** 2 < 2 * Fraction(2**40) <= Fraction(two) ** 2
+    halves = clipped_sum_sensitivity(1.0, grid=2**20, partial_sums=2, partial_sums_in="float32", batch_size=4)
+    assert halves.rounding > 0
+    for floats in (halves, clipped_sum_sensitivity(1.0), clipped_sum_sensitivity(1.0, grid=2**20, normalize_by=2.0)):
+        assert floats.in_steps is None
+
+
+def test_the_largest_sum_is_told():
+    assert clipped_sum_sensitivity(1.0).batch_size is None
+    assert clipped_sum_sensitivity(1.0, batch_size=256).batch_size == 256
+    assert clipped_sum_sensitivity(1.0, batch_size=256, grid=2**20).batch_size == 256
+    assert clipped_grad(lambda w, x: (w * x).sum(), 1.0, pad_to=8).sensitivity(partial_sums=2).batch_size == 16
+
+
 def test_noise():
     sensitivity = Sensitivity(1.0, "example", "add_or_remove_one", rounding=2.0**-60)
     assert sensitivity.total == math.nextafter(1.0, 2.0)
@@ -144,6 +163,8 @@ def test_in_words(sensitivity, text):
         (lambda: Sensitivity(math.nan, "example", "zero_out"), "bound must be a distance"),
         (lambda: Sensitivity(1.0, "example", "zero_out", denominator=0.0), "denominator must be None or a positive"),
         (lambda: Sensitivity(1.0, "example", "zero_out", rounding=-1.0), "rounding must be 0 or more"),
+        (lambda: Sensitivity(1.0, "example", "zero_out", in_steps=0.0), "in_steps must be None or a positive number"),
+        (lambda: Sensitivity(1.0, "example", "zero_out", batch_size=0), "batch_size must be a whole number, 1 or more"),
         (lambda: Sensitivity(1.0, "example", "zero_out").noise_std(-1.0), "noise_multiplier must be a finite"),
         (lambda: Sensitivity(1.0, "example", "zero_out").noise_std(math.inf), "noise_multiplier must be a finite"),
     ],

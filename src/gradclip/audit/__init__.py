@@ -1,1 +1,1 @@
-"""A search for an example that moves a private sum by more than promised: hostile batches, and losses with kinks."""
+"""Tests of promises: a search for examples that move a sum too far, and an audit of a run by canaries."""

@@ -83,6 +83,13 @@ class Framework(ABC):
     def as_float(self, array: object) -> Any:
         """Return an array in the framework's default float, at least float32."""
 
+    generator = "no generator"
+    """What `noised` takes, for errors."""
+
+    def noised(self, leaves: Sequence[Any], std: float, rng: Any) -> list[Any] | None:
+        """Return arrays with normal noise, in their own dtypes; None if `rng` is not the framework's generator."""
+        return None
+
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function as training calls it: compiled, if the framework compiles."""
         return function

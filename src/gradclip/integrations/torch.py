@@ -16,6 +16,9 @@ To switch, write `from gradclip.integrations.torch import clip_grad_norm_`. What
 Three functions are new. `clip_at_step` makes the steps of any optimizer clip, whatever calls them. `fold_into` clips
 inside the step of a fused optimizer, which saves a pass over the gradients.
 `clip_in_backward` clips during the backward pass, for optimizers that step there.
+
+`poisson_loader` makes a `DataLoader` of private training from a data set and a `gradclip.PoissonBatches`. It is a
+`DataLoader` of a `MaskedDataset` with a `PoissonSampler`.
 """
 
 import contextlib
@@ -45,8 +48,11 @@ with needed_for("torch", "torch"):
     from gradclip.fused.at_step import clip_at_step
     from gradclip.fused.fold import fold_into
     from gradclip.fused.in_backward import clip_in_backward
+    from gradclip.integrations.torch_batches import MaskedDataset, PoissonSampler, poisson_loader
 
 __all__ = [
+    "MaskedDataset",
+    "PoissonSampler",
     "clip_at_step",
     "clip_grad_norm_",
     "clip_grad_value_",
@@ -54,6 +60,7 @@ __all__ = [
     "clip_in_backward",
     "fold_into",
     "get_total_norm",
+    "poisson_loader",
 ]
 
 

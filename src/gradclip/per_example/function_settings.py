@@ -101,8 +101,8 @@ class FunctionSettings:
                 most in any call so far, or 2**26 before the first call; a call with more than that then warns. If
                 gradients grow after the first call, call `sensitivity` again.
 
-        With a grid, results are integers, and the sensitivity is for these times max_norm / grid: multiply them before
-        you add noise.
+        With a grid, results are integers, and the bound is for these times max_norm / grid: multiply them after
+        `gradclip.add_noise`, but before you add noise of your own.
 
         What is proven: given each example's gradient, the clipped sum moves by no more than this. What is assumed: an
         example's gradient does not depend on the other examples. But its last bits depend on the batch's shape and on

@@ -44,10 +44,12 @@ class Sensitivity:
         note: which batches it holds for, such as "batches padded to 256 examples". If the bound is infinite, why.
         keeps_places: it holds only for two batches in which every unit they share has the same place. A unit that is
             removed leaves a gap: its place stays empty, by `mask=`.
+        batch_size: the most units in a sum that it holds for; None if it does not depend on that.
+        in_steps: for sums on a grid, the distance of the integers themselves, rounded up; None for sums that are not
+            integers. It is `grid` for one threshold, grid * sqrt(k) for k of them, twice that for "replace_one".
 
     Raises:
-        ValueError: a number out of range, or an unknown name.
-        TypeError: a value that is not a number. NumPy scalars are accepted and become Python numbers.
+        ValueError: a number out of range, or an unknown name. TypeError: a value that is not a number.
 
     >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
     >>> print(mean)
@@ -63,19 +65,24 @@ class Sensitivity:
     rounding: float = 0.0
     note: str = ""
     keeps_places: bool = False
+    batch_size: int | None = None
+    in_steps: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("bound", "rounding", *([] if self.denominator is None else ["denominator"])):
+        optional = [name for name in ("denominator", "in_steps") if getattr(self, name) is not None]
+        for name in ("bound", "rounding", *optional):
             object.__setattr__(self, name, as_number(name, getattr(self, name)))
         if not self.bound >= 0:
             raise ValueError(f"bound must be a distance, 0 or more, got {self.bound!r}.")
         if self.rounding < 0:
             raise ValueError(f"rounding must be 0 or more, or NaN if it is unknown, got {self.rounding!r}.")
-        if self.denominator is not None and not 0 < self.denominator < math.inf:
-            raise ValueError(f"denominator must be None or a positive number, got {self.denominator!r}.")
+        if wrong := [name for name in optional if not 0 < getattr(self, name) < math.inf]:
+            raise ValueError(f"{wrong[0]} must be None or a positive number, got {getattr(self, wrong[0])!r}.")
         check_name("unit", self.unit, UNITS)
         check_name("relation", self.relation, RELATIONS)
         object.__setattr__(self, "keeps_places", check_flag("keeps_places", self.keeps_places))
+        if self.batch_size is not None:
+            object.__setattr__(self, "batch_size", as_count("batch_size", self.batch_size))
 
     @property
     def total(self) -> float:
@@ -242,30 +249,26 @@ def sensitivity_of(
     `factors` is as in `Summation`. The other arguments are those of `clipped_sum_sensitivity`.
     """
     check_name("relation", relation, RELATIONS)
-    counts = {
-        "batch_size": batch_size,
-        "elements": elements,
-        "partial_sums": partial_sums,
-        "microbatches": microbatches,
-    }
+    counts = {"batch_size": batch_size, "elements": elements}
+    counts |= {"partial_sums": partial_sums, "microbatches": microbatches}
     known = {name: None if count is None else as_count(name, count) for name, count in counts.items()}
     device = as_format("summed_in", summed_in)
     added_in = None if partial_sums_in is None else as_format("partial_sums_in", partial_sums_in, narrow=True)
     divisor = as_divisor("normalize_by", normalize_by, sum_format)
     thresholds = _thresholds(settings.max_norm)
     if settings.grid is not None:
-        for threshold in thresholds:
-            check_threshold_of_grid(threshold)
+        list(map(check_threshold_of_grid, thresholds))
         grid_for(settings.grid, known["elements"] or 1, known["batch_size"] or 1)
     denominator = None if divisor == 1 else divisor
     if settings.policy.tells:
         return Sensitivity(math.inf, unit, relation, denominator, note=settings.policy.tells)
     if math.inf in thresholds and not settings.to_unit:
         return Sensitivity(math.inf, unit, relation, denominator)
+    times = 1 + (relation == "replace_one")
     one = root_up(sum((Fraction(1.0 if settings.to_unit else c) ** 2 for c in thresholds), Fraction(0)))
     bound = math.inf
     if one < math.inf:
-        bound = rounded_up((2 if relation == "replace_one" else 1) * Fraction(one) / Fraction(divisor))
+        bound = rounded_up(times * Fraction(one) / Fraction(divisor))
     if math.isinf(bound):
         raise ValueError(f"the sensitivity is beyond float64's range. Lower max_norm, got {shown(settings.max_norm)}.")
     on_grid = settings.grid is not None
@@ -280,7 +283,10 @@ def sensitivity_of(
         on_grid,
         factors,
     )
-    return Sensitivity(bound, unit, relation, denominator, summation.bound(one, known["batch_size"]))
+    rounding = summation.bound(one, known["batch_size"])
+    integers = settings.grid is not None and rounding == 0 and denominator is None
+    steps = root_up(Fraction(len(thresholds) * (times * (settings.grid or 1)) ** 2)) if integers else None
+    return Sensitivity(bound, unit, relation, denominator, rounding, batch_size=known["batch_size"], in_steps=steps)
 
 
 def _thresholds(max_norm: Thresholds) -> list[float]:

@@ -86,7 +86,8 @@ def clipped_grad(
         rule: "clip", "normalize" or "automatic", as in `gradclip.per_example_clip`.
         gamma: the constant of the rule "automatic", as in `gradclip.per_example_clip`.
         grid: the number of integer steps in `max_norm`, as in `gradclip.per_example_clip`. Sums are then int64, in
-            steps. Multiply them by max_norm / grid before you add noise: the sensitivity is for that product.
+            steps. Give them to `gradclip.add_noise`, then multiply by max_norm / grid. The sensitivity's bound is for
+            that product.
         prng_argnum: the position of a JAX key, or of a seed for TensorFlow's stateless functions. The example at place
             i gets `fold_in(key, i)`. To give each example a key of its own wherever it is, pass an array of keys as an
             argument in `batch_argnums`. PyTorch needs none: each example draws its own random numbers.

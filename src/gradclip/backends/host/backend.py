@@ -262,6 +262,13 @@ class NumPy(Framework):
     def kept(self, array: Any) -> np.ndarray:
         return np.array(array)
 
+    generator = "a numpy.random.Generator"
+
+    def noised(self, leaves: Sequence[Any], std: float, rng: Any) -> list[np.ndarray] | None:
+        if not isinstance(rng, np.random.Generator):
+            return None
+        return [(x + std * rng.standard_normal(np.shape(x))).astype(x.dtype) for x in leaves]
+
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> np.ndarray:
         return values.astype(leaf.dtype if bare_name(leaf.dtype) == dtype else dtype_named(dtype))
 

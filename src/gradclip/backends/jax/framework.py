@@ -51,6 +51,18 @@ class Jax(Framework):
     def is_traced(self, array: object) -> bool:
         return isinstance(array, jax.core.Tracer)
 
+    generator = "a JAX key"
+
+    def noised(self, leaves: Sequence[jax.Array], std: float, rng: Any) -> list[jax.Array] | None:
+        if not isinstance(rng, jax.Array):
+            return None
+
+        def noised(x: jax.Array, key: jax.Array) -> jax.Array:
+            wide = jnp.float64 if x.dtype == jnp.float64 else jnp.float32
+            return (x.astype(wide) + std * jax.random.normal(key, x.shape, wide)).astype(x.dtype)
+
+        return list(map(noised, leaves, jax.random.split(rng, len(leaves))))
+
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> jax.Array:
         made = jnp.asarray(values.astype(dtype_named(dtype)))
         # In 32-bit mode, JAX silently narrows float64.

@@ -69,6 +69,18 @@ class TensorFlow(Framework):
         # In a graph, the value of a variable is symbolic too.
         return tf.is_symbolic_tensor(array) or (isinstance(array, tf.Variable) and not tf.executing_eagerly())
 
+    generator = "a tf.random.Generator"
+
+    def noised(self, leaves: Sequence[Any], std: float, rng: Any) -> list[tf.Tensor] | None:
+        if not isinstance(rng, tf.random.Generator):
+            return None
+
+        def noised(x: Any) -> tf.Tensor:
+            wide = tf.float64 if x.dtype == tf.float64 else tf.float32
+            return tf.cast(tf.cast(x, wide) + rng.normal(tf.shape(x), stddev=std, dtype=wide), x.dtype)
+
+        return [noised(x) for x in leaves]
+
     def like(self, leaf: Any, dtype: str, values: np.ndarray) -> tf.Tensor:
         made = np.asarray(values.astype(dtype_named(dtype)))
         bits = made.view(np.uint16) if dtype == BFLOAT16.name else made

@@ -81,6 +81,18 @@ class PyTorch(Framework):
         trained = any(map(_REQUIRES_GRAD, lacking))
         return None if trained and any(map(self.engine_of, lacking)) else found
 
+    generator = "a torch.Generator"
+
+    def noised(self, leaves: Sequence[torch.Tensor], std: float, rng: Any) -> list[torch.Tensor] | None:
+        if not isinstance(rng, torch.Generator):
+            return None
+
+        def noised(x: torch.Tensor) -> torch.Tensor:
+            wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+            return (x.to(wide) + std * torch.randn(x.shape, generator=rng, dtype=wide, device=x.device)).to(x.dtype)
+
+        return [noised(x) for x in leaves]
+
     def like(self, leaf: torch.Tensor, dtype: str, values: np.ndarray) -> torch.Tensor:
         return leaf.new_tensor(values, dtype=getattr(torch, dtype))
 

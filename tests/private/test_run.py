@@ -1,0 +1,183 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import gradclip
+from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
+from gradclip.private.accounting import epsilon, multiplier_on_integers
+
+BATCHES = PoissonBatches(1000, 0.05, 40, pad_to=128)
+ON_GRID = clipped_sum_sensitivity(1.0, batch_size=128, grid=2**20)
+FLOATS = clipped_sum_sensitivity(1.0, batch_size=128)
+SUM = np.array([3 * 2**20, -(2**20), 0])
+
+
+def run_with(sensitivity=ON_GRID, batches=BATCHES, **settings):
+    return PrivateRun(batches, sensitivity, **{"delta": 1e-5, "noise_multiplier": 1.0} | settings)
+
+
+def planned(steps, multiplier=1.0, batches=BATCHES):
+    return epsilon(batches.rate, steps, multiplier, 1e-5, overflow=batches.overflow)
+
+
+def test_epsilon_is_of_what_was_released():
+    run = run_with()
+    assert run.epsilon() == 0.0
+    noised = [run.add_noise(SUM) for _ in range(3)]
+    assert run.releases == 3
+    assert run.epsilon() == run.epsilon(steps=3) == pytest.approx(planned(3), rel=1e-6)
+    assert run.epsilon() < run.epsilon(40) == pytest.approx(planned(40), rel=1e-6)
+    assert all(x.dtype == np.int64 for x in noised)
+    assert len({x.tobytes() for x in noised}) == 3
+
+
+def test_the_noise_is_that_of_the_multiplier():
+    run = run_with(noise_multiplier=2.0)
+    noise = run.add_noise(np.zeros(4000, np.int64)) / 2**20
+    # 4000 draws: their deviation is 2.0 within 5 * 2 / sqrt(8000).
+    assert abs(noise.std() - 2.0) < 0.12
+
+
+def test_a_failed_release_is_not_counted():
+    run = run_with()
+    with pytest.raises((TypeError, ValueError)):
+        run.add_noise(np.zeros(3, complex))
+    assert run.releases == 0
+
+
+def test_a_continued_run_remembers_its_releases():
+    run = run_with(releases=7)
+    run.add_noise(SUM)
+    assert run.epsilon() == run_with().epsilon(8)
+
+
+def test_more_releases_than_steps_overflow_more_often():
+    batches = PoissonBatches(1000, 0.05, 40, pad_to=95)
+    assert 1e-9 < batches.overflow < 1e-7
+    found = run_with(batches=batches).epsilon(41)
+    assert found >= epsilon(batches.rate, 41, 1.0, 1e-5, overflow=2 * batches.overflow)
+    assert found > epsilon(batches.rate, 41, 1.0, 1e-5, overflow=batches.overflow)
+
+
+def test_noise_for_an_epsilon():
+    run = run_with(noise_multiplier=None, epsilon=2.0)
+    assert 0.995 * 2.0 < run.epsilon(40) <= 2.0
+    assert run.noise_multiplier == float(f"{run.noise_multiplier:.5g}")
+
+
+def test_noise_for_an_epsilon_has_enough_steps_of_a_coarse_grid():
+    coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=80)
+    assert run_with(coarse, noise_multiplier=None, epsilon=8.0).noise_multiplier == 0.8  # 64 steps
+    assert run_with(noise_multiplier=None, epsilon=8.0).noise_multiplier < 0.8
+
+
+def test_a_coarse_grid_needs_more_noise():
+    coarse = clipped_sum_sensitivity(1.0, batch_size=128, grid=80)
+    exact, by_integers = run_with().epsilon(40), run_with(coarse).epsilon(40)
+    assert by_integers == pytest.approx(planned(40, multiplier_on_integers(1.0, 80)), rel=1e-9)
+    assert by_integers > 1.0005 * exact
+
+
+def test_generators_are_counted_as_the_reals_and_not_proven():
+    run = run_with(FLOATS, rng=np.random.default_rng(0))
+    first, second = run.add_noise(np.zeros(3)), run.add_noise(np.zeros(3))
+    assert run.epsilon() == planned(2)
+    assert (first != second).all()
+    assert "not proven: the noise is that of a generator" in str(run)
+    noised = run_with(FLOATS, rng=torch.Generator().manual_seed(1)).add_noise(torch.zeros(3))
+    assert noised.dtype == torch.float32
+
+
+def test_thresholds_may_change_from_step_to_step():
+    run = run_with(FLOATS)
+    run.add_noise(np.zeros(2), sensitivity=clipped_sum_sensitivity(0.25, batch_size=128))
+    assert run.releases == 1
+    with pytest.raises(ValueError, match="fewer steps than that of the run"):
+        run.add_noise(SUM[:2], sensitivity=clipped_sum_sensitivity(1.0, batch_size=128, grid=2**10))
+    with pytest.raises(ValueError, match="the run protects one example, and this sum moves by one group"):
+        run.add_noise(np.zeros(2), sensitivity=replace(FLOATS, unit="group"))
+    assert run.releases == 1
+
+
+def test_a_clipped_function_and_its_batches():
+    def loss(w, x):
+        return (w * x).sum()
+
+    fun = gradclip.clipped_grad(loss, 1.0, pad_to=BATCHES.pad_to, grid=2**20)
+    w, data = torch.zeros(3), torch.ones(1000, 3)
+    run = run_with(fun.sensitivity())
+    for indices, mask in BATCHES:
+        summed = fun(w, data[indices], mask=torch.as_tensor(mask))
+        w = w - 0.01 * run.add_noise(summed) / 2**20
+        break
+    assert run.releases == 1
+    assert torch.isfinite(w).all()
+
+
+def test_in_words():
+    run = run_with(replace(ON_GRID, unit="group"))
+    run.add_noise(SUM)
+    text = str(run)
+    first = f"epsilon {run.epsilon():.4g} at delta 1e-05, add or remove one group: 1 of 40 sums released"
+    assert text.splitlines()[0] == first
+    assert "1000 groups, rate 0.05, at most 128 in a batch (more would be drawn with a probability of at most" in text
+    assert "noise multiplier 1, sensitivity 1\n" in text
+    assert "not proven: a gradient depends on its own group only" in text
+    assert text.count("not proven") == 1
+    seeded = str(run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=128, seed=0), delta=1e-2))
+    assert "not proven: the batches follow from a seed" in seeded
+    assert "not proven: that no example is revealed whole: delta is not below 1 / n" in seeded
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "message"),
+    [
+        (
+            {"sensitivity": clipped_sum_sensitivity(1.0, "replace_one", batch_size=128)},
+            ValueError,
+            r"is for 'replace_one', .* Pass \.sensitivity\('add_or_remove_one'\)",
+        ),
+        ({"sensitivity": clipped_sum_sensitivity(1.0, "zero_out", batch_size=128)}, ValueError, "is for 'zero_out'"),
+        ({"sensitivity": 1.0}, TypeError, "must be a gradclip.Sensitivity, got 1.0: a number does not say"),
+        (
+            {"sensitivity": clipped_sum_sensitivity(1.0, batch_size=127)},
+            ValueError,
+            "holds for 127 examples, and batches have up to 128. Pass pad_to=batches.pad_to",
+        ),
+        ({"sensitivity": clipped_sum_sensitivity(1.0)}, ValueError, "the rounding of this sensitivity is unknown"),
+        ({"sensitivity": replace(FLOATS, batch_size=None)}, ValueError, "does not say for which batches it holds"),
+        ({"sensitivity": clipped_sum_sensitivity(math.inf, batch_size=128)}, ValueError, "without limit"),
+        ({"sensitivity": replace(FLOATS, bound=0.0, rounding=0.0)}, ValueError, "the sensitivity is 0"),
+        (
+            {"sensitivity": gradclip.clipped_grad(max, 1.0).sensitivity(batch_size=128)},
+            ValueError,
+            "changes the shape of the batch",
+        ),
+        (
+            {"sensitivity": clipped_sum_sensitivity(1.0, batch_size=128, grid=32)},
+            ValueError,
+            "standard deviation of 32 steps of the grid, and the proof needs 64",
+        ),
+        ({"batches": [1, 2, 3]}, TypeError, r"batches must be gradclip\.PoissonBatches, got \[1, 2, 3\] of type list"),
+        (
+            {"batches": PoissonBatches(1000, 0.05, 40, pad_to=70)},
+            ValueError,
+            "a batch does not fit into 70 places .* Pass a larger pad_to",
+        ),
+        ({"delta": 0.0}, ValueError, "delta must be at least 1e-10"),
+        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be positive"),
+        ({"noise_multiplier": None}, TypeError, "pass noise_multiplier or epsilon, one of the two"),
+        ({"epsilon": 1.0}, TypeError, "pass noise_multiplier or epsilon, one of the two"),
+        ({"noise_multiplier": None, "epsilon": -1.0}, ValueError, "epsilon must be positive and finite"),
+        ({"rng": np.random.default_rng(0)}, ValueError, "sums on a grid get exact noise only. Pass rng='system'"),
+        ({"rng": "numpy"}, TypeError, "rng must be 'system', a numpy.random.Generator or a torch.Generator"),
+        ({"rng": np.zeros(2, np.uint32)}, TypeError, "A JAX key would give every step the same noise"),
+        ({"releases": -1}, ValueError, "releases must be a whole number"),
+    ],
+)
+def test_what_does_not_agree_is_refused(settings, error, message):
+    with pytest.raises(error, match=message):
+        run_with(**settings)
