@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.dtypes import float0
 
 import gradclip
 from gradclip.choice import Choice
@@ -294,6 +295,28 @@ def test_integers_in_place_of_gradients_stay_and_count_nothing(framework, call):
         found = found[1:]
     for x, y in zip(*(one if call in EACH else [one] for one in (found, expected)), strict=True):
         np.testing.assert_array_equal(x, y)
+
+
+LEFT = [lambda: 3, lambda: True, lambda: np.int8(3), lambda: np.array([1]), lambda: np.zeros(3, float0)]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, jnp.array])
+@pytest.mark.parametrize("integer", LEFT)
+def test_all_integers_stay_as_in_trees(make, integer):
+    for function, expected in ((gradclip.grad_norm, 5.0), *((EACH[name], [5.0, 0.0]) for name in list(EACH)[:1])):
+        named = {"a": SimpleNamespace(grad=make([3.0, 4.0])), "n": SimpleNamespace(grad=integer())}
+        kept = named["n"].grad
+        assert function(named) == expected
+        assert named["n"].grad is kept
+        if getattr(kept, "dtype", None) != float0:
+            with pytest.raises(TypeError, match=r"refuses integers: n\.grad (is|has dtype) .*If these are gradients"):
+                function(named, integers="raise")
+
+
+def test_a_number_beside_tensors():
+    named = {"a": SimpleNamespace(grad=torch.ones(2)), "x": SimpleNamespace(grad=2.0)}
+    with pytest.raises(TypeError, match=r"x\.grad is 2\.0 of type float, beside tensors\. Convert it to a tensor\."):
+        gradclip.clip_grad_norm_(named, 1.0)
 
 
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_grad_layer_norm_"])

@@ -271,8 +271,8 @@ def entered(
         params.warn_of_no_gradient()
     if to_write and gradients.tree is not None:
         gradients.check_writable()
-    backend = gradients.backend(*scalars, otherwise=processes.nothing)
     try:
+        backend = gradients.backend(*scalars, otherwise=processes.nothing)
         arrays = gradients.enter(backend)
     except TypeError:
         floats = without_integers(params) if processes is ONE_PROCESS else None

@@ -111,6 +111,13 @@ def is_integer(leaf: object) -> bool:
     return _holds_integers(_kind(leaf)) and known(leaf)
 
 
+def left_in(leaves: Sequence[Any]) -> dict[int, str]:
+    """Return the places of leaves that do not count, and for integers what they are, for errors, else nothing."""
+    kinds = list(map(_kind, leaves))
+    places = (place for place, x in enumerate(leaves) if _is_left(kinds[place]) and (isinstance(x, bool) or known(x)))
+    return {place: _what(leaves[place]) if _holds_integers(kinds[place]) else "" for place in places}
+
+
 def first_sparse(flat: FlatTree) -> Sparse | None:
     """Return the first leaf of a tree that is a sparse array; None if all are dense."""
     for place, array in flat.sparse.items():
@@ -178,9 +185,12 @@ def _as_float(leaf: object) -> Any:
     return float(leaf) if isinstance(leaf, int) else framework and framework.as_float(leaf)
 
 
+def _what(leaf: object) -> str:
+    return f"has dtype {dtype_name(leaf)}" if hasattr(leaf, "dtype") else f"is {leaf!r}"
+
+
 def _integers(flat: FlatTree, places: Collection[int]) -> str:
     """Return the names of integers at these places of a tree, and what to do with them."""
-    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in _given(flat))
-    named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
+    named = [f"{path or 'the gradient'} {_what(x)}" for path, x in zip(flat.paths(), _given(flat), strict=True)]
     found = listed([named[place] for place in sorted(places)])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."
