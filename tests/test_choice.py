@@ -46,6 +46,15 @@ def test_nothing_chosen_names_all(where, what):
         Choice(where).left(())
 
 
+def test_a_pattern_that_matches_nothing_is_a_mistake():
+    with pytest.raises(
+        ValueError, match=r"where has 'haed\.\*', which matches none of the names: encoder\.0\.w, .*Correct"
+    ):
+        Choice(["encoder.*", "haed.*"]).left(NAMES)
+    assert Choice(["encoder.*", "haed.*"], alone=False).left(NAMES) == {2, 3, 4}
+    assert Choice(["encoder.*", "encoder.0.w"]).left(NAMES) == {2, 3, 4}
+
+
 def test_a_function_that_chooses_nothing():
     with pytest.raises(ValueError, match=r"the function matches none of .*\. Correct it, or leave where= out"):
         Choice(lambda name: None).left(NAMES)

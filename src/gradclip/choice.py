@@ -1,9 +1,9 @@
 """The arguments `where` and `integers`: the leaves that a call chooses by name, and what it does with integers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from gradclip.flush_mode import being_compiled
 from gradclip.typing import Integers, Where
@@ -56,19 +56,27 @@ class Choice:
         return [("where", repr("a function" if callable(self.where) else self.where)), ("integers", self.integers)]
 
     def left(self, names: Sequence[str]) -> set[int]:
-        """Return the places of the names that are not chosen. Raises ValueError if none is chosen, unless elsewhere."""
+        """Return the places of the names that are not chosen.
+
+        Raises ValueError if none is chosen, or if a pattern matches none, unless others may have the names.
+        """
         if self.where is None:
             return set()
+        idle: Collection[str] = ()
         if callable(self.where):
             where = self.where
             left = {place for place, name in enumerate(names) if not where(name)}
         else:
-            compiled = being_compiled()
-            left = set(
-                _without_match(matches, names, self.patterns) if compiled else _unmatched(tuple(names), self.patterns)
-            )
+            find = partial(_unmatched, matches) if being_compiled() else _found
+            found, idle = find(tuple(names), self.patterns)
+            left = set(found)
         if self.alone and len(left) == len(names):
             raise ValueError(self.no_match(names))
+        if self.alone and idle:
+            raise ValueError(
+                f"where has {listed(list(map(repr, idle)), ' and ')}, which matches none of the names: {listed(names)}. "
+                "Correct it or leave it out."
+            )
         return left
 
     def no_match(self, names: Sequence[str]) -> str:
@@ -94,13 +102,18 @@ def choice_of(where: Where, integers: Integers) -> Choice:
 
 # Cached: matching takes longer than clipping.
 @lru_cache(maxsize=64)
-def _unmatched(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[int]:
-    return _without_match(fnmatchcase, names, patterns)
+def _found(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[frozenset[int], tuple[str, ...]]:
+    return _unmatched(fnmatchcase, names, patterns)
 
 
-def _without_match(match: Callable[[str, str], bool], names: Sequence[str], patterns: Sequence[str]) -> frozenset[int]:
-    matched = [any(match(name, pattern) for pattern in patterns) for name in names]
-    return frozenset(place for place, one in enumerate(matched) if not one)
+def _unmatched(
+    match: Callable[[str, str], bool], names: Sequence[str], patterns: Sequence[str]
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Return the places of names that no pattern matches, and the patterns that match no name."""
+    matched = [{place for place, name in enumerate(names) if match(name, pattern)} for pattern in patterns]
+    chosen = {place for places in matched for place in places}
+    idle = [pattern for pattern, places in zip(patterns, matched, strict=True) if not places]
+    return frozenset(place for place in range(len(names)) if place not in chosen), tuple(idle)
 
 
 def matches(name: str, pattern: str) -> bool:
