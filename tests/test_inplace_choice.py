@@ -337,6 +337,13 @@ def test_compiled_code_chooses_too(call):
     assert found["head"].grad.tolist() == [6.0, 1.0]
 
 
+def test_the_warning_of_no_gradient_speaks_of_the_chosen():
+    named = {"a": SimpleNamespace(grad=np.ones(2)), "b": SimpleNamespace(grad=None)}
+    for call in (gradclip.grad_norm, CALLS["clip_grad_norm_"]):
+        with pytest.warns(UserWarning, match="^no parameter that where chooses has a gradient, so the norm is 0"):
+            assert call(named, where="b") == 0
+
+
 def test_parameters_are_listed_and_chosen():
     named = {name: SimpleNamespace(grad=np.ones(1)) for name in ("a", "b", "c")}
     params = chosen_parameters(named, Choice(["a", "c"]), None, None)

@@ -36,7 +36,8 @@ def counted(tree: object, choice: Choice = EVERY) -> FlatTree:
     left = choice.left(names_in(flat)) if choice.where is not None else set()
     chosen, integers = _without(flat, left, choice)
     if integers and not chosen.leaves:
-        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {integers}")
+        what = "the tree holds" if choice.where is None else "where chooses"
+        raise TypeError(f"{what} no floating-point numbers, so there is nothing to clip: {integers}")
     return chosen
 
 
@@ -50,7 +51,8 @@ def counted_part(tree: object, choice: Choice = EVERY) -> FlatTree:
     if names and len(left) == len(names):
         why = f"nothing of this part counts or is clipped: {choice.no_match(names)}"
     elif integers and not chosen.leaves:
-        why = f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {integers}"
+        what = "this part holds" if choice.where is None else "where chooses"
+        why = f"{what} no floating-point numbers, so nothing of this part counts or is clipped: {integers}"
     if why:
         warnings.warn(why, UserWarning, stacklevel=4)
     return chosen
