@@ -51,7 +51,7 @@ class Choice:
     @property
     def told(self) -> list[tuple[str, str]]:
         """The arguments that must be the same on all processes, with names."""
-        if self == EVERY:
+        if self is EVERY or self == EVERY:
             return []
         return [("where", repr("a function" if callable(self.where) else self.where)), ("integers", self.integers)]
 
@@ -74,8 +74,8 @@ class Choice:
             raise ValueError(self.no_match(names))
         if self.alone and idle:
             raise ValueError(
-                f"where has {listed(list(map(repr, idle)), ' and ')}, which matches none of the names: {listed(names)}. "
-                "Correct it or leave it out."
+                f"where has {listed(list(map(repr, idle)), ' and ')}, which matches none of the names: "
+                f"{listed(names)}. Correct it or leave it out."
             )
         return left
 

@@ -154,10 +154,12 @@ class Gradients:
 
     @property
     def left(self) -> tuple[list[Any], list[Any]]:
-        """The owners of gradients that do not count, and these gradients. Only those of the same framework are asked."""
+        """The owners of gradients that do not count, and these gradients: those of the same framework."""
         if self.tree is not None:
             others = [x for x in self.tree.others.values() if isinstance(x, np.ndarray) or lies_itself(x)]
             return others, others
+        if not self.params.left:
+            return [], []
         both = [(owner, owner.grad) for owner in self.params.left.values() if self._beside(owner.grad)]
         return [owner for owner, _ in both], [grad for _, grad in both]
 

@@ -45,7 +45,7 @@ def counted_part(tree: object, choice: Choice = EVERY) -> FlatTree:
     """Flatten a part of a gradient likewise. Warns if nothing of it counts: other parts may hold the rest."""
     flat = flatten(tree)
     names = names_in(flat) if choice.where is not None else ()
-    left = replace(choice, alone=False).left(names)
+    left = replace(choice, alone=False).left(names) if names else set()
     chosen, integers = _without(flat, left, choice)
     why = ""
     if names and len(left) == len(names):

@@ -159,10 +159,11 @@ class ParameterList:
         if (self.parameters or self.sizes) and not being_compiled():
             which = "" if self.choice.where is None else " that where chooses"
             warnings.warn(
-                f"no parameter{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after loss.backward() "
-                "and before zero_grad(). An optimizer that steps within the backward pass leaves no gradients: for it, "
-                "call gradclip.integrations.torch.clip_in_backward. An engine that holds the gradients leaves none "
-                "either: call gradclip.integrations.deepspeed.follow or gradclip.integrations.megatron.follow.",
+                f"no parameter{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after "
+                "loss.backward() and before zero_grad(). An optimizer that steps within the backward pass leaves no "
+                "gradients: for it, call gradclip.integrations.torch.clip_in_backward. An engine that holds the "
+                "gradients leaves none either: call gradclip.integrations.deepspeed.follow or "
+                "gradclip.integrations.megatron.follow.",
                 UserWarning,
                 stacklevel=level_of_caller(),
             )
