@@ -51,8 +51,8 @@ def counted_part(tree: object, choice: Choice = EVERY) -> FlatTree:
     if names and len(left) == len(names):
         why = f"nothing of this part counts or is clipped: {choice.no_match(names)}"
     elif integers and not chosen.leaves:
-        what = "this part holds" if choice.where is None else "where chooses"
-        why = f"{what} no floating-point numbers, so nothing of this part counts or is clipped: {integers}"
+        what = "this part holds no" if choice.where is None else "of this part, where chooses no"
+        why = f"{what} floating-point numbers, so nothing of it counts or is clipped: {integers}"
     if why:
         warnings.warn(why, UserWarning, stacklevel=4)
     return chosen
