@@ -118,15 +118,29 @@ def _unmatched(
 
 def matches(name: str, pattern: str) -> bool:
     """Return what `fnmatchcase` returns. PyTorch can compile this, but neither regular expressions nor caches."""
-    if not pattern or not name:
-        return name == pattern.replace("*", "")
-    first, rest = pattern[0], pattern[1:]
-    if first == "*":
-        return matches(name, rest) or matches(name[1:], pattern)
-    end = pattern.find("]", 3 if pattern[1:2] == "!" else 2) if first == "[" else -1
+    place, at, star, tried = 0, 0, -1, 0
+    while place < len(name):
+        width = _width(pattern, at, name[place])
+        if pattern[at : at + 1] == "*":
+            star, tried = at, place
+            at += 1
+        elif width:
+            place, at = place + 1, at + width
+        elif star >= 0:  # the last star takes one character more; earlier ones need not
+            tried += 1
+            place, at = tried, star + 1
+        else:
+            return False
+    return not pattern[at:].strip("*")
+
+
+def _width(pattern: str, at: int, character: str) -> int:
+    """Return how long the part of the pattern here is that stands for one character; 0 if it is not this one."""
+    first = pattern[at : at + 1]
+    end = pattern.find("]", at + (3 if pattern[at + 1 : at + 2] == "!" else 2)) if first == "[" else -1
     if end > 0:
-        return _is_in(name[0], pattern[1:end]) and matches(name[1:], pattern[end + 1 :])
-    return (first == "?" or first == name[0]) and matches(name[1:], rest)
+        return (end + 1 - at) * _is_in(character, pattern[at + 1 : end])
+    return int(first in ("?", character))
 
 
 def _is_in(character: str, inside: str) -> bool:
