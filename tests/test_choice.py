@@ -1,6 +1,7 @@
 """The arguments `where` and `integers`: which names are chosen, and what is no choice."""
 
 import random
+import time
 from fnmatch import fnmatchcase
 
 import pytest
@@ -46,6 +47,15 @@ def test_nothing_chosen_names_all(where, what):
         Choice(where).left(())
 
 
+def test_a_pattern_that_matches_nothing_is_a_mistake():
+    with pytest.raises(
+        ValueError, match=r"where has 'haed\.\*', which matches none of the names: encoder\.0\.w, .*Correct"
+    ):
+        Choice(["encoder.*", "haed.*"]).left(NAMES)
+    assert Choice(["encoder.*", "haed.*"], alone=False).left(NAMES) == {2, 3, 4}
+    assert Choice(["encoder.*", "encoder.0.w"]).left(NAMES) == {2, 3, 4}
+
+
 def test_a_function_that_chooses_nothing():
     with pytest.raises(ValueError, match=r"the function matches none of .*\. Correct it, or leave where= out"):
         Choice(lambda name: None).left(NAMES)
@@ -88,3 +98,9 @@ def test_patterns_without_regular_expressions_match_the_same():
     found = [matches(name, pattern) for name, pattern in pairs]
     assert found == [fnmatchcase(name, pattern) for name, pattern in pairs]
     assert 1000 < sum(found) < 30_000
+
+
+def test_many_stars_take_little_time():
+    start = time.process_time()
+    assert not matches("a" * 200, "*a" * 50 + "b")
+    assert time.process_time() - start < 2.0

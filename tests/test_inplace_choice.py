@@ -3,9 +3,11 @@
 import math
 from types import SimpleNamespace
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from jax.dtypes import float0
 
 import gradclip
 from gradclip.choice import Choice
@@ -113,6 +115,20 @@ def test_spellings(spelling, where, monitored):
         assert monitor.layers.names == ("body.w", "body.b")
 
 
+@pytest.mark.parametrize("processes", [{}, {"process_group": []}])
+@pytest.mark.parametrize("spelling", [lambda p: iter(p.items()), lambda p: [{"params": iter(p.items())}]])
+@pytest.mark.parametrize("call", [*CALLS, "clip_grad_layer_norm_"])
+def test_names_that_are_read_once(call, spelling, processes):
+    if processes and call in ("clip_grads_with_norm_", "clip_grad_value_"):
+        return
+    made, listed = ({n: SimpleNamespace(grad=np.array([3.0, 4.0])) for n in ("body.w", "head")} for _ in range(2))
+    function = {**CALLS, **EACH}[call]
+    found, expected = function(spelling(made), where=WHERE, **processes), function(listed, where=WHERE)
+    np.testing.assert_array_equal(found, expected)
+    assert made["body.w"].grad.tolist() == listed["body.w"].grad.tolist()
+    assert made["head"].grad.tolist() == [3.0, 4.0]
+
+
 def test_groups_keep_their_thresholds():
     named = {name: torch.nn.Parameter(torch.zeros(2)) for name in ("a.w", "a.b", "c.w", "c.b")}
     for parameter in named.values():
@@ -158,6 +174,24 @@ def test_memory_that_is_shared_with_what_is_left_is_not_written(call):
     assert b.grad.tolist() == [4.0, 12.0]
     assert torch.equal(a.grad, alone.grad)
     assert str(found).startswith(str(expected)[:-1])
+
+
+def test_integers_beside_do_not_hide_memory_that_is_shared_with_what_is_left():
+    buffer = np.array([3.0, 4.0])
+    left, n, chosen = (SimpleNamespace(grad=grad) for grad in (buffer, np.array([100]), buffer[:]))
+    assert gradclip.clip_grad_norm_({"left": left, "n": n, "chosen": chosen}, 1.0, where=["n", "chosen"]) == 5.0
+    assert (left.grad.tolist(), n.grad.tolist()) == ([3.0, 4.0], [100])
+    assert chosen.grad.tolist() == pytest.approx([0.6, 0.8])
+
+
+@pytest.mark.parametrize("other", [lambda: jnp.ones(3), lambda: np.array(["a", None]), lambda: "a", lambda: [1.0]])
+@pytest.mark.parametrize("make", [np.array, torch.tensor])
+def test_what_is_left_may_be_anything(make, other):
+    named = {"a": SimpleNamespace(grad=make([3.0, 4.0])), "b": SimpleNamespace(grad=other())}
+    kept = named["b"].grad
+    for function in (CALLS["clip_grad_norm_"], EACH["clip_grad_layer_norm_"]):
+        function(named, where="a")
+        assert named["b"].grad is kept
 
 
 def test_arrays_of_a_tree_cannot_be_replaced():
@@ -263,6 +297,28 @@ def test_integers_in_place_of_gradients_stay_and_count_nothing(framework, call):
         np.testing.assert_array_equal(x, y)
 
 
+LEFT = [lambda: 3, lambda: True, lambda: np.int8(3), lambda: np.array([1]), lambda: np.zeros(3, float0)]
+
+
+@pytest.mark.parametrize("make", [np.array, torch.tensor, jnp.array])
+@pytest.mark.parametrize("integer", LEFT)
+def test_all_integers_stay_as_in_trees(make, integer):
+    for function, expected in ((gradclip.grad_norm, 5.0), *((EACH[name], [5.0, 0.0]) for name in list(EACH)[:1])):
+        named = {"a": SimpleNamespace(grad=make([3.0, 4.0])), "n": SimpleNamespace(grad=integer())}
+        kept = named["n"].grad
+        assert function(named) == expected
+        assert named["n"].grad is kept
+        if getattr(kept, "dtype", None) != float0:
+            with pytest.raises(TypeError, match=r"refuses integers: n\.grad (is|has dtype) .*If these are gradients"):
+                function(named, integers="raise")
+
+
+def test_a_number_beside_tensors():
+    named = {"a": SimpleNamespace(grad=torch.ones(2)), "x": SimpleNamespace(grad=2.0)}
+    with pytest.raises(TypeError, match=r"x\.grad is 2\.0 of type float, beside tensors\. Convert it to a tensor\."):
+        gradclip.clip_grad_norm_(named, 1.0)
+
+
 @pytest.mark.parametrize("call", ["clip_grad_norm_", "clip_grad_layer_norm_"])
 def test_compiled_code_chooses_too(call):
     def named():
@@ -281,9 +337,16 @@ def test_compiled_code_chooses_too(call):
     assert found["head"].grad.tolist() == [6.0, 1.0]
 
 
+def test_the_warning_of_no_gradient_speaks_of_the_chosen():
+    named = {"a": SimpleNamespace(grad=np.ones(2)), "b": SimpleNamespace(grad=None)}
+    for call in (gradclip.grad_norm, CALLS["clip_grad_norm_"]):
+        with pytest.warns(UserWarning, match="^no parameter that where chooses has a gradient, so the norm is 0"):
+            assert call(named, where="b") == 0
+
+
 def test_parameters_are_listed_and_chosen():
     named = {name: SimpleNamespace(grad=np.ones(1)) for name in ("a", "b", "c")}
     params = chosen_parameters(named, Choice(["a", "c"]), None, None)
-    assert (list(params.names), list(params.left)) == (["a", "c"], [1])
+    assert (list(params.names), list(params.left.values())) == (["a", "c"], [named["b"]])
     assert params.parameters == [named["a"], named["c"]]
     assert checked_choice((None, "raise"), named, None, None).refuses

@@ -205,3 +205,13 @@ def test_one_array_is_named_all():
     assert gradclip.global_norm(np.array([3.0, 4.0]), where="all") == 5.0
     with pytest.raises(ValueError, match="matches none of all"):
         gradclip.global_norm(np.array([3.0, 4.0]), where="w")
+
+
+def test_only_integers_chosen():
+    tree = {"w": np.ones(2), "n": np.array(3)}
+    with pytest.raises(TypeError, match=r"^where chooses no floating-point numbers, so .*: \['n'\] has dtype int64"):
+        gradclip.clip_by_global_norm(tree, 1.0, where="n")
+    with pytest.warns(
+        UserWarning, match="^of this part, where chooses no floating-point numbers, so nothing of it counts"
+    ):
+        assert gradclip.partial_norm(tree, where="n").norm == 0

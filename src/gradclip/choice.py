@@ -1,9 +1,9 @@
 """The arguments `where` and `integers`: the leaves that a call chooses by name, and what it does with integers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from gradclip.flush_mode import being_compiled
 from gradclip.typing import Integers, Where
@@ -51,24 +51,32 @@ class Choice:
     @property
     def told(self) -> list[tuple[str, str]]:
         """The arguments that must be the same on all processes, with names."""
-        if self == EVERY:
+        if self is EVERY or self == EVERY:
             return []
         return [("where", repr("a function" if callable(self.where) else self.where)), ("integers", self.integers)]
 
     def left(self, names: Sequence[str]) -> set[int]:
-        """Return the places of the names that are not chosen. Raises ValueError if none is chosen, unless elsewhere."""
+        """Return the places of the names that are not chosen.
+
+        Raises ValueError if none is chosen, or if a pattern matches none, unless others may have the names.
+        """
         if self.where is None:
             return set()
+        idle: Collection[str] = ()
         if callable(self.where):
             where = self.where
             left = {place for place, name in enumerate(names) if not where(name)}
         else:
-            compiled = being_compiled()
-            left = set(
-                _without_match(matches, names, self.patterns) if compiled else _unmatched(tuple(names), self.patterns)
-            )
+            find = partial(_unmatched, matches) if being_compiled() else _found
+            found, idle = find(tuple(names), self.patterns)
+            left = set(found)
         if self.alone and len(left) == len(names):
             raise ValueError(self.no_match(names))
+        if self.alone and idle:
+            raise ValueError(
+                f"where has {listed(list(map(repr, idle)), ' and ')}, which matches none of the names: "
+                f"{listed(names)}. Correct it or leave it out."
+            )
         return left
 
     def no_match(self, names: Sequence[str]) -> str:
@@ -94,26 +102,45 @@ def choice_of(where: Where, integers: Integers) -> Choice:
 
 # Cached: matching takes longer than clipping.
 @lru_cache(maxsize=64)
-def _unmatched(names: tuple[str, ...], patterns: tuple[str, ...]) -> frozenset[int]:
-    return _without_match(fnmatchcase, names, patterns)
+def _found(names: tuple[str, ...], patterns: tuple[str, ...]) -> tuple[frozenset[int], tuple[str, ...]]:
+    return _unmatched(fnmatchcase, names, patterns)
 
 
-def _without_match(match: Callable[[str, str], bool], names: Sequence[str], patterns: Sequence[str]) -> frozenset[int]:
-    matched = [any(match(name, pattern) for pattern in patterns) for name in names]
-    return frozenset(place for place, one in enumerate(matched) if not one)
+def _unmatched(
+    match: Callable[[str, str], bool], names: Sequence[str], patterns: Sequence[str]
+) -> tuple[frozenset[int], tuple[str, ...]]:
+    """Return the places of names that no pattern matches, and the patterns that match no name."""
+    matched = [{place for place, name in enumerate(names) if match(name, pattern)} for pattern in patterns]
+    chosen = {place for places in matched for place in places}
+    idle = [pattern for pattern, places in zip(patterns, matched, strict=True) if not places]
+    return frozenset(place for place in range(len(names)) if place not in chosen), tuple(idle)
 
 
 def matches(name: str, pattern: str) -> bool:
     """Return what `fnmatchcase` returns. PyTorch can compile this, but neither regular expressions nor caches."""
-    if not pattern or not name:
-        return name == pattern.replace("*", "")
-    first, rest = pattern[0], pattern[1:]
-    if first == "*":
-        return matches(name, rest) or matches(name[1:], pattern)
-    end = pattern.find("]", 3 if pattern[1:2] == "!" else 2) if first == "[" else -1
+    place, at, star, tried = 0, 0, -1, 0
+    while place < len(name):
+        width = _width(pattern, at, name[place])
+        if pattern[at : at + 1] == "*":
+            star, tried = at, place
+            at += 1
+        elif width:
+            place, at = place + 1, at + width
+        elif star >= 0:  # the last star takes one character more; earlier ones need not
+            tried += 1
+            place, at = tried, star + 1
+        else:
+            return False
+    return not pattern[at:].strip("*")
+
+
+def _width(pattern: str, at: int, character: str) -> int:
+    """Return how long the part of the pattern here is that stands for one character; 0 if it is not this one."""
+    first = pattern[at : at + 1]
+    end = pattern.find("]", at + (3 if pattern[at + 1 : at + 2] == "!" else 2)) if first == "[" else -1
     if end > 0:
-        return _is_in(name[0], pattern[1:end]) and matches(name[1:], pattern[end + 1 :])
-    return (first == "?" or first == name[0]) and matches(name[1:], rest)
+        return (end + 1 - at) * _is_in(character, pattern[at + 1 : end])
+    return int(first in ("?", character))
 
 
 def _is_in(character: str, inside: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradclip.backends import Shards, any_distributed
-from gradclip.backends.registry import all_known, find, framework_of, known, lies_itself, may_be_weights
+from gradclip.backends.registry import all_known, entry_of, find, framework_of, known, lies_itself, may_be_weights
 from gradclip.core.arrays import Arrays
 from gradclip.core.decision import Clipping, Decision
 from gradclip.core.formats import format_of
@@ -154,12 +154,18 @@ class Gradients:
 
     @property
     def left(self) -> tuple[list[Any], list[Any]]:
-        """The owners of gradients that do not count, and these gradients."""
+        """The owners of gradients that do not count, and these gradients: those of the same framework."""
         if self.tree is not None:
             others = [x for x in self.tree.others.values() if isinstance(x, np.ndarray) or lies_itself(x)]
             return others, others
-        owners = [owner for owner in self.params.left.values() if not any_distributed([owner.grad])]
-        return owners, [owner.grad for owner in owners]
+        if not self.params.left:
+            return [], []
+        both = [(owner, owner.grad) for owner in self.params.left.values() if self._beside(owner.grad)]
+        return [owner for owner, _ in both], [grad for _, grad in both]
+
+    def _beside(self, grad: object) -> bool:
+        own = self.grads and entry_of(self.grads[0])
+        return bool(own) and entry_of(grad) is own and not any_distributed([grad])
 
     def named(self, indices: Sequence[int]) -> str:
         """Return the names of the gradients at `indices`, for errors."""
@@ -267,8 +273,8 @@ def entered(
         params.warn_of_no_gradient()
     if to_write and gradients.tree is not None:
         gradients.check_writable()
-    backend = gradients.backend(*scalars, otherwise=processes.nothing)
     try:
+        backend = gradients.backend(*scalars, otherwise=processes.nothing)
         arrays = gradients.enter(backend)
     except TypeError:
         floats = without_integers(params) if processes is ONE_PROCESS else None

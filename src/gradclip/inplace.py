@@ -218,7 +218,7 @@ class _Call(NamedTuple):
         self, max_norm: Threshold | NamedThresholds, skip_above: float | None = None
     ) -> tuple[Scalar, Seen | None]:
         """Clip to a threshold. With `skip_above`, the same on all processes, also say what an unusual norm shows."""
-        params = None if self.each is None and self.choice.where is None else self.told()
+        params = None if self.each is None or self.choice.where is not None else self.told()
         plain = self.parameters if params is None or params.flat is None else params.flat
         known = ordinary.to_clip(plain, max_norm) if self.alone and self.choice.where is None else None
         if known is not None:

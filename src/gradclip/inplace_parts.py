@@ -112,9 +112,9 @@ class Layerwise:
         def arranged(norms: Sequence[Any]) -> list[Any]:
             left = gradients.params.left
             zero = _zero(backend, gradients.grads) if left else None
-            every = [zero if number in left else None for number in range(len(grads))]
+            every = [zero if id(parameter) in left else None for parameter in params.parameters]
             for number, norm in zip(filled, norms, strict=True):
-                if number not in left and params.gradients[number] is not None:
+                if id(params.parameters[number]) not in left and params.gradients[number] is not None:
                     every[number] = norm
             return every
 

@@ -36,7 +36,8 @@ def counted(tree: object, choice: Choice = EVERY) -> FlatTree:
     left = choice.left(names_in(flat)) if choice.where is not None else set()
     chosen, integers = _without(flat, left, choice)
     if integers and not chosen.leaves:
-        raise TypeError(f"the tree holds no floating-point numbers, so there is nothing to clip: {integers}")
+        what = "the tree holds" if choice.where is None else "where chooses"
+        raise TypeError(f"{what} no floating-point numbers, so there is nothing to clip: {integers}")
     return chosen
 
 
@@ -44,13 +45,14 @@ def counted_part(tree: object, choice: Choice = EVERY) -> FlatTree:
     """Flatten a part of a gradient likewise. Warns if nothing of it counts: other parts may hold the rest."""
     flat = flatten(tree)
     names = names_in(flat) if choice.where is not None else ()
-    left = replace(choice, alone=False).left(names)
+    left = replace(choice, alone=False).left(names) if names else set()
     chosen, integers = _without(flat, left, choice)
     why = ""
     if names and len(left) == len(names):
         why = f"nothing of this part counts or is clipped: {choice.no_match(names)}"
     elif integers and not chosen.leaves:
-        why = f"this part holds no floating-point numbers, so nothing of it counts or is clipped: {integers}"
+        what = "this part holds no" if choice.where is None else "of this part, where chooses no"
+        why = f"{what} floating-point numbers, so nothing of it counts or is clipped: {integers}"
     if why:
         warnings.warn(why, UserWarning, stacklevel=4)
     return chosen
@@ -109,6 +111,13 @@ def as_floats(tree: Tree) -> Tree:
 def is_integer(leaf: object) -> bool:
     """Say whether a leaf is an integer or boolean, or an array of these."""
     return _holds_integers(_kind(leaf)) and known(leaf)
+
+
+def left_in(leaves: Sequence[Any]) -> dict[int, str]:
+    """Return the places of leaves that do not count, and for integers what they are, for errors, else nothing."""
+    kinds = list(map(_kind, leaves))
+    places = (place for place, x in enumerate(leaves) if _is_left(kinds[place]) and (isinstance(x, bool) or known(x)))
+    return {place: _what(leaves[place]) if _holds_integers(kinds[place]) else "" for place in places}
 
 
 def first_sparse(flat: FlatTree) -> Sparse | None:
@@ -178,9 +187,12 @@ def _as_float(leaf: object) -> Any:
     return float(leaf) if isinstance(leaf, int) else framework and framework.as_float(leaf)
 
 
+def _what(leaf: object) -> str:
+    return f"has dtype {dtype_name(leaf)}" if hasattr(leaf, "dtype") else f"is {leaf!r}"
+
+
 def _integers(flat: FlatTree, places: Collection[int]) -> str:
     """Return the names of integers at these places of a tree, and what to do with them."""
-    kinds = (f"has dtype {dtype_name(x)}" if hasattr(x, "dtype") else f"is {x!r}" for x in _given(flat))
-    named = [f"{path or 'the gradient'} {kind}" for path, kind in zip(flat.paths(), kinds, strict=True)]
+    named = [f"{path or 'the gradient'} {_what(x)}" for path, x in zip(flat.paths(), _given(flat), strict=True)]
     found = listed([named[place] for place in sorted(places)])
     return f"{found}. If these are gradients, convert them to floating point, for example to float32."

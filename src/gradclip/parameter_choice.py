@@ -6,8 +6,7 @@ from itertools import compress
 from typing import Any
 
 from gradclip.choice import EVERY, Choice
-from gradclip.core.formats import dtype_name
-from gradclip.leaves import is_integer
+from gradclip.leaves import left_in
 from gradclip.parameter_groups import UNNAMED
 from gradclip.parameters import ParameterList
 from gradclip.words import listed
@@ -52,12 +51,12 @@ def _only(params: ParameterList, places: Collection[int]) -> ParameterList:
 
 def _leaving(params: ParameterList, places: Collection[int]) -> ParameterList:
     gradients = [None if place in places else grad for place, grad in enumerate(params.gradients)]
-    left = {**params.left, **_with_gradient(params, places)}
-    return replace(params, left=left).with_gradients(gradients)
+    return replace(params, left=params.left | _with_gradient(params, places)).with_gradients(gradients)
 
 
 def _with_gradient(params: ParameterList, places: Collection[int]) -> dict[int, Any]:
-    return {place: params.parameters[place] for place in sorted(places) if params.gradients[place] is not None}
+    having = (params.parameters[place] for place in sorted(places) if params.gradients[place] is not None)
+    return {id(parameter): parameter for parameter in having}
 
 
 def without_integers(params: ParameterList) -> ParameterList | None:
@@ -65,9 +64,9 @@ def without_integers(params: ParameterList) -> ParameterList | None:
 
     Return None if all gradients are integers, or none is. Raises TypeError if integers are refused.
     """
-    places = [place for place, grad in enumerate(params.gradients) if grad is not None and is_integer(grad)]
-    if places and params.choice.refuses:
-        named = [f"{params.name(place)}.grad has dtype {dtype_name(params.gradients[place])}" for place in places]
+    places = left_in(params.gradients)
+    named = [f"{params.name(place)}.grad {what}" for place, what in places.items() if what]
+    if named and params.choice.refuses:
         raise TypeError(
             f"integers='raise' refuses integers: {listed(named)}. If these are gradients, convert them to floating "
             "point, for example to float32."

@@ -31,7 +31,7 @@ class ParameterList:
 
     If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays. `groups` are the parameter
     groups as they were passed. The parameters are those that count, by the `choice` if the call is `choosing`;
-    `left` are others that have a gradient, by their place in what was passed.
+    `left` are others that have a gradient, by their id.
     """
 
     parameters: Sequence[Any]
@@ -41,7 +41,7 @@ class ParameterList:
     names: Sequence[str | None] = ()
     groups: Sequence[Mapping[str, Any]] = ()
     choosing: Choice | None = None  # not `EVERY` as the default: PyTorch cannot compile that
-    left: Mapping[int, Any] = field(default_factory=dict)
+    left: dict[int, Any] = field(default_factory=dict)
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
 
@@ -157,11 +157,13 @@ class ParameterList:
     def warn_of_no_gradient(self) -> None:
         """Warn that a call does nothing."""
         if (self.parameters or self.sizes) and not being_compiled():
+            which = "" if self.choice.where is None else " that where chooses"
             warnings.warn(
-                "no parameter has a gradient, so the norm is 0 and nothing is clipped. Call it after loss.backward() "
-                "and before zero_grad(). An optimizer that steps within the backward pass leaves no gradients: for it, "
-                "call gradclip.integrations.torch.clip_in_backward. An engine that holds the gradients leaves none "
-                "either: call gradclip.integrations.deepspeed.follow or gradclip.integrations.megatron.follow.",
+                f"no parameter{which} has a gradient, so the norm is 0 and nothing is clipped. Call it after "
+                "loss.backward() and before zero_grad(). An optimizer that steps within the backward pass leaves no "
+                "gradients: for it, call gradclip.integrations.torch.clip_in_backward. An engine that holds the "
+                "gradients leaves none either: call gradclip.integrations.deepspeed.follow or "
+                "gradclip.integrations.megatron.follow.",
                 UserWarning,
                 stacklevel=level_of_caller(),
             )

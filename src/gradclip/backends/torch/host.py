@@ -115,6 +115,9 @@ class TorchHost(Host):
         known = described(leaves)
         sources = list(leaves)
         for index in known.left_out:
+            if not isinstance(leaves[index], torch.Tensor):
+                what = f"{leaves[index]!r:.80} of type {type(leaves[index]).__name__}"
+                raise TypeError(f"{names()[index]} is {what}, beside tensors. Convert it to a tensor.")
             sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])
         return HostArrays(sources, viewed, known)
