@@ -204,9 +204,20 @@ def test_values_that_multiply_are_refused(path):
         nested = [nested, nested]
     with pytest.raises(FileError, match="nested too deeply, or holds too many values"):
         saved(path, nested)
+    numbers = [1] * 200_000
+    with pytest.raises(FileError, match="nested too deeply, or holds too many values"):
+        saved(path, [numbers] * 100_000)
     circle = []
     circle.append(circle)
     with pytest.raises(FileError, match="nested too deeply"):
         saved(path, circle)
     with pytest.raises(FileError, match="keys that are neither text nor numbers"):
         saved(path, {(1, 2): torch.ones(1)})
+
+
+def test_a_dtype_that_is_none_is_damage(path):
+    new = changed_pickle(path, torch.zeros(2, dtype=torch.uint16))
+    new = new.replace(b"ctorch\nuint16\n", b"ctorch\nSize\n")
+    changed(path, torch.zeros(2, dtype=torch.uint16), lambda _: new)
+    with pytest.raises(FileError, match="its pickle is damaged"):
+        values(path)

@@ -12,7 +12,7 @@ from typing import Any
 from gradclip.files.arrays import FileArray, PlainBytes
 from gradclip.files.dtypes import Dtype
 from gradclip.files.layout import Layout
-from gradclip.files.pickles import MOST_BYTES, Pickle
+from gradclip.files.pickles import MOST_BYTES, Pickle, check_key
 from gradclip.files.source import Source
 from gradclip.files.stored import shown
 from gradclip.files.zips import STORED, Member, MemberBytes
@@ -22,7 +22,7 @@ _PICKLE = "/data.pkl"
 _MOST_AXES, _MOST_ELEMENTS = 64, 1 << 62
 _MOST_TIMES = 16  # as long as the file, for tensors that share storages
 _ALWAYS = 1 << 26  # bytes
-_DEEPEST, _MOST_VISITED, _MOST_CHARACTERS = 100, 300_000, 1 << 24
+_DEEPEST, _MOST_VISITED, _MOST_ITEMS, _MOST_CHARACTERS = 100, 300_000, 3_000_000, 1 << 24
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -153,7 +153,7 @@ class _Checkpoint:
 def _tensors(root: object) -> Iterator[tuple[tuple[object, ...], _Tensor]]:
     """Yield all tensors below a value, in order, each with the keys that lead to it."""
     waiting: list[tuple[tuple[object, ...], object]] = [((), root)]
-    visited = characters = 0
+    visited = seen = characters = 0
     while waiting:
         path, value = waiting.pop()
         visited += 1
@@ -162,9 +162,11 @@ def _tensors(root: object) -> Iterator[tuple[tuple[object, ...], _Tensor]]:
             yield path, value
         if isinstance(value, _Other) and value.what:
             raise ValueError(f"'{shown('.'.join(map(str, path)))}' is {value.what}")
-        items = _items(value)
+        seen += len(value) if isinstance(value, dict | list | tuple) else 0
+        items = _items(value) if seen <= _MOST_ITEMS else ()
         below = [((*path, key), one) for key, one in items if isinstance(one, dict | list | tuple | _Tensor | _Other)]
-        if len(path) > _DEEPEST or visited + len(waiting) + len(below) > _MOST_VISITED or characters > _MOST_CHARACTERS:
+        many = visited + len(waiting) + len(below) > _MOST_VISITED or seen > _MOST_ITEMS
+        if len(path) > _DEEPEST or many or characters > _MOST_CHARACTERS:
             raise ValueError("it is nested too deeply, or holds too many values. Save a dict of tensors.")
         if any(not isinstance(keys[-1], str | int | float | bytes | None) for keys, _ in below):
             raise ValueError("it has keys that are neither text nor numbers. Save a dict of tensors.")
@@ -194,6 +196,8 @@ def _tensor_of_dtype(
     storage: _Storage, first: int, shape: object, strides: object, _grad: object, _hooks: object, *rest: Any
 ) -> _Tensor:
     """Rebuild a tensor whose dtype is given, as `torch._utils._rebuild_tensor_v3` does."""
+    if not isinstance(rest[0], _Named):
+        raise TypeError
     return _rebuilt(storage, rest[0].storage, first, shape, strides, rest[1] if len(rest) > 1 else None)
 
 
@@ -202,11 +206,13 @@ def _rebuilt(storage: object, kind: Dtype, first: Any, shape: Any, strides: Any,
     for part in (shape, strides):
         if not isinstance(part, tuple | list):
             raise TypeError
+        if len(part) > _MOST_AXES:
+            raise ValueError(f"its pickle has a tensor with {len(part)} axes.")
         numbers.extend(part)
     if not isinstance(storage, _Storage) or not all(type(x) is int and 0 <= x < _MOST_ELEMENTS for x in numbers):
         raise ValueError("its pickle has a tensor whose shape or strides are no integers >= 0.")
     shape, strides = tuple(shape), tuple(strides)
-    if len(shape) != len(strides) or len(shape) > _MOST_AXES or math.prod(n for n in shape if n) > _MOST_ELEMENTS:
+    if len(shape) != len(strides) or math.prod(n for n in shape if n) > _MOST_ELEMENTS:
         raise ValueError(f"its pickle has a tensor of the impossible shape {shown(shape)}.")
     if isinstance(metadata, dict) and (metadata.get("conj") or metadata.get("neg")):
         raise ValueError("it holds a tensor that is conjugated or negated later. Save tensor.resolve_conj().")
@@ -218,12 +224,21 @@ def _first(tensor: object, *_: object) -> object:
     return tensor
 
 
-def _from_type(function: Callable[..., object], _type: object, arguments: Any, _state: object) -> object:
+def _from_type(function: Any, _type: object, arguments: Any, _state: object) -> object:
+    if function in (tuple, _dict_of, _from_type):  # these rebuild no tensor, and copy what they are given
+        raise TypeError
     return function(*arguments)
 
 
 def _dict_of(*pairs: Any) -> object:
-    return {key: value for one in pairs for key, value in (one.items() if isinstance(one, dict) else one)}
+    found: dict[Any, Any] = {}
+    for one in pairs:
+        for pair in one.items() if isinstance(one, dict) else one:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise TypeError
+            check_key(pair[0])
+            found[pair[0]] = pair[1]
+    return found
 
 
 def _nothing(*_: object) -> _Other:
