@@ -142,11 +142,11 @@ class _Checkpoint:
         return FileArray(name, kind, tensor.layout, PlainBytes(self._source, place.offset + tensor.first * item, size))
 
     def _check_sum(self, tensors: Iterator[_Tensor]) -> None:
-        total = sum(x.layout.size * x.kind.raw.itemsize for x in tensors)
+        total = sum(x.layout.bytes_read(x.kind.raw.itemsize) for x in tensors)
         if total > _MOST_TIMES * self._source.size + _ALWAYS:
             raise ValueError(
-                f"its tensors have {total} bytes together, but the file has {self._source.size}: they share or repeat "
-                "storages. Save copies of the tensors, by tensor.clone()."
+                f"to read its tensors takes {total} bytes, but the file has {self._source.size}: they share or repeat "
+                "storages, or lie apart. Save copies of the tensors, by tensor.clone()."
             )
 
 
