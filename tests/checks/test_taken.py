@@ -218,3 +218,13 @@ def test_names_that_occur_twice_in_an_archive_are_kept():
         with pytest.warns(UserWarning, match="Duplicate name"):
             file.writestr("w.npy", npy(np.array(100.0)))
     assert [x.name for x in taken(np.load(io.BytesIO(memory.getvalue()))).arrays] == ["['w']", "['w']"]
+
+
+def test_lists_that_multiply_are_a_fault():
+    tree = [np.ones(1)]
+    for _ in range(60):
+        tree = [tree, tree]
+    _, (said,) = taken({"w": tree})
+    assert said == (
+        "the update is no tree of arrays: it holds more than 2097152 values, some of them perhaps again and again"
+    )

@@ -20,6 +20,7 @@ from gradclip.files import stored
 from gradclip.files.stored import Stored
 from gradclip.tree import FlatTree, flatten
 
+_MOST_VALUES = 1 << 21
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
@@ -126,6 +127,8 @@ def _take(tree: object, prefix: str, found: Taken) -> None:
         _take_archive(tree, prefix, found)
         return
     try:
+        if _holds_too_many(tree):
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, some of them perhaps again and again.")
         flat = flatten(tree)
         paths = flat.paths()
         whole = whole_leaves(flat)
@@ -134,6 +137,17 @@ def _take(tree: object, prefix: str, found: Taken) -> None:
         return
     for path, leaf, elements in zip(paths, whole, flat.leaves, strict=True):
         _take_leaf(leaf, elements, f"{prefix}{path}", found)
+
+
+def _holds_too_many(tree: object) -> bool:
+    """Say whether a tree is too large: lists that hold a list twice, which holds a list twice, have no end."""
+    waiting, count = [tree], 0
+    while waiting and count <= _MOST_VALUES:
+        value = waiting.pop()
+        below = dict.values(value) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        count += len(below)
+        waiting.extend(x for x in below if isinstance(x, dict | list | tuple))
+    return count > _MOST_VALUES
 
 
 def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
