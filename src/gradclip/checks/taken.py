@@ -21,6 +21,7 @@ from gradclip.files.stored import Stored
 from gradclip.tree import FlatTree, flatten
 
 _MOST_VALUES = 1 << 21
+_MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again and again, as `expand` makes it
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
@@ -161,9 +162,21 @@ def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
             return
         if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
             leaf = elements = np.asarray(leaf)  # a subclass may say anything about itself
-        found.arrays.append(InMemory(name, *described(leaf), elements))
+        dtype, shape = described(leaf)
+        if math.prod(shape) > _MOST_REPEATED and _repeats(leaf, shape):
+            found.faults.append(
+                f"{shown(name)} repeats its elements up to {math.prod(shape):,} numbers, too many to read"
+            )
+            return
+        found.arrays.append(InMemory(name, dtype, shape, elements))
     except Exception as error:  # whatever an object of an update may raise
         found.faults.append(f"{shown(name)} cannot be read: {in_one_line(error)}")
+
+
+def _repeats(leaf: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether an array of NumPy or PyTorch has elements that share memory."""
+    strides = leaf.strides if isinstance(leaf, np.ndarray) else leaf.stride() if hasattr(leaf, "stride") else ()
+    return any(not d and n > 1 for d, n in zip(strides, shape, strict=False))
 
 
 def _take_archive(opened: Any, prefix: str, found: Taken) -> None:
