@@ -13,6 +13,7 @@ from report import (
     COUNTS_COMPILED,
     COUNTS_EXAMPLES,
     COUNTS_JAX,
+    FILES,
     FOLDED,
     GRAPHS,
     NOISE,
@@ -214,6 +215,22 @@ def _ratio(row):
     return rounded(row["of ours"], 2)
 
 
+def of_files(rows):
+    """Return a line for each kind of file: gradclip, only reading, and loading first."""
+    measured = {}
+    for row in rows:
+        measured.setdefault(row["workload"], []).append(row)
+    lines = head("ms, from a warm cache", "norm", "only reading", "speed of reading", "loaded first", "memory, MB")
+    for workload, found in measured.items():
+        ours = next(row for row in found if library(row["name"]) == "gradclip")
+        plain = next(row for row in found if row["name"].startswith("plain readinto, "))
+        loaded = next((rounded(row["ms"], 3) for row in found if row["name"].endswith("then the norm")), "")
+        peak = f"{ours['peak']:.0f}" if ours["peak"] else ""
+        times = f"{rounded(ours['ms'], 3)} | {rounded(plain['ms'], 3)} | {ours['speed']:.2f}"
+        lines += f"| {workload}, {ours['megabytes']:.0f} MB | {times} | {loaded} | {peak} |\n"
+    return lines
+
+
 @dataclass(frozen=True)
 class Table:
     """A table between two marks on a page."""
@@ -250,6 +267,7 @@ TABLES = [
     Table("README.md", "few times", CLIPPING, of_few_times),
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
+    Table("docs/speed.md", "files", FILES, of_files),
     Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),

@@ -234,5 +234,5 @@ def test_lists_that_multiply_are_a_fault():
 def test_arrays_that_repeat_their_elements_without_end_are_a_fault(x):
     arrays, (said,) = taken({"w": x})
     assert arrays == []
-    assert said == "['w'] repeats its elements up to 1,099,511,627,776, too many to read"
+    assert said == "['w'] repeats its elements up to 1,099,511,627,776 numbers, too many to read"
     assert not taken(np.broadcast_to(np.float32(1), 2**20)).faults

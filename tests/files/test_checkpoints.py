@@ -166,13 +166,15 @@ def test_big_endian_storages(path):
         (b"K\x02\x85", b"J\xff\xff\xff\xff\x85", "integers >= 0"),
         (b"K\x02\x85", b"\x88\x85", "integers >= 0"),
         (b"K\x02\x85", b"G\x40\0\0\0\0\0\0\0\x85", "integers >= 0"),
-        (b"K\x02\x85", b"K\x01K\x02\x86", "impossible shape"),
+        (b"K\x02\x85", b"K\x01K\x02\x86", "2 lengths and 1 strides"),
         (b"K\x02\x85", b"N", "is damaged"),
         (b"K\x02tq", b"K\x09tq", "promises 9 elements of float32 in the storage '0', which has 8 bytes"),
         (b"K\x02tq", b"Ntq", "values of a wrong type"),
         (b"X\x01\0\0\0000", b"X\x01\0\0\0007", "the storage '7' is missing"),
         (b"FloatStorage", b"FloatStorag_", r"torch\.FloatStorag_, which"),
         (b"storage", b"module_", "something other than a storage"),
+        (b"Q", b"", "is damaged"),
+        (b"_rebuild_tensor_v2", b"_rebuild_tensor_v3", "is damaged"),
     ],
 )
 def test_pickles_that_promise_something_else(path, old, new, why):

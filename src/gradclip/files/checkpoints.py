@@ -7,12 +7,12 @@ file until pieces of them are read. PyTorch alone takes more memory than a file 
 import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from gradclip.files.arrays import FileArray, PlainBytes
 from gradclip.files.dtypes import Dtype
 from gradclip.files.layout import Layout
-from gradclip.files.pickles import MOST_BYTES, Pickle, check_key
+from gradclip.files.pickles import MOST_BYTES, Pickle
 from gradclip.files.source import Source
 from gradclip.files.stored import shown
 from gradclip.files.zips import STORED, Member, MemberBytes
@@ -118,7 +118,7 @@ class _Checkpoint:
             raise ValueError("its pickle names something other than a storage.")
         _, kind, key, _, elements = given
         if isinstance(kind, _Named):
-            kind = kind.storage
+            kind = kind.kind
         if not isinstance(kind, Dtype) or not isinstance(key, str) or type(elements) is not int:
             raise ValueError("its pickle describes a storage by values of a wrong type.")
         member = self._members.get(f"{self._folder}/data/{key}")
@@ -179,44 +179,43 @@ def _items(value: object) -> Iterable[tuple[object, object]]:
     return enumerate(value) if isinstance(value, list | tuple) else ()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class _Named:
-    """A class or dtype that the pickle names."""
+    """A dtype, or a class of storages of that dtype, that the pickle names."""
 
-    def __init__(self, storage: Dtype) -> None:
-        self.storage = storage
+    kind: Dtype
 
 
-def _tensor(storage: _Storage, first: int, shape: object, strides: object, *rest: object) -> _Tensor:
+def _tensor(storage: object, first: object, shape: object, strides: object, *rest: object) -> _Tensor:
     """Rebuild a tensor, as `torch._utils._rebuild_tensor_v2` does."""
-    metadata = rest[2] if len(rest) > 2 else None
-    return _rebuilt(storage, storage.kind, first, shape, strides, metadata)
+    if not isinstance(storage, _Storage):
+        raise TypeError
+    return _rebuilt(storage, storage.kind, first, shape, strides, rest[2] if len(rest) > 2 else None)
 
 
 def _tensor_of_dtype(
-    storage: _Storage, first: int, shape: object, strides: object, _grad: object, _hooks: object, *rest: Any
+    storage: object, first: object, shape: object, strides: object, _grad: object, _hooks: object, *rest: object
 ) -> _Tensor:
     """Rebuild a tensor whose dtype is given, as `torch._utils._rebuild_tensor_v3` does."""
-    if not isinstance(rest[0], _Named):
+    if not isinstance(storage, _Storage) or not isinstance(rest[0], _Named):
         raise TypeError
-    return _rebuilt(storage, rest[0].storage, first, shape, strides, rest[1] if len(rest) > 1 else None)
+    return _rebuilt(storage, rest[0].kind, first, shape, strides, rest[1] if len(rest) > 1 else None)
 
 
-def _rebuilt(storage: object, kind: Dtype, first: Any, shape: Any, strides: Any, metadata: object) -> _Tensor:
-    numbers = [first]
-    for part in (shape, strides):
-        if not isinstance(part, tuple | list):
-            raise TypeError
-        if len(part) > _MOST_AXES:
-            raise ValueError(f"its pickle has a tensor with {len(part)} axes.")
-        numbers.extend(part)
-    if not isinstance(storage, _Storage) or not all(type(x) is int and 0 <= x < _MOST_ELEMENTS for x in numbers):
+def _rebuilt(
+    storage: _Storage, kind: Dtype, first: object, shape: object, strides: object, metadata: object
+) -> _Tensor:
+    if not isinstance(shape, tuple | list) or not isinstance(strides, tuple | list):
+        raise TypeError
+    if len(shape) != len(strides) or len(shape) > _MOST_AXES:
+        raise ValueError(f"its pickle has a tensor with {len(shape)} lengths and {len(strides)} strides.")
+    if not all(type(x) is int and 0 <= x < _MOST_ELEMENTS for x in (first, *shape, *strides)):
         raise ValueError("its pickle has a tensor whose shape or strides are no integers >= 0.")
-    shape, strides = tuple(shape), tuple(strides)
-    if len(shape) != len(strides) or math.prod(n for n in shape if n) > _MOST_ELEMENTS:
+    if math.prod(n for n in shape if n) > _MOST_ELEMENTS:
         raise ValueError(f"its pickle has a tensor of the impossible shape {shown(shape)}.")
     if isinstance(metadata, dict) and (metadata.get("conj") or metadata.get("neg")):
         raise ValueError("it holds a tensor that is conjugated or negated later. Save tensor.resolve_conj().")
-    return _Tensor(storage, kind, first, Layout(shape, strides))
+    return _Tensor(storage, kind, cast(int, first), Layout(tuple(shape), tuple(strides)))
 
 
 def _first(tensor: object, *_: object) -> object:
@@ -224,21 +223,23 @@ def _first(tensor: object, *_: object) -> object:
     return tensor
 
 
-def _from_type(function: Any, _type: object, arguments: Any, _state: object) -> object:
-    if function in (tuple, _dict_of, _from_type):  # these rebuild no tensor, and copy what they are given
+def _from_type(function: Callable[..., object], _type: object, arguments: object, _state: object) -> object:
+    if not isinstance(arguments, tuple):
         raise TypeError
     return function(*arguments)
 
 
-def _dict_of(*pairs: Any) -> object:
-    found: dict[Any, Any] = {}
-    for one in pairs:
-        for pair in one.items() if isinstance(one, dict) else one:
-            if not isinstance(pair, tuple | list) or len(pair) != 2:
-                raise TypeError
-            check_key(pair[0])
-            found[pair[0]] = pair[1]
-    return found
+# Nothing is copied: a short pickle could ask for many copies of a long value.
+def _dict(given: object = None) -> dict[object, object]:
+    if given is not None and not isinstance(given, dict):
+        raise TypeError
+    return {} if given is None else given
+
+
+def _size(given: object) -> tuple[object, ...]:
+    if not isinstance(given, tuple):
+        raise TypeError
+    return given
 
 
 def _nothing(*_: object) -> _Other:
@@ -270,9 +271,9 @@ def _names() -> dict[str, object]:
         f"{utils}wrapper_subclass": _unread(
             "of a subclass of Tensor, which gradclip does not read. Save plain tensors."
         ),
-        "collections.OrderedDict": _dict_of,
-        "collections.Counter": _dict_of,
-        "torch.Size": tuple,
+        "collections.OrderedDict": _dict,
+        "collections.Counter": _dict,
+        "torch.Size": _size,
         "torch.Tensor": _Other(),
         "torch.nn.parameter.Parameter": _Other(),
         **dict.fromkeys(

@@ -49,13 +49,28 @@ class Dtype:
         return self.name in _FLOAT8 or not self.raw.isnative
 
     def numbers(self) -> "tuple[str, Callable[[np.ndarray], np.ndarray]]":
-        """Return the dtype of the numbers, and how an array of the raw dtype becomes one of them."""
+        """Return the dtype of the numbers, and how a flat array of the raw dtype becomes one of them.
+
+        Its memory may be used again for the next array.
+        """
         if self.name in _FLOAT8:
-            table = float8_table(self.name)
-            return "float32", table.take  # indexing would take twice as long
+            return "float32", _by_table(float8_table(self.name))
         if not self.raw.isnative:
             return self.name, lambda raw: raw.astype(raw.dtype.newbyteorder("="))
         return self.name, lambda raw: raw
+
+
+def _by_table(table: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    memory = np.empty(0, table.dtype)
+
+    def numbers(raw: np.ndarray) -> np.ndarray:
+        nonlocal memory
+        if raw.size > memory.size:
+            memory = np.empty(raw.size, table.dtype)
+        # No index is out of range. With another mode, NumPy would copy the result.
+        return np.take(table, raw, out=memory[: raw.size], mode="clip")
+
+    return numbers
 
 
 @cache

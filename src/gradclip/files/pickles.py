@@ -121,7 +121,7 @@ class Pickle:
         if type(self._stack[-1]) is not dict:
             raise TypeError
         for key, value in zip(items[::2], items[1::2], strict=False):
-            check_key(key)
+            _check_key(key)
             if key in self._stack[-1]:
                 raise ValueError(f"its pickle sets the key {shown(repr(key))} more than once.")
             self._stack[-1][key] = value
@@ -154,7 +154,7 @@ class Pickle:
         self._stack.append(self._persistent(self._stack.pop()))
 
 
-def check_key(key: object) -> None:
+def _check_key(key: object) -> None:
     """Raise ValueError for a key whose hash takes long, or that many other keys can share."""
     parts = key if type(key) is tuple else (key,)
     slow = any(type(x) is tuple or (type(x) is int and not -(1 << 63) <= x < 1 << 64) for x in parts)
