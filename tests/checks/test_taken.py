@@ -218,3 +218,21 @@ def test_names_that_occur_twice_in_an_archive_are_kept():
         with pytest.warns(UserWarning, match="Duplicate name"):
             file.writestr("w.npy", npy(np.array(100.0)))
     assert [x.name for x in taken(np.load(io.BytesIO(memory.getvalue()))).arrays] == ["['w']", "['w']"]
+
+
+def test_lists_that_multiply_are_a_fault():
+    tree = [np.ones(1)]
+    for _ in range(60):
+        tree = [tree, tree]
+    _, (said,) = taken({"w": tree})
+    assert said == (
+        "the update is no tree of arrays: it holds more than 2097152 values, some of them perhaps again and again"
+    )
+
+
+@pytest.mark.parametrize("x", [np.broadcast_to(np.float32(1), (2**20, 2**20)), torch.ones(1).expand(2**40)])
+def test_arrays_that_repeat_their_elements_without_end_are_a_fault(x):
+    arrays, (said,) = taken({"w": x})
+    assert arrays == []
+    assert said == "['w'] repeats its elements up to 1,099,511,627,776 numbers, too many to read"
+    assert not taken(np.broadcast_to(np.float32(1), 2**20)).faults

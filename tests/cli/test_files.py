@@ -159,6 +159,7 @@ def test_the_update_between_two_checkpoints(folder):
         (["norm", "honest.npz", "--ord", "9"], "ord must be at most 8"),
         (["norm", "none.npz"], "there is no file"),
         (["norm", "honest.npz", "--minus", "none.npz"], "there is no file"),
+        (["norm", "a" * 300], "cannot be opened: File name too long."),
         (["norm", "honest.npz", "--minus", "honest.npz", "--together"], "Leave out --together."),
         (["norm", "honest.npz", "--unknown"], "No such option"),
     ],
@@ -220,10 +221,11 @@ def test_a_large_file_takes_little_memory_and_no_framework(tmp_path, order):
 
 
 def test_a_terminal_sees_progress(folder):
-    save_file({"w": np.ones(1 << 20, np.float32)}, folder / "large.safetensors")
+    file = folder / "\x1b]0;title\x07large.safetensors"
+    save_file({"w": np.ones(1 << 20, np.float32)}, file)
     ours, theirs = pty.openpty()
     done = subprocess.run(
-        [sys.executable, "-m", "gradclip", "norm", folder / "large.safetensors"],
+        [sys.executable, "-m", "gradclip", "norm", file],
         stdout=subprocess.PIPE,
         stderr=theirs,
         env=os.environ | {"TERM": "xterm"},
@@ -233,6 +235,8 @@ def test_a_terminal_sees_progress(folder):
     os.close(theirs)
     shown = os.read(ours, 1 << 16).decode()
     os.close(ours)
-    assert "large.safetensors" in shown
+    assert "\\x1b]0;title\\x07large.safetensors" in shown
+    assert "\x1b]" not in shown
+    assert "\x07" not in shown
     assert "4.2" in shown
     assert done.stdout.strip().endswith("The norm of 1 array with 1,048,576 numbers is 1024.")

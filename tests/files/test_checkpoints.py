@@ -199,16 +199,33 @@ def test_missing_storage_and_compressed_ones(path):
 
 
 def test_values_that_multiply_are_refused(path):
-    with pytest.raises(FileError, match="its tensors have 4398046511104 bytes together"):
+    with pytest.raises(FileError, match="to read its tensors takes 4398046511104 bytes"):
         saved(path, torch.zeros(1).expand(2**40))
     nested = [torch.zeros(1)]
     for _ in range(40):
         nested = [nested, nested]
     with pytest.raises(FileError, match="nested too deeply, or holds too many values"):
         saved(path, nested)
+    numbers = [1] * 200_000
+    with pytest.raises(FileError, match="nested too deeply, or holds too many values"):
+        saved(path, [numbers] * 100_000)
     circle = []
     circle.append(circle)
     with pytest.raises(FileError, match="nested too deeply"):
         saved(path, circle)
     with pytest.raises(FileError, match="keys that are neither text nor numbers"):
         saved(path, {(1, 2): torch.ones(1)})
+
+
+def test_a_dtype_that_is_none_is_damage(path):
+    new = changed_pickle(path, torch.zeros(2, dtype=torch.uint16))
+    new = new.replace(b"ctorch\nuint16\n", b"ctorch\nSize\n")
+    changed(path, torch.zeros(2, dtype=torch.uint16), lambda _: new)
+    with pytest.raises(FileError, match="its pickle is damaged"):
+        values(path)
+
+
+def test_elements_that_lie_apart_many_times_over_are_refused(path):
+    far = torch.ones(24 * 2**14 + 1).as_strided((2,) * 24, (2**14,) * 24)
+    with pytest.raises(FileError, match="they share or repeat storages, or lie apart"):
+        saved(path, far)

@@ -54,6 +54,35 @@ def test_dense_and_in_c_order_are_what_they_say(one):
     assert one.in_c_order == (places == list(range(len(places))))
 
 
+def test_neighbors_are_read_together():
+    calls = []
+
+    def counted(offset, memory):
+        calls.append(len(memory))
+        memory[:] = bytes(len(memory))
+
+    every_second = Layout((1_000_000,), (2,))
+    (block,) = every_second.gathered(MEMORY.dtype, counted)
+    assert block.size == 1_000_000
+    assert len(calls) < 40
+    assert 8_000_000 - 4 * len(calls) <= sum(calls) <= 8_000_000
+
+
+@pytest.mark.parametrize("one", LAYOUTS)
+def test_in_memory_order_has_the_same_elements(one):
+    places = strided(one.in_memory_order).reshape(-1).tolist()
+    assert sorted(places) == sorted(strided(one).reshape(-1).tolist())
+    assert 0 in one.strides or one.shape == (3, 4) or places == sorted(places)
+
+
+def test_bytes_read_are_what_reading_takes():
+    assert Layout.c_order((3, 4)).bytes_read(8) == 96
+    assert Layout((1000,), (3,)).bytes_read(4) == (1 + 999 * 3) * 4 + 16384
+    assert Layout((10, 100), (5000, 1)).bytes_read(4) == 10 * (400 + 16384)
+    assert Layout((10**6, 100), (0, 1)).bytes_read(4) == 4 * 10**8
+    assert Layout((0, 5), (7, 2)).bytes_read(4) == 0
+
+
 def test_orders_are_those_of_numpy():
     x = np.empty((2, 3, 4), np.int8)
     assert C_ORDER.strides == x.strides

@@ -63,10 +63,21 @@ REFUSED = {
     "a list as key": (b"}]K\x01s.", "is damaged"),
     "a number is called": (b"K\x01)R.", "is damaged"),
     "wrong arguments": (b"c__builtin__\nset\n)R.", "is damaged"),
-    "a name without an end": (b"cos", "is damaged|newline|not found"),
+    "a name without an end": (b"cos", "is cut off"),
     "invalid UTF-8": (b"X\x01\0\0\0\xff.", "is damaged"),
     "repeated key": (b"}(K\x01K\x02K\x01K\x03u.", "sets the key 1 more than once"),
     "a state": (b"]}b.", "objects with a state"),
+    "a key of shared tuples": (b"})q\x00" + b"h\x00\x86q\x00" * 40 + b"K\x01s.", "a key of nested or long tuples"),
+    "a key of nested tuples": (b"})" + b"\x85" * 1_000_000 + b"K\x01s.", "a key of nested or long tuples"),
+    "a long key": (b"}(" + b"N" * 17 + b"tK\x01s.", "a key of nested or long tuples"),
+    "keys with one hash": (
+        b"}(" + b"".join(b"\x8a\x0c" + (n * (2**61 - 1)).to_bytes(12, "little") + b"N" for n in range(60_000)) + b"u.",
+        "or of a huge integer",
+    ),
+    "a list given again and again": (
+        b"](" + b"N" * 100_000 + b"eq\x01(" + b"c__builtin__\nset\nh\x01\x85R" * 100 + b"t.",
+        "more than 1500000 operations",
+    ),
     "long": (b"N" * (MOST_BYTES + 1), "gradclip reads at most"),
     "many operations": (b"N" * 1_500_001, "more than 1500000 operations"),
 }

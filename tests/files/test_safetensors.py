@@ -1,4 +1,5 @@
 import json
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -6,7 +7,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
-from gradclip.files import FileError
+from gradclip.files import FileError, open_file
 from stored_files import safetensors_bytes, values
 
 DTYPES = [
@@ -169,3 +170,18 @@ def test_shards_that_differ_from_the_index(sharded, tmp_path):
         (tmp_path / "i").write_text(text)
         with pytest.raises(FileError, match=r"weight_map|more than once|damaged"):
             values(tmp_path / "i")
+
+
+def test_many_small_arrays_take_little_memory(tmp_path):
+    count = 10_000
+    entry = lambda n: {"dtype": "F32", "shape": [1], "data_offsets": [4 * n, 4 * n + 4]}
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(safetensors_bytes({f"t{n}": entry(n) for n in range(count)}, bytes(4 * count)))
+    tracemalloc.start()
+    try:
+        with open_file(path) as file:
+            assert len(file.arrays) == count
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 950 * count

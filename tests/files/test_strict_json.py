@@ -1,3 +1,5 @@
+import time
+
 import pytest
 
 from gradclip.files import strict_json
@@ -31,6 +33,14 @@ def test_other_text_is_refused_in_one_line(text, why):
     with pytest.raises(ValueError, match=why) as found:
         strict_json.parse(text)
     assert "\n" not in str(found.value)
+
+
+def test_a_repeated_name_is_found_quickly():
+    text = ",".join(f'"a{n}":0' for n in range(150_000)) + ',"a149999":1'
+    start = time.process_time()
+    with pytest.raises(ValueError, match="the name 'a149999' more than once"):
+        strict_json.parse(f"{{{text}}}".encode())
+    assert time.process_time() - start < 20  # to count each name among all would take minutes
 
 
 def test_naturals():

@@ -20,6 +20,8 @@ from gradclip.files import stored
 from gradclip.files.stored import Stored
 from gradclip.tree import FlatTree, flatten
 
+_MOST_VALUES = 1 << 21
+_MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again and again, as `expand` makes it
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
 
@@ -126,6 +128,8 @@ def _take(tree: object, prefix: str, found: Taken) -> None:
         _take_archive(tree, prefix, found)
         return
     try:
+        if _holds_too_many(tree):
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, some of them perhaps again and again.")
         flat = flatten(tree)
         paths = flat.paths()
         whole = whole_leaves(flat)
@@ -134,6 +138,17 @@ def _take(tree: object, prefix: str, found: Taken) -> None:
         return
     for path, leaf, elements in zip(paths, whole, flat.leaves, strict=True):
         _take_leaf(leaf, elements, f"{prefix}{path}", found)
+
+
+def _holds_too_many(tree: object) -> bool:
+    """Say whether a tree is too large: lists that hold a list twice, which holds a list twice, have no end."""
+    waiting, count = [tree], 0
+    while waiting and count <= _MOST_VALUES:
+        value = waiting.pop()
+        below = dict.values(value) if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+        count += len(below)
+        waiting.extend(x for x in below if isinstance(x, dict | list | tuple))
+    return count > _MOST_VALUES
 
 
 def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
@@ -147,9 +162,21 @@ def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
             return
         if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
             leaf = elements = np.asarray(leaf)  # a subclass may say anything about itself
-        found.arrays.append(InMemory(name, *described(leaf), elements))
+        dtype, shape = described(leaf)
+        if math.prod(shape) > _MOST_REPEATED and _repeats(leaf, shape):
+            found.faults.append(
+                f"{shown(name)} repeats its elements up to {math.prod(shape):,} numbers, too many to read"
+            )
+            return
+        found.arrays.append(InMemory(name, dtype, shape, elements))
     except Exception as error:  # whatever an object of an update may raise
         found.faults.append(f"{shown(name)} cannot be read: {in_one_line(error)}")
+
+
+def _repeats(leaf: Any, shape: tuple[int, ...]) -> bool:
+    """Say whether an array of NumPy or PyTorch has elements that share memory."""
+    strides = leaf.strides if isinstance(leaf, np.ndarray) else leaf.stride() if hasattr(leaf, "stride") else ()
+    return any(not d and n > 1 for d, n in zip(strides, shape, strict=False))
 
 
 def _take_archive(opened: Any, prefix: str, found: Taken) -> None:

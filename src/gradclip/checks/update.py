@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from typing import Any
 
 from gradclip.backends import whole_scalar
@@ -80,8 +81,8 @@ def template_of(like: object) -> Template:
     slots, faults = _slots(like)
     if faults:
         raise TypeError(f"like must hold nothing but arrays, but {faults[0]}.")
-    names = [slot.name for slot in slots]
-    twice = {name for name in names if names.count(name) > 1} if len(set(names)) < len(names) else set()
+    times = Counter(slot.name for slot in slots)
+    twice = {name for name, count in times.items() if count > 1}
     if twice:
         raise ValueError(f"like has several arrays named {named(sorted(twice))}. Give them different names.")
     if not slots:

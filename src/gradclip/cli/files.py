@@ -149,7 +149,12 @@ def _usable(option: str, read: Callable[[], R]) -> R:
 
 def _check_there(*files: Path | None) -> None:
     for file in files:
-        if file is not None and not file.exists():
+        try:
+            there = file is None or file.exists()
+        except OSError as error:  # a name that is too long, or a folder that may not be read
+            fail(f"{str(file)!r} cannot be opened: {error.strerror}.", 2)
+            raise
+        if not there:
             fail(f"there is no file {str(file)!r}.", 2)
 
 
@@ -236,7 +241,9 @@ class Bar:
 
 @contextmanager
 def _bar(name: str) -> Iterator[Bar]:
-    bar = Bar(name)
+    from gradclip.files.stored import shown
+
+    bar = Bar(shown(name))
     try:
         yield bar
     finally:

@@ -71,16 +71,19 @@ class FileArray:
         return self.stored.to_read if self.kind.counts else 0
 
     def pieces(self) -> Iterator[HostArray]:
-        """Yield 1-D pieces that cover the array: in the order of memory, or in C order if its elements lie apart."""
-        return self._in_memory_order() if self.layout.dense else self.in_c_order()
+        """Yield 1-D pieces that cover the array, in the order of memory."""
+        return self._in_memory_order() if self.layout.dense else self._gathered(self.layout.in_memory_order)
 
     def in_c_order(self) -> Iterator[HostArray]:
         """Yield 1-D pieces that cover the array in C order. This is slow if it lies in another order."""
         if self.layout.in_c_order:
             yield from self._in_memory_order()
             return
+        yield from self._gathered(self.layout)
+
+    def _gathered(self, layout: Layout) -> Iterator[HostArray]:
         name, numbers = self._numbers()
-        for block in self.layout.gathered(self.kind.raw, self.stored.read):
+        for block in layout.gathered(self.kind.raw, self.stored.read):
             yield HostArray(numbers(block), name)
 
     def _in_memory_order(self) -> Iterator[HostArray]:

@@ -22,7 +22,7 @@ _PICKLE = "/data.pkl"
 _MOST_AXES, _MOST_ELEMENTS = 64, 1 << 62
 _MOST_TIMES = 16  # as long as the file, for tensors that share storages
 _ALWAYS = 1 << 26  # bytes
-_DEEPEST, _MOST_VISITED, _MOST_CHARACTERS = 100, 300_000, 1 << 24
+_DEEPEST, _MOST_VISITED, _MOST_ITEMS, _MOST_CHARACTERS = 100, 300_000, 3_000_000, 1 << 24
 _DTYPES = (
     *("float64", "float32", "float16", "bfloat16", "complex64", "complex128", "bool"),
     *("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -142,18 +142,18 @@ class _Checkpoint:
         return FileArray(name, kind, tensor.layout, PlainBytes(self._source, place.offset + tensor.first * item, size))
 
     def _check_sum(self, tensors: Iterator[_Tensor]) -> None:
-        total = sum(x.layout.size * x.kind.raw.itemsize for x in tensors)
+        total = sum(x.layout.bytes_read(x.kind.raw.itemsize) for x in tensors)
         if total > _MOST_TIMES * self._source.size + _ALWAYS:
             raise ValueError(
-                f"its tensors have {total} bytes together, but the file has {self._source.size}: they share or repeat "
-                "storages. Save copies of the tensors, by tensor.clone()."
+                f"to read its tensors takes {total} bytes, but the file has {self._source.size}: they share or repeat "
+                "storages, or lie apart. Save copies of the tensors, by tensor.clone()."
             )
 
 
 def _tensors(root: object) -> Iterator[tuple[tuple[object, ...], _Tensor]]:
     """Yield all tensors below a value, in order, each with the keys that lead to it."""
     waiting: list[tuple[tuple[object, ...], object]] = [((), root)]
-    visited = characters = 0
+    visited = seen = characters = 0
     while waiting:
         path, value = waiting.pop()
         visited += 1
@@ -162,9 +162,11 @@ def _tensors(root: object) -> Iterator[tuple[tuple[object, ...], _Tensor]]:
             yield path, value
         if isinstance(value, _Other) and value.what:
             raise ValueError(f"'{shown('.'.join(map(str, path)))}' is {value.what}")
-        items = _items(value)
+        seen += len(value) if isinstance(value, dict | list | tuple) else 0
+        items = _items(value) if seen <= _MOST_ITEMS else ()
         below = [((*path, key), one) for key, one in items if isinstance(one, dict | list | tuple | _Tensor | _Other)]
-        if len(path) > _DEEPEST or visited + len(waiting) + len(below) > _MOST_VISITED or characters > _MOST_CHARACTERS:
+        many = visited + len(waiting) + len(below) > _MOST_VISITED or seen > _MOST_ITEMS
+        if len(path) > _DEEPEST or many or characters > _MOST_CHARACTERS:
             raise ValueError("it is nested too deeply, or holds too many values. Save a dict of tensors.")
         if any(not isinstance(keys[-1], str | int | float | bytes | None) for keys, _ in below):
             raise ValueError("it has keys that are neither text nor numbers. Save a dict of tensors.")

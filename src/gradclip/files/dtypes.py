@@ -26,6 +26,7 @@ class Dtype:
     raw: np.dtype
 
     @classmethod
+    @cache  # one object for all arrays of a file
     def named(cls, name: str) -> "Dtype":
         """Return a dtype by the name that it has in PyTorch and NumPy, in little-endian order."""
         if name in _FLOAT8 or name.startswith("float8"):

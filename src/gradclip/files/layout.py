@@ -8,6 +8,7 @@ import numpy as np
 
 GATHERED = 1 << 24  # bytes at a time: the longer, the fewer reads of single columns
 _IN_ONE_READ = 1 << 18  # bytes that are read to get elements that lie apart
+_APART = 1 << 14  # bytes that take about as long as one more read
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,21 @@ class Layout:
         lengths = [n for n in self.shape if n != 1]
         own = [d for n, d in zip(self.shape, self.strides, strict=True) if n != 1]
         return not self.size or own == [math.prod(lengths[axis + 1 :]) for axis in range(len(lengths))]
+
+    @property
+    def in_memory_order(self) -> "Layout":
+        """The same elements, with the axes ordered so that C order is the order of memory."""
+        axes = sorted(zip(self.strides, self.shape, strict=True), reverse=True)
+        return Layout(tuple(n for _, n in axes), tuple(d for d, _ in axes))
+
+    def bytes_read(self, item: int) -> int:
+        """Return about how many bytes it takes to read all elements of `item` bytes, with what separate reads take."""
+        if self.dense:
+            return self.size * item
+        axes = [(d, n) for d, n in self._without_ones() if d]
+        near = 1 + sum((n - 1) * d for d, n in axes if d * item <= _APART)
+        far = math.prod(n for d, n in axes if d * item > _APART)
+        return max(self.size * item, far * (near * item + _APART)) if self.size else 0
 
     def gathered(self, dtype: np.dtype, read: Callable[[int, memoryview], None]) -> Iterator[np.ndarray]:
         """Yield the elements in C order, as 1-D blocks in new memory. `read` fills memory from a byte on."""
@@ -91,6 +107,9 @@ def _fill(result: np.ndarray, strides: tuple[int, ...], start: int, read: Callab
         result[...] = np.lib.stride_tricks.as_strided(memory, result.shape, [d * item for d in strides])
         return
     axis = max(range(result.ndim), key=lambda i: strides[i] * (result.shape[i] > 1))
-    rest = (*strides[:axis], *strides[axis + 1 :])
-    for index in range(result.shape[axis]):
-        _fill(result[(slice(None),) * axis + (index, ...)], rest, start + index * strides[axis], read)
+    step, length = strides[axis], result.shape[axis]
+    room = _IN_ONE_READ // item - layout.span + (length - 1) * step  # beside what the other axes span
+    rows = max(1, 1 + room // step) if step * item <= _APART else 1
+    for first in range(0, length, rows):
+        part = result[(slice(None),) * axis + (slice(first, first + rows),)]
+        _fill(part, strides, start + first * step, read)

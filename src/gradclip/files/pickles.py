@@ -12,6 +12,7 @@ from gradclip.files.stored import shown
 
 MOST_BYTES = 1 << 24
 _MOST_OPERATIONS = 1_500_000  # each makes at most one object, of at most 64 bytes; a tensor takes about 45
+_LONGEST_KEY = 16  # items of a tuple
 
 
 class Pickle:
@@ -23,13 +24,15 @@ class Pickle:
         self._stack: list[Any] = []
         self._outer: list[list[Any]] = []
         self._memo: dict[int, Any] = {}
+        self._left = _MOST_OPERATIONS
 
     def read(self) -> object:
         """Return the value. Raises ValueError, which says what is wrong."""
         if len(self._data) > MOST_BYTES:
             raise ValueError(f"its pickle has {len(self._data)} bytes. gradclip reads at most {MOST_BYTES}.")
         try:
-            for _ in range(_MOST_OPERATIONS):
+            while True:
+                self._spend(1)
                 code = self._take(1)
                 if code == b".":
                     return self._stack.pop()
@@ -39,7 +42,11 @@ class Pickle:
                 operation(self)
         except (IndexError, KeyError, TypeError, struct.error, UnicodeDecodeError, RecursionError):
             raise ValueError("its pickle is damaged.") from None
-        raise ValueError(f"its pickle has more than {_MOST_OPERATIONS} operations, more than gradclip reads.")
+
+    def _spend(self, operations: int) -> None:
+        self._left -= operations
+        if self._left < 0:
+            raise ValueError(f"its pickle has more than {_MOST_OPERATIONS} operations, more than gradclip reads.")
 
     def _take(self, size: int) -> bytes:
         found = self._data[self._place : self._place + size]
@@ -52,7 +59,9 @@ class Pickle:
         return struct.unpack(form, self._take(struct.calcsize(form)))[0]
 
     def _line(self) -> str:
-        end = self._data.index(b"\n", self._place)
+        end = self._data.find(b"\n", self._place)
+        if end < 0:
+            raise ValueError("its pickle is cut off.")
         return self._take(end + 1 - self._place)[:-1].decode()
 
     def _since_mark(self) -> list[Any]:
@@ -112,6 +121,7 @@ class Pickle:
         if type(self._stack[-1]) is not dict:
             raise TypeError
         for key, value in zip(items[::2], items[1::2], strict=False):
+            _check_key(key)
             if key in self._stack[-1]:
                 raise ValueError(f"its pickle sets the key {shown(repr(key))} more than once.")
             self._stack[-1][key] = value
@@ -130,6 +140,8 @@ class Pickle:
         arguments, function = self._stack.pop(), self._stack.pop()
         if type(arguments) is not tuple or not callable(function):
             raise TypeError
+        # Functions copy what they are given, and the memo gives the same long list any number of times.
+        self._spend(len(arguments) + sum(len(x) for x in arguments if isinstance(x, list | tuple | dict | str)))
         self._stack.append(function(*arguments))
 
     def build(self) -> None:
@@ -140,6 +152,14 @@ class Pickle:
 
     def persistent(self) -> None:
         self._stack.append(self._persistent(self._stack.pop()))
+
+
+def _check_key(key: object) -> None:
+    """Raise ValueError for a key whose hash takes long, or that many other keys can share."""
+    parts = key if type(key) is tuple else (key,)
+    slow = any(type(x) is tuple or (type(x) is int and not -(1 << 63) <= x < 1 << 64) for x in parts)
+    if slow or len(parts) > _LONGEST_KEY:
+        raise ValueError("its pickle has a key of nested or long tuples, or of a huge integer. Name tensors by text.")
 
 
 _RENAMED = {"__builtin__": "builtins"}  # Python 2's name, which pickles of torch.save use

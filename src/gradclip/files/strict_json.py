@@ -1,6 +1,7 @@
 """JSON from files that others wrote: with limits, and without what readers understand differently."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import NoReturn
 
@@ -47,8 +48,8 @@ def are_naturals(value: object) -> bool:
 def _without_repeats(pairs: Sequence[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in found if names.count(name) > 1)
+        times = Counter(name for name, _ in pairs)
+        repeated = next(name for name in found if times[name] > 1)
         raise ValueError(f"its JSON has the name '{shown(repeated)}' more than once.")
     for name in found:
         if not name.isascii():
