@@ -108,6 +108,28 @@ def test_a_sum_on_a_grid_end_to_end(asked):
     assert found == pytest.approx([0.9 + 1000 / GRID, 1.2 + 1001 / GRID], abs=4 / GRID)
 
 
+@pytest.mark.parametrize("settings", [{"return_values": True}, {"return_norms": True}, {"has_aux": True}])
+@pytest.mark.parametrize("rng", ["system", torch.Generator()])
+def test_outputs_of_single_examples_are_no_sum(asked, settings, rng):
+    def loss(w, x):
+        value = (w * x).sum()
+        return (value, value) if "has_aux" in settings else value
+
+    result = gradclip.clipped_grad(loss, 1.0, pad_to=8, **settings)(torch.ones(2), torch.ones(8, 2))
+    for given in (result, {"step": [result[1]]}):
+        with pytest.raises(TypeError, match=r"the sum comes with ExampleOutputs, .* Pass the sum alone: add_noise\("):
+            add_noise(given, FLOATS, 1.0, rng=rng)
+    add_noise(result[0], FLOATS, 1.0, rng=rng)
+    assert len(asked) == (rng == "system")
+
+
+def test_counts_of_clipped_examples_are_no_sum(asked):
+    result = gradclip.per_example_clip(np.ones((2, 2)), 1.0, grid=GRID)
+    with pytest.raises(TypeError, match="the sum comes with PerExampleInfo"):
+        add_noise(result, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), 1.0, rng="system")
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     ("summed", "sensitivity", "error", "text"),
     [

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import optree
 
 from gradclip.backends import any_distributed
 from gradclip.backends.registry import framework_of, is_traced
 from gradclip.core.formats import bare_name, dtype_name, is_empty_name
 from gradclip.leaves import first_sparse
+from gradclip.per_example.clip import PerExampleInfo
+from gradclip.per_example.outputs import ExampleOutputs
 from gradclip.per_example.quantities import shown
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.discrete import with_discrete_gaussian
@@ -26,6 +29,7 @@ from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Tree
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
 def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *, rng: object) -> Tree:
@@ -56,7 +60,8 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
         grid so coarse that the noise has fewer than 64 steps, a traced sum with "system", a distributed tensor.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
-        integers of a float sum. ModuleNotFoundError: OpenDP is missing: pip install 'gradclip[private]'.
+        integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: OpenDP is missing:
+        pip install 'gradclip[private]'.
 
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".
@@ -68,6 +73,7 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     """
     _check_sensitivity(sensitivity)
     multiplier = checked_multiplier(noise_multiplier)
+    _check_sums_alone(summed)
     flat = flatten(summed)
     places, integers = _counted(flat, sensitivity)
     leaves = [flat.leaves[place] for place in places]
@@ -91,6 +97,18 @@ def _check_sensitivity(sensitivity: object) -> None:
         )
     if not sensitivity.total:
         raise ValueError("the sensitivity is 0, so no noise would be added. Pass a positive max_norm.")
+
+
+def _check_sums_alone(summed: object) -> None:
+    """Raise a TypeError for what a clipped function returns beside its sum: the sensitivity is not for that."""
+    nodes = optree.tree_leaves(summed, is_leaf=lambda node: isinstance(node, _NOT_SUMS))  # type: ignore[arg-type]
+    found = next((node for node in nodes if isinstance(node, _NOT_SUMS)), None)
+    if found is not None:
+        raise TypeError(
+            f"the sum comes with {type(found).__name__}, which holds norms, values or counts of examples. The "
+            "sensitivity does not bound them, so this noise would not hide them. Pass the sum alone: "
+            "add_noise(result[0], ...)."
+        )
 
 
 def _counted(flat: FlatTree, sensitivity: Sensitivity) -> tuple[list[int], bool]:
