@@ -89,6 +89,12 @@ def test_overflow_that_no_delta_pays_for():
         noise_multiplier(0.01, 100, 3.0, 1e-5, overflow=5e-6)
 
 
+def test_a_tiny_overflow_counts_at_a_huge_epsilon():
+    # e**904 * 1e-310 is far above 1.
+    assert 900 < epsilon(1.0, 1, 0.026, 1e-5) < 910
+    assert epsilon(1.0, 1, 0.026, 1e-5, overflow=1e-310) == math.inf
+
+
 def test_overflow_adds_what_the_proof_says():
     # For one release without sampling, delta at epsilon is known: it must leave (1 + e**eps) * overflow of 1e-5.
     found = epsilon(1.0, 1, 1.0, 1e-5, overflow=1e-8)

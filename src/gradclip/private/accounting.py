@@ -195,7 +195,8 @@ def epsilon_at(
     found = 0.0
     for _ in range(20):
         # A share of delta pays for the overflow at this epsilon or less. If no larger one follows, it holds.
-        left = delta * (1 - 2**-50) - _ARITHMETIC - (1 + math.exp(min(found, 700.0))) * overflow * (1 + 2**-40)
+        paid = _times_growth(overflow, found) * (1 + 2**-40)
+        left = delta * (1 - 2**-50) - _ARITHMETIC - paid
         if left <= 0:
             break
         with np.errstate(over="ignore"):
@@ -204,6 +205,13 @@ def epsilon_at(
             return math.nextafter(needed + 2.0**-200, math.inf)
         found = needed * (1 + 2**-30)
     return math.inf
+
+
+def _times_growth(overflow: float, epsilon: float) -> float:
+    """Return (1 + e**epsilon) * overflow; infinity where e**epsilon is beyond float64's range."""
+    if not overflow:
+        return 0.0
+    return (1 + math.exp(epsilon)) * overflow if epsilon < 700 else math.inf
 
 
 @lru_cache(maxsize=16)
