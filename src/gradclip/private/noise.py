@@ -87,6 +87,17 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     return flat.rebuild(found.get(place, leaf) for place, leaf in enumerate(flat.leaves))
 
 
+def is_recorded(leaves: Sequence[Any]) -> bool:
+    """Say whether operations on these arrays are recorded, to run again later: noise and counts would not."""
+    if any(map(is_traced, leaves)):
+        return True
+    frameworks: list[Any] = list({id(found): found for found in map(framework_of, leaves)}.values())
+    return any(
+        not framework.backend([leaf for leaf in leaves if framework_of(leaf) is framework], ()).visible
+        for framework in frameworks
+    )
+
+
 def _check_sensitivity(sensitivity: object) -> None:
     """Raise an error for anything but a finite, known `Sensitivity` above 0."""
     if not isinstance(sensitivity, Sensitivity):
@@ -101,7 +112,7 @@ def _check_sensitivity(sensitivity: object) -> None:
 
 def _check_sums_alone(summed: object) -> None:
     """Raise a TypeError for what a clipped function returns beside its sum: the sensitivity is not for that."""
-    nodes = optree.tree_leaves(summed, is_leaf=lambda node: isinstance(node, _NOT_SUMS))  # type: ignore[arg-type]
+    nodes = optree.tree_leaves(summed, is_leaf=lambda node: isinstance(node, _NOT_SUMS))
     found = next((node for node in nodes if isinstance(node, _NOT_SUMS)), None)
     if found is not None:
         raise TypeError(
@@ -174,12 +185,12 @@ def _by_generator(
 
 def _exactly(leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float) -> list[Any]:
     """Return the leaves with discrete Gaussian noise on integers."""
-    if any(map(is_traced, leaves)):
+    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
+    if is_recorded(leaves):
         raise ValueError(
             "rng='system' draws outside of compiled code. Return the sum from the compiled function, and call "
             "add_noise on it."
         )
-    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
     if integers:
         scale, exponent = noise_on_integers(sensitivity.in_steps or 0.0, multiplier), None
         given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
