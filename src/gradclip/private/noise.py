@@ -11,7 +11,7 @@ import optree
 
 from gradclip.backends import any_distributed
 from gradclip.backends.registry import framework_of, is_traced
-from gradclip.core.formats import bare_name, dtype_name, is_empty_name
+from gradclip.core.formats import bare_name, dtype_name, format_named, is_empty_name
 from gradclip.leaves import first_sparse
 from gradclip.per_example.clip import PerExampleInfo
 from gradclip.per_example.outputs import ExampleOutputs
@@ -58,7 +58,8 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
 
     Raises:
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
-        grid so coarse that the noise has fewer than 64 steps, a traced sum with "system", a distributed tensor.
+        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with "system", a traced sum, or
+        one that was cast to a narrower dtype than the sensitivity is for.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
         integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: OpenDP is missing:
         pip install 'gradclip[private]'.
@@ -159,6 +160,22 @@ def _wrong_kind(path: str, kind: str, sensitivity: Sensitivity) -> str:
     return f"a sum must hold arrays of floats, but {path} is {kind}.{advice}"
 
 
+def _check_not_narrowed(leaves: Sequence[Any], sensitivity: Sensitivity) -> None:
+    """Raise a ValueError for sums that were rounded to a narrower dtype than the sensitivity is for.
+
+    A sum of n units, rounded once, moves by up to that rounding of n times the bound, at both of two neighbors. A
+    sensitivity that includes it has at least half of that in `rounding`.
+    """
+    units = sensitivity.batch_size or 0
+    for name in {bare_name(leaf.dtype) for leaf in leaves} - {"float64"}:
+        if sensitivity.rounding < format_named(name).roundoff * units * sensitivity.bound:
+            raise ValueError(
+                f"the sum is {name}, and this sensitivity is for sums in a wider dtype: rounding {units} units to "
+                f"{name} moves them by more. Add the noise before the sum is cast, or pass "
+                f"partial_sums_in='{name}' to .sensitivity() if that is how sums are added up."
+            )
+
+
 def _by_generator(
     leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, rng: object
 ) -> list[Any]:
@@ -195,6 +212,7 @@ def _exactly(leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, mu
         scale, exponent = noise_on_integers(sensitivity.in_steps or 0.0, multiplier), None
         given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
     else:
+        _check_not_narrowed(leaves, sensitivity)
         elements = sum(math.prod(leaf.shape) for leaf in leaves)
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
         numbers = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
