@@ -6,8 +6,10 @@ from itertools import combinations
 import mpmath
 import numpy as np
 import pytest
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from scipy import stats
 
+from gradclip.private import accounting
 from gradclip.private.accounting import epsilon, multiplier_on_integers
 
 
@@ -123,3 +125,37 @@ def test_batches_that_do_not_fit_cost_no_more_than_their_probability():
         assert spent(without, joined, eps) <= spent(*ideal, eps) + (1 + math.exp(eps)) * beta
     # A third of them leaves out 2 itself. So 1/12 moves far, and without the term the bound would be wrong.
     assert spent(without, joined, 0.0) >= 1 / 12 > spent(*ideal, 0.0)
+
+
+def in_higher_precision(probabilities, lowest, width, steps, epsilons):
+    """Return delta of a sum of losses on a grid, by its characteristic function, where it is not negligible."""
+    places = np.arange(lowest, lowest + len(probabilities))
+    mean = math.fsum(probabilities * places)
+    deviation = math.sqrt(math.fsum(probabilities * (places - mean) ** 2) * steps)
+    size = 2 ** math.ceil(math.log2(40 * deviation))
+    # Beyond this frequency, the characteristic function of the sum is below 1e-25.
+    angles = 2 * np.pi / size * np.arange(math.ceil(size * 11 / (2 * np.pi * deviation)))
+    missing = 1 - math.fsum(probabilities)
+    moved = np.exp(1j * np.outer(angles, places - round(mean))) - 1
+    one = np.array([complex(math.fsum(row.real), math.fsum(row.imag)) for row in moved * probabilities]) - missing
+    whole = np.exp(steps * np.log1p(one))
+    whole[1:] *= 2
+    first = round(mean) * steps + round((mean - round(mean)) * steps) - size // 2
+    grid = first + np.arange(size)
+    shifted = (grid - steps * round(mean)).astype(float)
+    density = np.array([(whole * np.exp(-1j * angles * x)).real.sum() / size for x in shifted])
+    return [math.fsum(density * -np.expm1(np.minimum(eps - grid * width, 0))) for eps in epsilons]
+
+
+@pytest.mark.parametrize(("rate", "multiplier", "steps"), [(0.1, 100.0, 10**6), (0.01, 3.0, 10**5)])
+def test_what_is_kept_for_arithmetic_is_enough(rate, multiplier, steps):
+    accountant = accounting._accountant(rate, steps, multiplier, accounting.FINEST)
+    own = from_gaussian_mechanism(multiplier, value_discretization_interval=accounting.FINEST, sampling_prob=rate)
+    kept = accounting._ARITHMETIC + steps * accounting._ARITHMETIC_OF_A_STEP
+    epsilons = [accountant.get_epsilon(delta) for delta in (1e-5, 1e-7, 1e-8)]
+    losses = own._pmf_remove.to_dense_pmf()
+    exact = in_higher_precision(losses._probs, losses._lower_loss, accounting.FINEST, steps, epsilons)
+    for eps, delta in zip(epsilons, exact, strict=True):
+        assert delta <= accountant.get_delta(eps) + kept
+        assert delta == pytest.approx(accountant.get_delta(eps), rel=0.01)
+    assert epsilon(rate, steps, multiplier, 1e-8) >= accountant.get_epsilon(1e-8 - 0.99 * kept)

@@ -108,6 +108,58 @@ def test_a_sum_on_a_grid_end_to_end(asked):
     assert found == pytest.approx([0.9 + 1000 / GRID, 1.2 + 1001 / GRID], abs=4 / GRID)
 
 
+def test_a_sum_that_was_cast_moves_further(asked):
+    thousand = clipped_sum_sensitivity(1.0, batch_size=1000)
+    before, after = torch.tensor([994.0]), torch.tensor([995.0])
+    assert (after.bfloat16() - before.bfloat16()).item() == 4.0 > 3 * thousand.total
+    for dtype in (torch.bfloat16, torch.float16):
+        with pytest.raises(ValueError, match="is for sums in a wider dtype: rounding 1000 units to"):
+            add_noise({"w": before, "b": before.to(dtype)}, thousand, 1.0, rng="system")
+    with pytest.raises(ValueError, match="the sum is float32, and this sensitivity is for sums in a wider dtype"):
+        add_noise(before, clipped_sum_sensitivity(1.0, batch_size=1000, sum_dtype="float64"), 1.0, rng="system")
+    assert asked == []
+    add_noise(before, thousand, 1.0, rng="system")
+    for name in ("bfloat16", "float16"):
+        halves = clipped_sum_sensitivity(1.0, "replace_one", batch_size=1000, partial_sums_in=name)
+        add_noise(before.to(getattr(torch, name)), halves, 1.0, rng="system")
+    assert len(asked) == 3
+
+
+@pytest.mark.parametrize("relation", ["add_or_remove_one", "replace_one", "zero_out"])
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"elements": 1}, {"summed_in": "float32"}, {"normalize_by": 3.0}, {"microbatches": 8, "partial_sums": 4}],
+)
+def test_a_sum_in_the_dtype_of_its_sensitivity_is_accepted(asked, relation, settings):
+    for count in (1, 7, 4096):
+        for name in ("float32", "float64"):
+            sensitivity = clipped_sum_sensitivity(0.3, relation, batch_size=count, sum_dtype=name, **settings)
+            add_noise(np.ones(2, name), sensitivity, 1.0, rng="system")
+    assert len(asked) == 6
+
+
+@pytest.mark.parametrize("settings", [{"return_values": True}, {"return_norms": True}, {"has_aux": True}])
+@pytest.mark.parametrize("rng", ["system", torch.Generator()])
+def test_outputs_of_single_examples_are_no_sum(asked, settings, rng):
+    def loss(w, x):
+        value = (w * x).sum()
+        return (value, value) if "has_aux" in settings else value
+
+    result = gradclip.clipped_grad(loss, 1.0, pad_to=8, **settings)(torch.ones(2), torch.ones(8, 2))
+    for given in (result, {"step": [result[1]]}):
+        with pytest.raises(TypeError, match=r"the sum comes with ExampleOutputs, .* Pass the sum alone: add_noise\("):
+            add_noise(given, FLOATS, 1.0, rng=rng)
+    add_noise(result[0], FLOATS, 1.0, rng=rng)
+    assert len(asked) == (rng == "system")
+
+
+def test_counts_of_clipped_examples_are_no_sum(asked):
+    result = gradclip.per_example_clip(np.ones((2, 2)), 1.0, grid=GRID)
+    with pytest.raises(TypeError, match="the sum comes with PerExampleInfo"):
+        add_noise(result, clipped_sum_sensitivity(1.0, batch_size=2, grid=GRID), 1.0, rng="system")
+    assert asked == []
+
+
 @pytest.mark.parametrize(
     ("summed", "sensitivity", "error", "text"),
     [

@@ -5,8 +5,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from frameworks import WITH_FLOAT32, by_name
+from gradclip import PoissonBatches, PrivateRun
 from gradclip.per_example.sensitivity import Sensitivity, clipped_sum_sensitivity
 from gradclip.private import discrete
 from gradclip.private.noise import add_noise
@@ -88,9 +90,50 @@ def test_in_compiled_jax_code():
     assert add_noise(summed, ONE, 2.0, rng=jax.random.PRNGKey(1))["b"].tolist() == eager["b"].tolist()
 
 
-def test_exact_noise_is_not_for_compiled_code():
+def recorded(name):
+    """Return a way to record a function of one vector, and to run the recording."""
+    if name == "tf.function":
+        import tensorflow as tf
+
+        return lambda fun: tf.function(fun)(tf.zeros(2))
+    return {
+        "jax.jit": lambda fun: jax.jit(fun)(jnp.ones(2)),
+        "jax.vmap": lambda fun: jax.vmap(fun)(jnp.ones((2, 2))),
+        "torch.compile": lambda fun: torch.compile(fun, backend="eager")(torch.ones(2)),
+        "torch.vmap": lambda fun: torch.vmap(fun, randomness="same")(torch.ones(2, 2)),
+        "make_fx": lambda fun: make_fx(fun)(torch.ones(2)),
+    }[name]
+
+
+RECORDERS = ["jax.jit", "jax.vmap", "torch.compile", "torch.vmap", "make_fx", "tf.function"]
+
+
+MAKERS = {"torch.compile": "torch", "torch.vmap": "torch", "make_fx": "torch", "tf.function": "tensorflow"}
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+def test_exact_noise_is_not_for_compiled_code(name):
     with pytest.raises(ValueError, match=r"rng='system' draws outside of compiled code. Return the sum"):
-        jax.jit(lambda x: add_noise(x, ONE, 1.0, rng="system"))(jnp.ones(2))
+        recorded(name)(lambda x: add_noise(x, ONE, 1.0, rng="system"))
+
+
+@pytest.mark.parametrize("name", RECORDERS)
+@pytest.mark.parametrize("exact", [True, False])
+def test_a_run_counts_no_releases_of_compiled_code(name, exact):
+    # A recorded function runs many times, and would count once.
+    rng = "system" if exact else generator_for(MAKERS.get(name, "numpy"))
+    batches = PoissonBatches(10, 0.5, 4)
+    sensitivity = clipped_sum_sensitivity(1.0, batch_size=batches.pad_to)
+    run = PrivateRun(batches, sensitivity, delta=1e-2, noise_multiplier=1.0, rng=rng)
+    with pytest.raises(ValueError, match=r"a run counts what it releases, .* outside of compiled code"):
+        recorded(name)(lambda x: run.add_noise(x))
+    assert run.releases == 0
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace`:DeprecationWarning")
+def test_under_jit_trace_nothing_is_released():
+    with pytest.raises(RuntimeError, match=r"torch\.jit\.trace"):
+        torch.jit.trace(lambda x: add_noise(x, ONE, 1.0, rng="system"), torch.ones(2))
 
 
 def test_float64_noise_has_the_precision_of_float64():

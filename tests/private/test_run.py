@@ -1,4 +1,9 @@
+import copy
 import math
+import pickle
+import re
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -62,6 +67,47 @@ def test_more_releases_than_steps_overflow_more_often():
     assert found > epsilon(batches.rate, 41, 1.0, 1e-5, overflow=batches.overflow)
 
 
+def test_threads_count_every_release(monkeypatch):
+    run, interval = run_with(FLOATS), sys.getswitchinterval()
+    monkeypatch.setattr("gradclip.private.run.add_noise", lambda *args, **settings: 0)
+    sys.setswitchinterval(1e-6)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(lambda _: run.add_noise(SUM), range(4000)))
+    finally:
+        sys.setswitchinterval(interval)
+    assert run.releases == 4000
+
+
+def test_what_epsilon_rests_on_is_fixed():
+    run = run_with()
+    run.add_noise(SUM)
+    for name in ("noise_multiplier", "sensitivity", "batches", "delta"):
+        with pytest.raises(AttributeError, match=f"{name} of a run is fixed: .* Make another PrivateRun"):
+            setattr(run, name, getattr(run, name))
+    run.releases += 1
+    assert run.releases == 2
+    with pytest.raises(ValueError, match="releases must be a whole number"):
+        run.releases = -1
+    for other in (copy.copy(run), copy.deepcopy(run), pickle.loads(pickle.dumps(run))):
+        other.add_noise(SUM)
+        assert (other.releases, run.releases) == (3, 2)
+
+
+def test_batches_of_a_seed_are_not_released_twice():
+    few = PoissonBatches(1000, 0.05, 2, pad_to=128, seed=0)
+    run = run_with(batches=few, releases=5)
+    for _ in few:
+        run.add_noise(SUM)
+    with pytest.raises(ValueError, match="all 2 batches are released, and an int as seed= gives the same ones again"):
+        run.add_noise(SUM)
+    assert run.releases == 7
+    going_on = run_with(batches=replace(few, seed=np.random.default_rng(0)))
+    for _ in range(3):
+        going_on.add_noise(SUM)
+    assert going_on.releases == 3
+
+
 def test_noise_for_an_epsilon():
     run = run_with(noise_multiplier=None, epsilon=2.0)
     assert 0.995 * 2.0 < run.epsilon(40) <= 2.0
@@ -97,6 +143,8 @@ def test_thresholds_may_change_from_step_to_step():
     assert run.releases == 1
     with pytest.raises(ValueError, match="fewer steps than that of the run"):
         run.add_noise(SUM[:2], sensitivity=clipped_sum_sensitivity(1.0, batch_size=128, grid=2**10))
+    with pytest.raises(ValueError, match="fewer steps than that of the run"):  # floats have 2**16
+        run_with(ON_GRID).add_noise(np.zeros(2), sensitivity=FLOATS)
     with pytest.raises(ValueError, match="the run protects one example, and this sum moves by one group"):
         run.add_noise(np.zeros(2), sensitivity=replace(FLOATS, unit="group"))
     assert run.releases == 1
@@ -117,12 +165,25 @@ def test_a_clipped_function_and_its_batches():
     assert torch.isfinite(w).all()
 
 
+def test_what_is_printed_is_never_smaller():
+    run = run_with(batches=PoissonBatches(1000, 0.05, 40, pad_to=95))
+    for releases in (1, 7, 20, 40):
+        run.releases = releases
+        found = r"epsilon (.*) at delta (.*), add[\s\S]*probability of at most (.*)\)"
+        shown = re.search(found, str(run))
+        assert run.epsilon() <= float(shown[1]) <= run.epsilon() * 1.001
+        assert run.batches.overflow <= float(shown[3]) <= run.batches.overflow * 1.1
+    assert "at delta 1.2345678e-05," in str(run_with(delta=1.2345678e-5))
+
+
 def test_in_words():
     run = run_with(replace(ON_GRID, unit="group"))
     run.add_noise(SUM)
     text = str(run)
-    first = f"epsilon {run.epsilon():.4g} at delta 1e-05, add or remove one group: 1 of 40 sums released"
-    assert text.splitlines()[0] == first
+    first = re.fullmatch(
+        "epsilon (.*) at delta 1e-05, add or remove one group: 1 of 40 sums released", text.splitlines()[0]
+    )
+    assert run.epsilon() <= float(first[1]) < run.epsilon() * 1.001
     assert "1000 groups, rate 0.05, at most 128 in a batch (more would be drawn with a probability of at most" in text
     assert "noise multiplier 1, sensitivity 1\n" in text
     assert "not proven: a gradient depends on its own group only" in text

@@ -40,8 +40,9 @@ class PoissonBatches:
 
     Iterate to get `steps` pairs `(indices, mask)`, the same number of places in each: `indices`, int64 of shape
     (pad_to,), and `mask`, booleans of shape (pad_to,). Take `x[indices]`, and pass `mask` to the clipped function. In
-    an empty place the mask is False and the index is 0, so that it can be taken as well. Each iteration draws new
-    batches.
+    an empty place the mask is False and the index is 0, so that it can be taken as well: without the mask, example 0
+    would be in every batch, many times. Each iteration draws new batches. Processes that share a data set must share
+    the batches: draw on one, and send them. Or give each its own part of the data, and `PoissonBatches` of its size.
 
     Args:
         n: the number of examples, or of groups with `unit="group"`.

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import optree
 
 from gradclip.backends import any_distributed
 from gradclip.backends.registry import framework_of, is_traced
-from gradclip.core.formats import bare_name, dtype_name, is_empty_name
+from gradclip.core.formats import bare_name, dtype_name, format_named, is_empty_name
 from gradclip.leaves import first_sparse
+from gradclip.per_example.clip import PerExampleInfo
+from gradclip.per_example.outputs import ExampleOutputs
 from gradclip.per_example.quantities import shown
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.discrete import with_discrete_gaussian
@@ -26,6 +29,7 @@ from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Tree
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
+_NOT_SUMS = (ExampleOutputs, PerExampleInfo)
 
 
 def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *, rng: object) -> Tree:
@@ -54,9 +58,11 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
 
     Raises:
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
-        grid so coarse that the noise has fewer than 64 steps, a traced sum with "system", a distributed tensor.
+        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with "system", a traced sum, or
+        one that was cast to a narrower dtype than the sensitivity is for.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
-        integers of a float sum. ModuleNotFoundError: OpenDP is missing: pip install 'gradclip[private]'.
+        integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: OpenDP is missing:
+        pip install 'gradclip[private]'.
 
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".
@@ -68,6 +74,7 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     """
     _check_sensitivity(sensitivity)
     multiplier = checked_multiplier(noise_multiplier)
+    _check_sums_alone(summed)
     flat = flatten(summed)
     places, integers = _counted(flat, sensitivity)
     leaves = [flat.leaves[place] for place in places]
@@ -81,6 +88,17 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     return flat.rebuild(found.get(place, leaf) for place, leaf in enumerate(flat.leaves))
 
 
+def is_recorded(leaves: Sequence[Any]) -> bool:
+    """Say whether operations on these arrays are recorded, to run again later: noise and counts would not."""
+    if any(map(is_traced, leaves)):
+        return True
+    frameworks: list[Any] = list({id(found): found for found in map(framework_of, leaves)}.values())
+    return any(
+        not framework.backend([leaf for leaf in leaves if framework_of(leaf) is framework], ()).visible
+        for framework in frameworks
+    )
+
+
 def _check_sensitivity(sensitivity: object) -> None:
     """Raise an error for anything but a finite, known `Sensitivity` above 0."""
     if not isinstance(sensitivity, Sensitivity):
@@ -91,6 +109,18 @@ def _check_sensitivity(sensitivity: object) -> None:
         )
     if not sensitivity.total:
         raise ValueError("the sensitivity is 0, so no noise would be added. Pass a positive max_norm.")
+
+
+def _check_sums_alone(summed: object) -> None:
+    """Raise a TypeError for what a clipped function returns beside its sum: the sensitivity is not for that."""
+    nodes = optree.tree_leaves(summed, is_leaf=lambda node: isinstance(node, _NOT_SUMS))
+    found = next((node for node in nodes if isinstance(node, _NOT_SUMS)), None)
+    if found is not None:
+        raise TypeError(
+            f"the sum comes with {type(found).__name__}, which holds norms, values or counts of examples. The "
+            "sensitivity does not bound them, so this noise would not hide them. Pass the sum alone: "
+            "add_noise(result[0], ...)."
+        )
 
 
 def _counted(flat: FlatTree, sensitivity: Sensitivity) -> tuple[list[int], bool]:
@@ -130,6 +160,22 @@ def _wrong_kind(path: str, kind: str, sensitivity: Sensitivity) -> str:
     return f"a sum must hold arrays of floats, but {path} is {kind}.{advice}"
 
 
+def _check_not_narrowed(leaves: Sequence[Any], sensitivity: Sensitivity) -> None:
+    """Raise a ValueError for sums that were rounded to a narrower dtype than the sensitivity is for.
+
+    A sum of n units, rounded once, moves by up to that rounding of n times the bound, at both of two neighbors. A
+    sensitivity that includes it has at least half of that in `rounding`.
+    """
+    units = sensitivity.batch_size or 0
+    for name in {bare_name(leaf.dtype) for leaf in leaves} - {"float64"}:
+        if sensitivity.rounding < format_named(name).roundoff * units * sensitivity.bound:
+            raise ValueError(
+                f"the sum is {name}, and this sensitivity is for sums in a wider dtype: rounding {units} units to "
+                f"{name} moves them by more. Add the noise before the sum is cast, or pass "
+                f"partial_sums_in='{name}' to .sensitivity() if that is how sums are added up."
+            )
+
+
 def _by_generator(
     leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, rng: object
 ) -> list[Any]:
@@ -156,16 +202,17 @@ def _by_generator(
 
 def _exactly(leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float) -> list[Any]:
     """Return the leaves with discrete Gaussian noise on integers."""
-    if any(map(is_traced, leaves)):
+    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
+    if is_recorded(leaves):
         raise ValueError(
             "rng='system' draws outside of compiled code. Return the sum from the compiled function, and call "
             "add_noise on it."
         )
-    hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
     if integers:
         scale, exponent = noise_on_integers(sensitivity.in_steps or 0.0, multiplier), None
         given = [host.on_host(leaf).data.reshape(-1) for host, leaf in zip(hosts, leaves, strict=True)]
     else:
+        _check_not_narrowed(leaves, sensitivity)
         elements = sum(math.prod(leaf.shape) for leaf in leaves)
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
         numbers = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import decimal
 import math
+import numbers
+from threading import Lock
 from typing import TYPE_CHECKING
 
+from gradclip.backends.registry import framework_of
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.accounting import (
@@ -15,7 +19,8 @@ from gradclip.private.accounting import (
     multiplier_on_integers,
     smallest_multiplier,
 )
-from gradclip.private.noise import add_noise
+from gradclip.private.noise import add_noise, is_recorded
+from gradclip.tree import flatten
 
 if TYPE_CHECKING:
     from gradclip.private.batches import PoissonBatches
@@ -23,6 +28,8 @@ if TYPE_CHECKING:
 
 _STEPS_OF_FLOATS = 2**16
 """Float sums are rounded to steps of at most this part of the sensitivity, as `gradclip.private.noise` says."""
+
+_counting = Lock()  # of the module, so that runs can be copied
 
 
 class PrivateRun:
@@ -76,7 +83,7 @@ class PrivateRun:
         _check_batches(batches)
         _check_generator(rng)
         self.batches, self.delta, self._rng = batches, checked_delta(delta), rng
-        self.releases = as_count("releases", releases) if releases else 0
+        self.releases = self._before = releases
         _check_sensitivity(sensitivity, batches.pad_to)
         self.sensitivity = sensitivity
         if sensitivity.in_steps is not None and not self.exact:
@@ -86,6 +93,14 @@ class PrivateRun:
             noise_multiplier = smallest_multiplier(self._planned, epsilon)
         self.noise_multiplier = checked_multiplier(noise_multiplier)
         self._in_reals(self.noise_multiplier)
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name != "releases" and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of a run is fixed: the epsilon of its releases rests on it. Make another PrivateRun. The "
+                "epsilons of both, added, hold at the sum of their deltas."
+            )
+        object.__setattr__(self, name, _releases(value) if name in ("releases", "_before") else value)
 
     @property
     def exact(self) -> bool:
@@ -102,11 +117,15 @@ class PrivateRun:
             sensitivity: that of this sum, if the threshold is not that of the other steps. The noise multiplier is
                 the same.
 
-        Raises what `gradclip.add_noise` does, and ValueError for a sensitivity that does not fit the batches.
+        Raises what `gradclip.add_noise` does, and ValueError for a sensitivity that does not fit the batches, inside
+        compiled code, and when batches of an int seed begin to repeat themselves.
         """
         promised = self.sensitivity if sensitivity is None else self._checked(sensitivity)
+        _check_not_recorded(summed)
+        self._check_repeats()
         noised = add_noise(summed, promised, self.noise_multiplier, rng=self._rng)
-        self.releases += 1
+        with _counting:
+            self.releases += 1
         return noised
 
     def epsilon(self, steps: int | None = None) -> float:
@@ -119,9 +138,9 @@ class PrivateRun:
         unit, batches = self.sensitivity.unit, self.batches
         made = f"{self.releases} of {batches.steps} sums released"
         lines = [
-            f"epsilon {self.epsilon():.4g} at delta {self.delta:g}, add or remove one {unit}: {made}",
+            f"epsilon {_at_most(self.epsilon(), 4)} at delta {self.delta!r}, add or remove one {unit}: {made}",
             f"{batches.n} {unit}s, rate {batches.rate:g}, at most {batches.pad_to} in a batch "
-            f"(more would be drawn with a probability of at most {batches.overflow:.2g})",
+            f"(more would be drawn with a probability of at most {_at_most(batches.overflow, 2)})",
             f"noise multiplier {self.noise_multiplier:g}, sensitivity {self.sensitivity.total:g}",
             *(f"not proven: {what}" for what in self._not_proven()),
         ]
@@ -145,11 +164,21 @@ class PrivateRun:
             raise ValueError(
                 f"the run protects one {self.sensitivity.unit}, and this sum moves by one {sensitivity.unit}."
             )
-        if (sensitivity.in_steps or math.inf) < (self.sensitivity.in_steps or _STEPS_OF_FLOATS):
+        if (sensitivity.in_steps or _STEPS_OF_FLOATS) < self._steps():
             raise ValueError(
                 "this sensitivity has fewer steps than that of the run. Make the PrivateRun with the coarsest grid."
             )
         return sensitivity
+
+    def _check_repeats(self) -> None:
+        """Raise a ValueError if the batches follow from an int and all of them were released."""
+        repeats = isinstance(getattr(self.batches, "seed", None), numbers.Integral)
+        if repeats and self.releases - self._before >= self.batches.steps:
+            raise ValueError(
+                f"all {self.batches.steps} batches are released, and an int as seed= gives the same ones again, "
+                "which the accountant does not assume. Pass more steps to PoissonBatches, or a "
+                "numpy.random.Generator as seed."
+            )
 
     def _in_reals(self, multiplier: float) -> float:
         """Return the multiplier of noise in the reals that is no more private than the noise of this run."""
@@ -168,6 +197,24 @@ class PrivateRun:
         rounds = math.ceil(steps / self.batches.steps)
         overflow = min(1.0, math.nextafter(rounds * self.batches.overflow, math.inf) if self.batches.overflow else 0.0)
         return epsilon_at(self.batches.rate, steps, self._in_reals(multiplier), self.delta, overflow, *width)
+
+
+def _at_most(value: float, digits: int) -> str:
+    """Return a number of so many digits, rounded up."""
+    rounded = decimal.Context(prec=digits, rounding=decimal.ROUND_CEILING).plus(decimal.Decimal(value))
+    return f"{float(rounded):.{digits}g}"
+
+
+def _releases(value: object) -> int:
+    return as_count("releases", value) if value else 0
+
+
+def _check_not_recorded(summed: object) -> None:
+    if is_recorded([leaf for leaf in flatten(summed).leaves if framework_of(leaf) is not None]):
+        raise ValueError(
+            "a run counts what it releases, and compiled code would count once for all calls. Return the sum from the "
+            "compiled function, and call add_noise of the run on it, outside of compiled code."
+        )
 
 
 def _check_batches(batches: object) -> None:
