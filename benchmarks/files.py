@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from gradclip.checks.measured import counts, measured
 from report import FILES, parser, rows, show, write_measured
 from safetensors.torch import load_file, save_file
 from timing import medians_of_clocks
 
 import gradclip
+from gradclip.checks.measured import counts, measured
 from gradclip.core.norms import EUCLIDEAN
 from gradclip.files import difference, open_file
 
