@@ -210,7 +210,7 @@ def test_a_function_that_takes_any_keyword_keeps_its_own_error():
 
 
 def test_signatures_are_those_of_the_functions():
-    assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "max_value"]
+    assert list(inspect.signature(gradclip.clip_by_value).parameters) == ["tree", "max_value", "where", "integers"]
     assert list(inspect.signature(gradclip.clipped_grad).parameters)[:3] == ["fun", "max_norm", "argnums"]
 
 

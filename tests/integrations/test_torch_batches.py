@@ -25,6 +25,7 @@ class AtOnce(Dataset):
         return [X[i] for i in indices]
 
 
+@pytest.mark.filterwarnings("ignore:os.fork")  # of JAX, which the workers do not use
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_loader_gives_the_batches_and_their_masks(workers):
     loader = poisson_loader(TensorDataset(X, Y), BATCHES, num_workers=workers)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -14,7 +14,7 @@ from gradclip.backends.host.backend import HOST
 from gradclip.backends.sums import ENOUGH, kernels_norm_error
 from gradclip.checks.verdict import in_one_line, shown
 from gradclip.core import accumulators
-from gradclip.core.formats import SUPPORTED, is_empty_name, is_integer_name
+from gradclip.core.formats import BFLOAT16, FLOAT16, SUPPORTED, is_empty_name, is_integer_name
 from gradclip.core.norms import Norm, Order
 from gradclip.files.stored import FileError, Stored
 
@@ -60,7 +60,7 @@ def left_out(dtype: str) -> bool:
 
 def measured(arrays: Sequence[Stored], order: Order) -> Measured:
     """Measure arrays whose dtype `counts`, reading each once."""
-    totals, gauge = _Totals(order, len(arrays)), Gauge(order)
+    totals, gauge = _Totals(order, len(arrays)), Gauge(order, {x.dtype for x in arrays})
     nonfinite, unreadable, any_nan, elements = [], [], False, 0
     for place, x in enumerate(arrays):
         nans = infinities = 0
@@ -88,10 +88,14 @@ def measured(arrays: Sequence[Stored], order: Order) -> Measured:
 
 
 class Gauge:
-    """Measures one piece after the other, which may be new numbers in the same memory."""
+    """Measures one piece after the other, which may be new numbers in the same memory.
 
-    def __init__(self, order: Order) -> None:
+    Only if all arrays are of half types, their squares are added in float32, as in other norms.
+    """
+
+    def __init__(self, order: Order, dtypes: Set[str] = frozenset()) -> None:
         self._order, self._threads = order, HOST.threads()
+        self._halves = bool(dtypes) and dtypes <= {FLOAT16.name, BFLOAT16.name}
         self._piece: HostArray | None = None
         self._arrays: Any = None
         self._quick = False
@@ -99,14 +103,14 @@ class Gauge:
     def norm(self, piece: HostArray) -> Norm:
         """Return the norm of a piece. Its value is finite exactly if all elements are."""
         if piece is not self._piece:
-            # Other pieces may be float64, so half types get that precision as well.
-            self._piece, self._arrays = piece, viewed_arrays([piece]).as_precise_as(["float64"])
+            arrays = viewed_arrays([piece])
+            self._piece, self._arrays = piece, arrays if self._halves else arrays.as_precise_as(["float64"])
             self._quick = self._order.p in (1, 2) and bool(self._arrays.kernels) and not self._arrays.others
         if self._quick:
-            total = self._arrays.kernels.sum(self._order.p, 1.0, False, self._threads)[0]
+            total = self._arrays.kernels.sum(self._order.p, 1.0, self._halves, self._threads)[0]
             if ENOUGH < total < math.inf:
                 root = math.sqrt(total) if self._order.p == 2 else total
-                return Norm(root, None, kernels_norm_error(piece.size, self._order.p, False), 0.0)
+                return Norm(root, None, kernels_norm_error(piece.size, self._order.p, self._halves), 0.0)
         return HOST.norms(self._arrays, self._order)
 
 
