@@ -69,6 +69,7 @@ class Case:
         given = Given(self, ENGINES[self.framework])
         with given.engine.mode(), np.errstate(all="ignore"), warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
+            warnings.filterwarnings("ignore", "Sparse invariant checks")  # torch says it once in a process
             given.draw()
             try:
                 result = function(given)
