@@ -283,6 +283,9 @@ def main():
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     found = {name: globals()[name]() for name in NAMES}
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
+    torch.distributed.barrier()
+    sys.stdout.flush()
+    os._exit(0)  # threads of torch and DeepSpeed that still run sometimes abort an ordinary exit
 
 
 if __name__ == "__main__":
