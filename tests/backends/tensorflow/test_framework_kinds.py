@@ -29,6 +29,7 @@ CALLS = {
     "per_example_clip": lambda tree: gradclip.per_example_clip(tree, 1.0),
     "partial_norm": lambda tree: gradclip.partial_norm(tree).clip(tree, 1.0),
     "norm_at_most": lambda tree: gradclip.norm_at_most(tree, 1.0),
+    "check_update": lambda tree: gradclip.check_update(tree, 1.0),
     "grad_norm": gradclip.grad_norm,
     "clip_grad_norm_": lambda tree: gradclip.clip_grad_norm_(tree, 1.0),
     "clip_grad_value_": lambda tree: gradclip.clip_grad_value_(tree, 1.0),
@@ -36,8 +37,8 @@ CALLS = {
     "clip_grad_unit_norm_": lambda tree: gradclip.clip_grad_unit_norm_(tree, 1.0),
     "adaptive_grad_clip_": lambda tree: gradclip.adaptive_grad_clip_(tree, weights=[tf.ones([2, 2])]),
 }
-# These take no gradients.
-OTHERS = {"check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
+# These take no gradients, or sums over examples.
+OTHERS = {"add_noise", "check_sensitivity", "clipped_fun", "clipped_grad", "clipped_sum_sensitivity"}
 OTHERS |= {"explain_spike", "find_max_norm", "guard", "native_status"}
 CASES = [(name, kind) for name in CALLS for kind in KINDS]
 
