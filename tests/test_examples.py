@@ -91,8 +91,9 @@ EXPECTED = {
     ],
     **{
         f"private_cnn_{framework}.py": [
-            "3130 parameters, 8 steps, 1 seeds, delta 0.0001\nepsilon 7.99",
-            " at delta 0.0001, add or remove one example: 8 of 8 sums released\n1440 examples, rate 0.25, at most ",
+            "3130 parameters, 8 steps, 1 seeds, delta 0.0001\n"
+            "epsilon 8 at delta 0.0001, add or remove one example: 8 of 8 sums released\n"
+            "1440 examples, rate 0.25, at most ",
             "\nnoise multiplier 0.7",
             ", sensitivity 1.005",
             "\nnot proven: a gradient depends on its own example only, and dp-accounting computes what it says\n",
