@@ -54,20 +54,6 @@ def of_clipping(rows):
     )
 
 
-def of_few_times(rows):
-    """Return a line for each of three sets of gradients, with gradclip's and PyTorch's times."""
-    lines = head("ms, not clipped / clipped, float32", "gradclip", "PyTorch", "times as fast")
-    for workload in ("GPT-2 small", "ResNet-50", "1,000 LoRA tensors"):
-        names = {}
-        for row in rows:
-            if (row["workload"], row["kind"]) == (workload, "torch float32"):
-                names.setdefault(row["name"], {})[row["case"]] = row
-        mine = next(cases for name, cases in names.items() if library(name) == "gradclip")
-        theirs = names[PEER]
-        lines += f"| {workload} | {_both(mine, 'ms', 3)} | {_both(theirs, 'ms', 3)} | {_both(theirs, 'of ours', 2)} |\n"
-    return lines
-
-
 def of_calls(rows):
     """Return a line for each call, with the call or the code beside it. Ways to pass the same have no line."""
     lines, found = head("ms, not clipped / clipped", "gradclip", "compared with", "times as fast"), {}
@@ -264,7 +250,6 @@ TABLES = [
     Table("docs/adaptive.md", "scenarios", SCENARIOS, of_scenarios, "scenarios"),
     Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
     Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
-    Table("README.md", "few times", CLIPPING, of_few_times),
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("docs/speed.md", "files", FILES, of_files),

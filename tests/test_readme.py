@@ -13,8 +13,8 @@ from gradclip.demo.results import Sweep, Trained
 from gradclip.demo.settings import DemoSettings
 
 ROOT = Path(__file__).parent.parent
+TEXT = " ".join((ROOT / "README.md").read_text().split())
 CODE_BLOCKS = {
-    "README.md": 6,
     "docs/adaptive.md": 6,
     "docs/monitor.md": 6,
     "docs/optimizers.md": 3,
@@ -28,6 +28,10 @@ def test_code_prints_what_stands_below_it(page):
     assert code_blocks.run(ROOT / page) == CODE_BLOCKS[page]
 
 
+def test_each_block_of_the_readme_runs_pasted_alone():
+    assert code_blocks.run(ROOT / "README.md", alone=True) == 6
+
+
 def test_the_readme_is_short_and_soon_shows_code_and_output():
     text = (ROOT / "README.md").read_text()
     assert len(text.splitlines()) <= 150
@@ -35,9 +39,9 @@ def test_the_readme_is_short_and_soon_shows_code_and_output():
     assert sum(line.startswith("```") for line in text.splitlines()[:35]) >= 6
 
 
-def test_what_it_claims_was_found():
-    text = " ".join((ROOT / "README.md").read_text().split())
+def test_what_it_claims_of_rounding_was_found():
     libraries = json.loads((ROOT / "docs" / "parity.json").read_text())["libraries"]
+    found = []
     for library, function in (
         ("PyTorch", "clip_grad_norm_"),
         ("optax", "clip_by_global_norm"),
@@ -45,17 +49,33 @@ def test_what_it_claims_was_found():
     ):
         bound = libraries[library]["functions"][function]["bound"]
         assert bound["ours"]["kept"] == 1000
-        assert f"{1000 - bound['theirs']['kept']} times in {library}" in text
+        assert f"{1000 - bound['theirs']['kept']} times in {library}" in TEXT
+        found.append(bound["theirs"])
+    single, half = (max(theirs[of] for theirs in found) for of in ("worst_float32", "worst"))
+    assert (
+        f"The excess is up to {single:.0e} of the threshold in float32 and {half:.0e} in half types".replace("-0", "-")
+        in TEXT
+    )
+
+
+def test_what_it_claims_of_shards_was_found():
     layouts = json.loads((ROOT / "benchmarks" / "results" / "sharded.json").read_text())["layouts"]
     right = {of: sum(layout[of] == "right" for layout in layouts) for of in ("gradclip", "torch")}
     ours, theirs = f"{right['gradclip']} of {len(layouts)}", right["torch"]
-    assert f"gradclip is right on {ours} layouts across processes. PyTorch's own function is right on {theirs} " in text
+    assert f"gradclip is right on {ours} layouts across processes. PyTorch's own function is right on {theirs} " in TEXT
     (large,) = (layout for layout in layouts if layout["layout"] == "float32 numbers of 1e25")
     assert large["torch"] == "wrong: inf, not 5.692e+25"
-    assert "For float32 gradients of 1e25, PyTorch's norm is inf; gradclip's is 5.692e+25" in text
-    row = next(line.split("|") for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| GPT-2"))
-    ours, theirs = (times.split("/")[0].strip() for times in row[2:4])
-    assert f"For GPT-2 small, with nothing to clip, gradclip takes {ours} ms and PyTorch {theirs} ms" in text
+    assert "For float32 gradients of 1e25, PyTorch's norm is inf; gradclip's is 5.692e+25" in TEXT
+
+
+def test_what_it_claims_of_speed_was_measured():
+    rows = json.loads((ROOT / "benchmarks" / "results" / "clipping.json").read_text())["rows"]
+    of = {"workload": "GPT-2 small", "kind": "torch float32", "case": "not clipped"}
+    ms = {row["name"].split()[0]: f"{row['ms']:.1f} ms" for row in rows if row.items() >= of.items()}
+    assert (
+        f"On a CPU, for GPT-2 small in float32 with nothing to clip, gradclip takes {ms['gradclip.clip_grad_norm_']}, "
+        f"PyTorch {ms['torch.nn.utils.clip_grad_norm_']}, and a plain read of the same bytes {ms['floor']}" in TEXT
+    )
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md"])

@@ -42,18 +42,19 @@ def _right_below(text, this, after):
     return textwrap.dedent(after[3])
 
 
-def run(page):
+def run(page, alone=False):
     """Run the code on a page, compare what each block prints with the block below it, and return how many there are.
 
     A block that prints nothing needs none below it. One with a title is a file. Commands in a block of the kind
     "console", each behind a "$", run beside these files, and what they print stands below them in the same block.
+    If `alone`, a block knows no names of the blocks above it, and writes its files into the same folder.
     """
     names = {}
     checked = 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder if alone else "."):
         for block in blocks(page.read_text(encoding="utf-8")):
             if block.kind == "python":
-                _compare(block.code, _printed(block.code, names), block.below or "")
+                _compare(block.code, _printed(block.code, {} if alone else names), block.below or "")
             elif title := TITLED.fullmatch(block.kind):
                 Path(folder, title[1]).write_text(block.code, encoding="utf-8")
             elif block.kind == "console":
