@@ -16,6 +16,7 @@ from gradclip.core.formats import dtype_name, is_complex
 from gradclip.core.protocols import Backend
 from gradclip.flush_mode import with_subnormals
 from gradclip.typing import HasDtype, Mask, Thresholds
+from gradclip.words import typed
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -91,7 +92,7 @@ def check_flag(name: str, value: object) -> bool:
     """Return a flag as a bool. Raises TypeError for anything but True and False."""
     if isinstance(value, bool | np.bool_):
         return bool(value)
-    raise TypeError(f"{name} must be True or False, got {value!r:.80} of type {type(value).__name__}.")
+    raise TypeError(f"{name} must be True or False, got {typed(value)}.")
 
 
 def check_mask(mask: Mask) -> Any:
@@ -100,7 +101,7 @@ def check_mask(mask: Mask) -> Any:
         return mask
     if isinstance(mask, list | tuple) and all(isinstance(one, bool | np.bool_) for one in mask):
         return mask
-    kind = f"an array of {dtype_name(mask)}" if is_array(mask) else f"{mask!r:.80} of type {type(mask).__name__}"
+    kind = f"an array of {dtype_name(mask)}" if is_array(mask) else typed(mask)
     raise TypeError(f"mask must hold one boolean for each example, got {kind}. To convert numbers, pass mask > 0.")
 
 
@@ -141,7 +142,7 @@ def check_monitor(monitor: object) -> None:
     """Raise a TypeError if `monitor` is not a monitor."""
     if isinstance(monitor, type) or not hasattr(monitor, "record"):
         raise TypeError(
-            f"monitor must be a gradclip.Monitor, got {monitor!r:.80} of type {type(monitor).__name__}. Before the "
+            f"monitor must be a gradclip.Monitor, got {typed(monitor)}. Before the "
             "loop, write monitor = gradclip.Monitor(), and pass it at every step."
         )
 
@@ -168,10 +169,7 @@ def _real(value: object, name: str, advice: str, too_large: str) -> Any:
     advice = getattr(value, "instead_of_threshold", advice)
     if isinstance(value, type):
         advice = f"This is a class. Make an object of it, before the loop: {value.__name__}()."
-    raise TypeError(
-        f"{name} must be a real number or a scalar array of real dtype, got {value!r:.80} of type "
-        f"{type(value).__name__}. {advice}"
-    )
+    raise TypeError(f"{name} must be a real number or a scalar array of real dtype, got {typed(value)}. {advice}")
 
 
 def _item(scalar: Any, name: str) -> Any:

@@ -7,7 +7,7 @@ from functools import lru_cache, partial
 
 from gradclip.flush_mode import being_compiled
 from gradclip.typing import Integers, Where
-from gradclip.words import listed
+from gradclip.words import listed, shown, typed
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Choice:
         if self.integers not in ("keep", "raise"):
             raise ValueError(
                 f"integers must be 'keep', which leaves integers as they are, or 'raise', which refuses them, got "
-                f"{self.integers!r:.80}."
+                f"{shown(self.integers)}."
             )
         if isinstance(self.where, list):
             object.__setattr__(self, "where", tuple(self.where))
@@ -34,7 +34,7 @@ class Choice:
         if not isinstance(self.where, tuple) or self.where:
             raise TypeError(
                 "where must be a pattern of names such as 'encoder.*', a list of patterns, or a function that says of "
-                f"a name whether it is chosen, got {self.where!r:.80} of type {type(self.where).__name__}."
+                f"a name whether it is chosen, got {typed(self.where)}."
             )
 
     @property

@@ -12,7 +12,7 @@ from gradclip.core.norms import Order
 from gradclip.leaves import counted
 from gradclip.parameters import ParameterList
 from gradclip.tree import dotted
-from gradclip.words import listed
+from gradclip.words import listed, shown
 
 
 class Part(NamedTuple):
@@ -103,7 +103,7 @@ def _of_patterns(params: ParameterList, thresholds: Mapping[Any, Any], *, alone:
     if not patterns or not all(isinstance(one, str) for one in patterns):
         raise TypeError(
             "as a dict, max_norm maps patterns of the names of parameters to thresholds, such as {'encoder.*': 1.0, "
-            f"'*': 0.5}}, got {dict(thresholds)!r:.80}."
+            f"'*': 0.5}}, got {shown(dict(thresholds))}."
         )
     if params.tree is None:
         items, names = params.parameters, params.names_for("a pattern of max_norm")

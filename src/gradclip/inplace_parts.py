@@ -24,6 +24,7 @@ from gradclip.parameter_choice import others_left
 from gradclip.parameters import ParameterList, reusable
 from gradclip.tree import FlatTree
 from gradclip.typing import Integers, Meshes, Parameters, ProcessGroups, Thresholds, Where
+from gradclip.words import typed
 
 
 class Call(NamedTuple):
@@ -102,7 +103,7 @@ class Layerwise:
         elif isinstance(max_norm, list | tuple):
             max_norms = max_norm
         else:
-            raise TypeError(f"{_one_for_each(grads)}, got {max_norm!r:.80} of type {type(max_norm).__name__}.")
+            raise TypeError(f"{_one_for_each(grads)}, got {typed(max_norm)}.")
         if len(max_norms) != len(grads):
             raise ValueError(f"{_one_for_each(grads)}, got a list of {len(max_norms)}.")
         thresholds = check_thresholds(max_norms, backend)

@@ -13,7 +13,7 @@ from gradclip.leaves import counted, first_sparse, is_integer
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, Sparse
 from gradclip.typing import Thresholds, UnitAxis
-from gradclip.words import listed
+from gradclip.words import listed, typed
 
 
 def scopes_of(flat: FlatTree, unit_axis: UnitAxis) -> list[Scope]:
@@ -68,9 +68,7 @@ def _axes(axes: UnitAxis, what: str, advice: str) -> tuple[int, ...]:
             return tuple(map(operator.index, given))
     except TypeError:
         pass
-    raise TypeError(
-        f"{what} must be an axis, a tuple of axes, or None, got {axes!r:.80} of type {type(axes).__name__}. {advice}"
-    )
+    raise TypeError(f"{what} must be an axis, a tuple of axes, or None, got {typed(axes)}. {advice}")
 
 
 def _along(axes: tuple[int, ...], shape: tuple[int, ...], name: str) -> Scope:

@@ -1,7 +1,7 @@
 """Helpers for the wording of errors."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from functools import wraps
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar
@@ -10,12 +10,52 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _MOST_LISTED = 10
+_LONGEST_SHOWN = 80
 
 
 def listed(items: Sequence[Any], separator: str = ", ") -> str:
     """Return a list of items for an error: the first ten, and how many more there are."""
     more = len(items) - _MOST_LISTED
     return separator.join([*map(str, items[:_MOST_LISTED]), *([f"and {more} more"] if more > 0 else [])])
+
+
+def shown(value: object) -> str:
+    """Return the text of a value for an error, in one line: its whole `repr` if that is short, or else what it is."""
+    return _short_repr(value) or _described(value)
+
+
+def typed(value: object) -> str:
+    """Return the text of a value for an error, with its type."""
+    text = _short_repr(value)
+    return f"{text} of type {type(value).__name__}" if text else _described(value)
+
+
+def _short_repr(value: object) -> str:
+    """Return the `repr` of a value in one line; empty if it is long, or fails as for deleted arrays."""
+    try:
+        text = repr(value)
+    except Exception:
+        return ""
+    text = text if isinstance(value, str | bytes) else " ".join(text.split())
+    return text if len(text) <= _LONGEST_SHOWN else ""
+
+
+def _described(value: object) -> str:
+    """Return what a value is: its type, and its shape or its size."""
+    kind = type(value).__name__
+    if isinstance(value, int):
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str | bytes):
+        return f"a {kind} of {len(value):,} characters that begins with {value[:40]!r}"
+    try:
+        shape: Any = getattr(value, "shape", None)
+        if shape is not None:
+            dtype = str(getattr(value, "dtype", "none")).removeprefix("torch.")
+            return f"an array of type {kind}, shape {tuple(shape)} and dtype {dtype}"
+        size = len(value) if isinstance(value, Sized) else None
+    except Exception:
+        size = None
+    return f"an object of type {kind}" if size is None else f"an object of type {kind} with {size:,} entries"
 
 
 def with_advice(function: Callable[P, R]) -> Callable[P, R]:

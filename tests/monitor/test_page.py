@@ -143,7 +143,7 @@ def test_the_date_is_now_and_the_policy_is_that_of_the_last_call():
 
 
 def test_what_is_no_context_is_an_error(tmp_path):
-    with pytest.raises(TypeError, match=r"context must be a dict of names and values, got 'seed 0'\."):
+    with pytest.raises(TypeError, match=r"context must be a dict of names and values, got 'seed 0' of type str\."):
         gradclip.Monitor().report(tmp_path / "a.html", context="seed 0")
     assert list(tmp_path.iterdir()) == []
 

@@ -20,6 +20,7 @@ from gradclip.adaptive.settings import check_between, check_window, framework_li
 from gradclip.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip.core.values import Array
 from gradclip.typing import HasDtype, Scalar
+from gradclip.words import typed
 
 _LARGEST_WINDOW = 2**15  # its square fits 32 bits, the only integers JAX has by default
 
@@ -114,8 +115,8 @@ class QuantileThreshold:
         if rule is None or isinstance(rule, cls):
             return rule or cls()
         raise TypeError(
-            f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {rule!r:.80} of type "
-            f"{type(rule).__name__}. A fixed threshold needs no rule: pass the number as max_norm when you clip."
+            f"rule must be a gradclip.QuantileThreshold, or None for the defaults, got {typed(rule)}. A fixed "
+            "threshold needs no rule: pass the number as max_norm when you clip."
         )
 
     @property

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 from gradclip.backends.registry import framework_of, names_of_all
+from gradclip.words import typed
 
 
 def check_between(name: str, value: object, low: float, high: float, *, above_low: bool = False) -> float:
@@ -14,7 +15,7 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
     Raises TypeError for anything but a real number, ValueError for a number out of range or NaN.
     """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {value!r:.80} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a number, got {typed(value)}.")
     try:
         number = float(value)
     except OverflowError:
@@ -28,7 +29,7 @@ def check_between(name: str, value: object, low: float, high: float, *, above_lo
 def check_window(name: str, value: object, most: int) -> int:
     """Return a number of norms. Raises TypeError unless it is a whole number, ValueError unless it is 1 to `most`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise TypeError(f"{name} must be a whole number, got {value!r:.80} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a whole number, got {typed(value)}.")
     number = int(value)
     if not 1 <= number <= most:
         raise ValueError(f"{name} must be from 1 to {most}, got {value!r}.")
@@ -39,5 +40,5 @@ def framework_like(array: object) -> Any:
     """Return the framework of an array that shows where numbers are to be. Raises TypeError for anything else."""
     framework = framework_of(array)
     if framework is None:
-        raise TypeError(f"like must be an array of {names_of_all()}, got {array!r:.80} of type {type(array).__name__}.")
+        raise TypeError(f"like must be an array of {names_of_all()}, got {typed(array)}.")
     return framework

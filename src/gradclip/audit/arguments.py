@@ -7,9 +7,10 @@ from typing import Any
 import numpy as np
 
 from gradclip.core.formats import SUPPORTED, bare_name
-from gradclip.per_example.quantities import as_count, as_number, shown
+from gradclip.per_example.quantities import as_count, as_number
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.tree import FlatTree
+from gradclip.words import shown
 
 
 def as_promise(promised: object) -> Sensitivity:

@@ -16,6 +16,7 @@ from gradclip.backends.imported import check_release, is_recent, when_imported
 from gradclip.core.protocols import Backend
 from gradclip.flush_mode import ask_whether_compiling
 from gradclip.tree import Trees, find_trees_with
+from gradclip.words import typed
 
 if TYPE_CHECKING:
     from gradclip.backends.framework import Framework
@@ -271,9 +272,8 @@ def _no_array(leaf: object, path: str) -> str:
             f"{path or 'the gradient'} is a masked array, and clipping would lose the mask. Pass x.filled(0) to count "
             "masked elements as zeros, or x.data to count their stored values."
         )
-    shown = f"{' '.join(repr(leaf).split()):.80} of type {type(leaf).__name__}"
     return (
-        f"a leaf of gradients must be an array of {names_of_all()}, got {shown} at {path or 'the root'}."
+        f"a leaf of gradients must be an array of {names_of_all()}, got {typed(leaf)} at {path or 'the root'}."
         f"{_instead_of(leaf)}"
     )
 

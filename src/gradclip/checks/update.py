@@ -16,6 +16,7 @@ from gradclip.flush_mode import with_subnormals
 from gradclip.norm_at_most import known_threshold
 from gradclip.tree import flatten
 from gradclip.typing import Ord, Threshold
+from gradclip.words import typed
 
 _OPEN_FIRST = (
     "Open the file first: numpy.load(path, allow_pickle=False) for .npz, safetensors.numpy.load_file(path) for "
@@ -110,9 +111,7 @@ def _slots(like: object) -> tuple[list[Slot], list[str]]:
 def _check_root(tree: Any, what: str) -> None:
     """Raise a TypeError with the right call if a tree is something that only leads to arrays."""
     if isinstance(tree, str | bytes | os.PathLike) or (hasattr(tree, "read") and hasattr(tree, "seek")):
-        raise TypeError(
-            f"{what} must be a tree of arrays, got {tree!r:.80} of type {type(tree).__name__}. {_OPEN_FIRST}"
-        )
+        raise TypeError(f"{what} must be a tree of arrays, got {typed(tree)}. {_OPEN_FIRST}")
     if type(tree).__module__.partition(".")[0] == "flwr":
         raise TypeError(f"{what} must be a tree of arrays, got Flower's {type(tree).__name__}. {_OF_FLOWER}")
     if models_of(tree) is not None:

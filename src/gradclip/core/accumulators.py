@@ -31,6 +31,7 @@ from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Norm, Order, relative_error, rooted
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
+from gradclip.words import shown
 
 LARGEST_ORDER = 8.0
 
@@ -104,7 +105,7 @@ def check(known: tuple[float, ...], order: Order) -> None:
         right = right and not totals[-1] < 0 and 0 <= errors[-1] < math.inf
     if not right:
         raise ValueError(
-            f"numbers for ord={order.p:g} must be what partial_norm returns, or sums of that, got {known!r:.200}: one "
+            f"numbers for ord={order.p:g} must be what partial_norm returns, or sums of that, got {shown(known)}: one "
             "is out of range, or an error is too large for its sum."
         )
 

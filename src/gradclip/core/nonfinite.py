@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from gradclip.words import listed
+from gradclip.words import listed, shown
 
 if TYPE_CHECKING:
     from gradclip.core.protocols import Backend
@@ -56,7 +56,7 @@ class Nonfinite:
         """Return the policy with this name. Raises ValueError if it is not one of the four."""
         if isinstance(nonfinite, str) and nonfinite in _POLICIES:
             return _POLICIES[nonfinite]
-        raise ValueError(f"nonfinite must be one of {', '.join(map(repr, _POLICIES))}, got {nonfinite!r}.")
+        raise ValueError(f"nonfinite must be one of {', '.join(map(repr, _POLICIES))}, got {shown(nonfinite)}.")
 
     def check_visible(self, backend: Backend) -> None:
         """Raise a ValueError if the policy needs the values and the call is traced."""

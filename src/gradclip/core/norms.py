@@ -33,6 +33,7 @@ import numpy as np
 from gradclip.core.arrays import Arrays
 from gradclip.core.formats import FLOAT64, Format
 from gradclip.core.values import Arithmetic, Array
+from gradclip.words import shown
 
 _POW_ERROR = {53: 2.0**-41, 24: 2.0**-14}
 
@@ -68,9 +69,11 @@ class Order:
                 p = math.nan
             if p >= 1 or p == -math.inf:
                 return cls(p)
+        advice = "For the Euclidean norm leave it out."
+        if hasattr(ord, "shape") or isinstance(ord, dict | list | tuple):
+            advice = "To measure several arrays together, pass them as one list, in the first place."
         raise ValueError(
-            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {ord!r:.80}. "
-            "For the Euclidean norm leave it out."
+            f"ord must be a number >= 1, inf, -inf, 'inf', '-inf' or None (which means 2), got {shown(ord)}. {advice}"
         )
 
 

@@ -86,7 +86,7 @@ def shown(max_norm: Any, absent: str = "None") -> str:
     try:
         return repr(float(max_norm))
     except (TypeError, ValueError, RuntimeError):
-        return f"{max_norm!r:.40}"
+        return repr(max_norm)
 
 
 def marks(subject: object, processes: int, *, largest: bool) -> tuple[float, float]:

@@ -32,6 +32,7 @@ from gradclip.distributed.partial_text import from_plain, number, plain, refuse_
 from gradclip.flush_mode import with_subnormals
 from gradclip.leaves import counted_part
 from gradclip.typing import Integers, Ord, Policy, Threshold, Tree, Where
+from gradclip.words import shown
 
 _MOST_PARTS = 2**40
 """The most parts whose accumulators fit in float64. `gradclip.core.accumulators` has the proof."""
@@ -66,13 +67,13 @@ class PartialNorm:
     def __post_init__(self) -> None:
         order = _checked_order(self.ord)
         if not isinstance(self.numbers, list | tuple):
-            raise TypeError(f"numbers must be a tuple of numbers, got {self.numbers!r:.80}.")
+            raise TypeError(f"numbers must be a tuple of numbers, got {shown(self.numbers)}.")
         checked = tuple(number("numbers", x) for x in self.numbers)
         accumulators.check(checked, order)
         if isinstance(self.parts, bool) or not isinstance(self.parts, numbers.Integral):
-            raise TypeError(f"parts must be an integer, got {self.parts!r:.80}.")
+            raise TypeError(f"parts must be an integer, got {shown(self.parts)}.")
         if not 1 <= self.parts <= _MOST_PARTS:
-            raise ValueError(f"parts must be from 1 to {_MOST_PARTS}, got {self.parts!r:.80}.")
+            raise ValueError(f"parts must be from 1 to {_MOST_PARTS}, got {shown(self.parts)}.")
         floor = number("floor", self.floor)
         if not 0 <= floor < math.inf:
             raise ValueError(f"floor must be finite and non-negative, got {floor}.")
@@ -111,7 +112,9 @@ class PartialNorm:
             found = tuple(map(from_plain, read["numbers"]))
             return cls(from_plain(read["ord"]), found, read["parts"], from_plain(read["floor"]))
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"the text is not a partial norm written by to_json, got {text!r:.80}: {error}") from error
+            raise ValueError(
+                f"the text is not a partial norm written by to_json, got {shown(text)}: {error}"
+            ) from error
 
     @with_subnormals
     def __add__(self, other: object) -> PartialNorm:
@@ -288,5 +291,5 @@ def _measured(backend: Backend, arrays: Arrays, order: Order) -> PartialNorm:
 
 def _checked_order(ord: object) -> Order:
     if ord is None or isinstance(ord, str | Order):
-        raise TypeError(f"ord must be a number from 1 to 8, inf or -inf, got {ord!r:.80}.")
+        raise TypeError(f"ord must be a number from 1 to 8, inf or -inf, got {shown(ord)}.")
     return accumulators.check_order(Order.parse(ord))

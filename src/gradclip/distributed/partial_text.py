@@ -4,11 +4,13 @@ import math
 import numbers
 from typing import Any
 
+from gradclip.words import typed
+
 
 def number(name: str, value: object) -> float:
     """Return a number as a float. Raises TypeError if it is not a number, ValueError if it is too large."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must hold numbers, got {value!r:.80} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must hold numbers, got {typed(value)}.")
     try:
         return float(value)
     except OverflowError:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeGuard
 
 from gradclip.core.norms import Order
 from gradclip.typing import Meshes, ProcessGroups
+from gradclip.words import shown, typed
 
 if TYPE_CHECKING:
     from gradclip.fused.guard_ranks import Ranks
@@ -38,7 +39,7 @@ class Settings:
         if self.stop_after is not None:
             _check_count("stop_after", self.stop_after, "the number of skipped steps in a row that stops, or None")
         if self.on_mistake not in ("warn", "raise"):
-            raise ValueError(f"on_mistake must be 'warn' or 'raise', got {self.on_mistake!r}.")
+            raise ValueError(f"on_mistake must be 'warn' or 'raise', got {shown(self.on_mistake)}.")
 
     def is_look(self, step: int) -> bool:
         """Say whether to look at a step: the first two, and each of a multiple of `every`."""
@@ -58,7 +59,7 @@ class Settings:
 
 def _check_count(name: str, value: object, meaning: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} must be {meaning}: an integer, got {value!r} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be {meaning}: an integer, got {typed(value)}.")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}. It is {meaning}.")
 

@@ -17,6 +17,7 @@ from gradclip.clip import clip_by_global_norm, clip_by_layer_norm, clip_by_value
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.integrations import needed_for
 from gradclip.typing import Policy, Scalar
+from gradclip.words import shown
 
 with needed_for("keras", "keras"):
     import keras
@@ -62,7 +63,7 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, keras.optimizers.Optimizer)):
         raise TypeError(
-            f"clipped takes a class of Keras optimizers, got {optimizer!r:.80}. For example: "
+            f"clipped takes a class of Keras optimizers, got {shown(optimizer)}. For example: "
             "clipped(keras.optimizers.Adam)(learning_rate=0.001, max_norm=1.0)."
         )
     if issubclass(optimizer, WRAPPERS):
@@ -177,7 +178,7 @@ def _unpickled(optimizer: type[keras.optimizers.Optimizer], saved: Any) -> Any:
 def _check(scope: Scope, nonfinite: Policy) -> None:
     Nonfinite.named(nonfinite)
     if not isinstance(scope, str) or scope not in SCOPES:
-        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {scope!r:.80}.")
+        raise ValueError(f"scope must be one of {', '.join(map(repr, get_args(Scope)))}, got {shown(scope)}.")
     if scope == "value" and nonfinite != "propagate":
         raise ValueError(
             f"nonfinite={nonfinite!r} applies to norms, and scope='value' has none. Omit it, or pass scope='variable'."

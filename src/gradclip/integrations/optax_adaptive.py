@@ -19,6 +19,7 @@ from gradclip.clip import global_norm
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.typing import AxisName, Ord, Policy
+from gradclip.words import typed
 
 
 class AdaptiveClipState(NamedTuple):
@@ -137,7 +138,7 @@ def skip_spikes(
     """
     if not (hasattr(tx, "init") and hasattr(tx, "update")):
         raise TypeError(
-            f"tx must be an optimizer of optax, got {tx!r:.80} of type {type(tx).__name__}. Pass it first, such as "
+            f"tx must be an optimizer of optax, got {typed(tx)}. Pass it first, such as "
             "skip_spikes(optax.adam(1e-3), skip_above=4.0)."
         )
     rule, inner = rule_given(rule, skips=True), optax.with_extra_args_support(tx)

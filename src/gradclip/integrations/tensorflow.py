@@ -29,6 +29,7 @@ from gradclip.integrations import needed_for
 from gradclip.leaves import without_integers
 from gradclip.tree import flatten
 from gradclip.unit_axes import scopes_beside
+from gradclip.words import typed
 
 with needed_for("tensorflow", "tensorflow"):
     import tensorflow as tf
@@ -123,7 +124,7 @@ def _listed(t_list: Sequence[Gradient | None]) -> list[Gradient | None]:
     if isinstance(t_list, list | tuple):
         return without_integers([None if t is None else _given(t) for t in t_list])
     raise TypeError(
-        f"t_list must be a list or a tuple of tensors, got {t_list!r:.80} of type {type(t_list).__name__}. "
+        f"t_list must be a list or a tuple of tensors, got {typed(t_list)}. "
         "For other containers, call gradclip.clip_by_global_norm."
     )
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.spread import SpreadThreshold
+from gradclip.words import shown
 
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
@@ -40,17 +41,17 @@ class Rule(NamedTuple):
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)
         if kind in ("adaptive", "spread") and not math.isinf(skip):
-            raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {text!r:.60}.")
+            raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {shown(text)}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
         elif kind == "skip":
             skip = _SKIPPED_BY_DEFAULT if math.isinf(skip) else skip
         elif kind not in ("adaptive", "spread", "quantile"):
-            raise ValueError(f"there is no rule {text!r:.60}. A rule is {_NAMES}. For example: quantile:factor=3")
+            raise ValueError(f"there is no rule {shown(text)}. A rule is {_NAMES}. For example: quantile:factor=3")
         made = SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold
         known = [field.name for field in fields(made) if field.init]
         if unknown := sorted(given.keys() - set(known)):
-            raise ValueError(f"the rule {text!r:.60} has no setting {unknown[0]!r:.40}. It has {', '.join(known)}.")
+            raise ValueError(f"the rule {shown(text)} has no setting {shown(unknown[0])}. It has {', '.join(known)}.")
         settings: dict[str, Any] = dict(given)
         if given.get("window", math.inf).is_integer():
             settings["window"] = int(given["window"])
@@ -67,5 +68,5 @@ def _settings(text: str, rest: str) -> dict[str, float]:
                 raise ValueError
             found[name.strip()] = float(value)
         except ValueError:
-            raise ValueError(f"the rule {text!r:.60} must be written like quantile:factor=3,window=64.") from None
+            raise ValueError(f"the rule {shown(text)} must be written like quantile:factor=3,window=64.") from None
     return found

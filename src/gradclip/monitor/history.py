@@ -16,7 +16,7 @@ from gradclip.monitor.saved import State
 from gradclip.monitor.spike import Spike
 from gradclip.monitor.spikes import Spikes
 from gradclip.monitor.wording import tiny
-from gradclip.words import level_of_caller
+from gradclip.words import level_of_caller, shown
 
 _APART = ("_lock", "_callbacks", "_names")
 
@@ -164,5 +164,5 @@ class History:
 def setting(name: str, value: int, least: int = 0) -> int:
     """Return a setting that is a whole number. Raises ValueError if it is none, or is out of range."""
     if isinstance(value, bool) or not isinstance(value, Integral) or not least <= value <= sys.maxsize:
-        raise ValueError(f"{name} must be a whole number of at least {least} that fits 64 bits, got {value!r:.80}.")
+        raise ValueError(f"{name} must be a whole number of at least {least} that fits 64 bits, got {shown(value)}.")
     return int(value)

@@ -18,6 +18,7 @@ from gradclip.monitor.spike import Spike
 from gradclip.monitor.spikes import Spikes
 from gradclip.monitor.totals import Totals
 from gradclip.typing import Policy
+from gradclip.words import shown
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -80,7 +81,7 @@ class Monitor(Totals):
         callback: Callback | None = None,
     ) -> None:
         if not (callback is None or callable(callback)):
-            raise TypeError(f"callback must be a function of a step and a dict, got {callback!r:.80}.")
+            raise TypeError(f"callback must be a function of a step and a dict, got {shown(callback)}.")
         self.top, self.callback = setting("top", top), callback
         self._groups: dict[str, Monitor] = {}
         self._history = History(

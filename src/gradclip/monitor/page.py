@@ -12,6 +12,7 @@ from gradclip.monitor.sections import advised, happened, largest_layers, of_perc
 from gradclip.monitor.style import STYLE
 from gradclip.monitor.tables import cut, number, percent, section
 from gradclip.versions import version_text
+from gradclip.words import typed
 
 _CAPTIONS = {
     "norms": (
@@ -78,7 +79,7 @@ def page(shown: Overview, title: str, context: Mapping[str, object] | None = Non
 def _facts(shown: Overview, context: Mapping[str, object] | None, date: datetime) -> str:
     """Return the date, the version, the policy, and what the caller says of the run."""
     if not isinstance(context, Mapping | None):
-        raise TypeError(f"context must be a dict of names and values, got {context!r:.80}.")
+        raise TypeError(f"context must be a dict of names and values, got {typed(context)}.")
     told = {"written": f"{date:%Y-%m-%d %H:%M %Z}".strip(), "by": version_text()}
     if shown.handling is not None:
         skips = f", skip_above={shown.handling.skip_above:g}" if shown.handling.skips_spikes else ""

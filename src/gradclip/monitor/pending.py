@@ -15,6 +15,7 @@ from gradclip.core.nonfinite import SKIP, Nonfinite
 from gradclip.monitor.records import Handling, Layers, Step, nan_or, narrowed
 from gradclip.tree import dotted, flatten
 from gradclip.typing import Policy
+from gradclip.words import shown, typed
 
 _LARGEST = (
     "If each layer is clipped on its own, record the largest norm and the layers' norms: "
@@ -108,7 +109,7 @@ class Pending(NamedTuple):
             if not each or isinstance(note.context, str | Mapping) or len(note.context) != self.steps:
                 raise ValueError(
                     f"context must be a list or an array with one entry for each of {self.steps} steps, got "
-                    f"{note.context!r:.80}."
+                    f"{shown(note.context)}."
                 )
         said = self._replace(note=note._replace(each=None))
         if note.each is None or note.each.names is None or self.layers:
@@ -183,7 +184,7 @@ def named(names: object) -> tuple[str, ...] | None:
     except TypeError:
         found = None
     if found is None or not all(isinstance(name, str) for name in found):
-        raise TypeError(f"names must be the names of the layers, a list of strings, got {names!r:.80}.")
+        raise TypeError(f"names must be the names of the layers, a list of strings, got {shown(names)}.")
     return found
 
 
@@ -216,7 +217,7 @@ def _check(name: str, value: object, like: object = None) -> None:
 def _check_vector(layer_norms: object, names: tuple[str, ...], norm: object) -> None:
     """Check the layer norms of one step, given as one vector."""
     if layer_norms is None:
-        raise TypeError(f"names are those of a vector of layer_norms, got names {names!r:.80} and no layer_norms.")
+        raise TypeError(f"names are those of a vector of layer_norms, got names {shown(names)} and no layer_norms.")
     _check_array("layer_norms", layer_norms)
     shape, wanted = _shape(layer_norms), (len(names),)
     if shape != wanted or _shape(norm):
@@ -230,7 +231,7 @@ def _check_array(name: str, value: object) -> None:
     if not known(value) or not _is_real(value):
         several = isinstance(value, list | tuple | Mapping) and name == "norm"
         raise TypeError(
-            f"{name} must be a number or an array, got {value!r:.80} of type {type(value).__name__}. "
+            f"{name} must be a number or an array, got {typed(value)}. "
             + (_LARGEST if several else "Pass what the clipping call returned.")
         )
     framework = framework_of(value)

@@ -15,6 +15,7 @@ import numpy as np
 from gradclip.monitor.records import Counts, Layers, Step, nan_or, narrowed
 from gradclip.monitor.saved_spikes import plain_of, spike_of
 from gradclip.monitor.spike import Spike
+from gradclip.words import shown
 
 _OF_A_LINE = ("step", "norm", "max_norm", "coefficient", "clipped", "skipped", "finite")
 _OF_A_STATE = ("step", "norm", "max_norm", "skipped")
@@ -67,8 +68,8 @@ def groups_of(plain: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     groups = plain.get("groups", {})
     if not isinstance(groups, Mapping) or not all(isinstance(name, str) for name in groups):
         raise ValueError(
-            f"this is not the state of a Monitor: groups must map names to states, got {groups!r:.80}. Pass the result "
-            "of its state_dict()."
+            f"this is not the state of a Monitor: groups must map names to states, got {shown(groups)}. Pass the "
+            "result of its state_dict()."
         )
     for one in groups.values():
         State.of(one)
@@ -119,7 +120,7 @@ def step_of(
     """Return a step of checked values. Raises ValueError for one that no monitor records."""
     skips = _item(skipped)
     if not isinstance(skips, bool):
-        raise ValueError(f"skipped must be True or False, got {skips!r:.80}")
+        raise ValueError(f"skipped must be True or False, got {shown(skips)}")
     number = whole(step)
     if not number:
         raise ValueError("steps are numbered from 1, got 0")
@@ -139,7 +140,7 @@ def real(value: object) -> float:
     """Return a number as a float. Raises ValueError for anything else, or if no float holds it."""
     number = _item(value)
     if isinstance(number, bool) or not isinstance(number, numbers.Real):
-        raise ValueError(f"a norm, threshold or loss must be a number, got {number!r:.80}")
+        raise ValueError(f"a norm, threshold or loss must be a number, got {shown(number)}")
     try:
         return float(number)
     except OverflowError:
@@ -190,8 +191,8 @@ def _shown(number: object) -> str:
     """Describe a value. Python refuses to print very long whole numbers."""
     if isinstance(number, int) and abs(number) > _MOST:
         return f"one of {number.bit_length()} bits"
-    return f"{number!r:.80}"
+    return shown(number)
 
 
 def _why(error: Exception) -> str:
-    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({error!s:.80})"
+    return str(error) if isinstance(error, ValueError) else f"{type(error).__name__} ({shown(str(error))})"

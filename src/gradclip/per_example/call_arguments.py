@@ -26,16 +26,15 @@ from gradclip.backends.registry import (
 )
 from gradclip.core.formats import dtype_name
 from gradclip.leaves import is_integer
-from gradclip.per_example.quantities import shown
 from gradclip.tree import flatten
 from gradclip.typing import Mask
-from gradclip.words import listed
+from gradclip.words import listed, shown, typed
 
 
 def positions(name: str, given: int | Sequence[int]) -> tuple[int, ...]:
     """Return argument positions as a tuple. Raises ValueError for an empty one, a negative or a repeated position."""
     if not isinstance(given, Integral | Iterable):
-        raise TypeError(f"{name} must be one or several positions, got {shown(given)} of type {type(given).__name__}.")
+        raise TypeError(f"{name} must be one or several positions, got {typed(given)}.")
     numbers = (given,) if isinstance(given, Integral) else tuple(given)
     if not numbers:
         raise ValueError(f"{name} must not be empty. Pass the position of an argument, such as {name}=0.")
@@ -226,7 +225,7 @@ def framework_to_differentiate(
         return framework
     raise TypeError(
         f"argument {first} must hold the parameters, in arrays of {names_of_all(has_derivatives=True)}, got "
-        f"{args[first]!r:.80} of type {type(args[first]).__name__}. Pass them there, or pass argnums=."
+        f"{typed(args[first])}. Pass them there, or pass argnums=."
     )
 
 

@@ -17,6 +17,7 @@ from gradclip.per_example.quantities import as_count, as_divisor, as_number_of_e
 from gradclip.per_example.sensitivity import Sensitivity, sensitivity_of
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.typing import Method, Relation, SumDtype, Thresholds, Unit, WideDtype
+from gradclip.words import shown
 
 METHODS = ("auto", "materialize", "ghost", "loop")
 
@@ -63,7 +64,7 @@ class FunctionSettings:
         if self.settings.grid is not None and divisor != 1:
             raise ValueError("sums on a grid stay integers. Leave out normalize_by, and divide the result.")
         if self.unit not in ("example", "group"):
-            raise ValueError(f"unit must be 'example' or 'group', got {self.unit!r}.")
+            raise ValueError(f"unit must be 'example' or 'group', got {shown(self.unit)}.")
         check_name("method", self.method, METHODS)
         if self.method == "ghost" and self._why_made():
             raise ValueError(f"method='ghost' is not possible here: {self._why_made()}. Pass method='auto'.")

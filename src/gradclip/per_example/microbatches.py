@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from gradclip.core.values import shape_of
 from gradclip.per_example.batch_shapes import whole_program
-from gradclip.per_example.quantities import as_number_of_examples, shown
+from gradclip.per_example.quantities import as_number_of_examples
 from gradclip.tree import flatten
+from gradclip.words import shown
 
 AUTO = "256 MiB"
 """The bytes that gradients may take if the size is "auto"."""

@@ -12,7 +12,7 @@ from gradclip.per_example.microbatches import Memory
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Factors
 from gradclip.tree import flatten
-from gradclip.words import listed
+from gradclip.words import listed, typed
 
 _SEVERAL_TERMS = 2
 
@@ -108,7 +108,7 @@ class ObservedGradients:
             if not all(hasattr(leaf, "shape") for leaf in leaves):
                 raise TypeError(
                     "elements must be a number of elements or a tree of arrays, such as the parameters, got "
-                    f"{given!r:.80} of type {type(given).__name__}."
+                    f"{typed(given)}."
                 )
             return as_count("elements", _elements(leaves, TREE))
         if not self._elements:

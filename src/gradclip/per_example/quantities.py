@@ -9,6 +9,7 @@ from typing import Any
 from gradclip.backends.registry import framework_of
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, bare_name
 from gradclip.per_example.rounding import rounded_up
+from gradclip.words import shown, typed
 
 _LARGEST_COUNT = 2**63 - 1
 _WIDE = {"float32": FLOAT32, "float64": FLOAT64}
@@ -22,7 +23,7 @@ def as_number(name: str, value: object) -> float:
     """
     given = _scalar(name, value)
     if isinstance(given, bool) or not isinstance(given, numbers.Real):
-        raise TypeError(f"{name} must be a number, got {shown(value)} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a number, got {typed(value)}.")
     if given != given or given in (math.inf, -math.inf):
         return float(given)
     number = rounded_up(Fraction(*given.as_integer_ratio()))  # type: ignore[attr-defined]
@@ -44,7 +45,7 @@ def as_count(name: str, value: object) -> int:
 def as_number_of_examples(name: str, value: object) -> int:
     """Return a number of examples as an int. Raises TypeError if it is not a number, else as `as_count`."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise TypeError(f"{name} must be a whole number, 1 or more, got {shown(value)} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a whole number, 1 or more, got {typed(value)}.")
     return as_count(name, value)
 
 
@@ -82,21 +83,13 @@ def as_format(name: str, dtype: object, *, narrow: bool = False) -> Format:
 def check_function(name: str, value: object) -> None:
     """Raise a TypeError for anything but a function."""
     if not callable(value):
-        raise TypeError(f"{name} must be a function, got {shown(value)} of type {type(value).__name__}.")
+        raise TypeError(f"{name} must be a function, got {typed(value)}.")
 
 
 def check_name(what: str, name: object, known: Sequence[str]) -> None:
     """Raise a ValueError for an unknown name."""
     if not isinstance(name, str) or name not in known:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, known))}, got {shown(name)}.")
-
-
-def shown(value: object) -> str:
-    """Return the text of a value for an error: at most 80 characters, huge integers as their size."""
-    if isinstance(value, int) and value.bit_length() > 128:
-        return f"an integer of {value.bit_length()} bits"
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _scalar(name: str, value: object) -> Any:

@@ -18,11 +18,12 @@ from gradclip.arguments import check_flag, check_threshold
 from gradclip.core.formats import Format
 from gradclip.flush_mode import with_subnormals
 from gradclip.per_example.grid import check_threshold_of_grid, grid_for
-from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name, shown
+from gradclip.per_example.quantities import as_count, as_divisor, as_format, as_number, check_name
 from gradclip.per_example.rounding import ASSUMED_ELEMENTS, Factors, Summation, root_up, rounded_up
 from gradclip.per_example.settings import PerExampleSettings
 from gradclip.tree import flatten
 from gradclip.typing import Policy, Relation, RuleName, SumDtype, Thresholds, Unit, WideDtype
+from gradclip.words import shown
 
 RELATIONS = ("add_or_remove_one", "replace_one", "zero_out")
 UNITS = ("example", "group")

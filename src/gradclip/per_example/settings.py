@@ -10,9 +10,10 @@ from gradclip.core.formats import FLOAT32, FLOAT64, Format, bare_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.rules import Target
 from gradclip.per_example.grid import check_grid, check_threshold_of_grid
-from gradclip.per_example.quantities import check_name, shown
+from gradclip.per_example.quantities import check_name
 from gradclip.tree import flatten
 from gradclip.typing import Policy, RuleName, Thresholds, WideDtype
+from gradclip.words import shown
 
 RULES = ("clip", "normalize", "automatic")
 
@@ -120,5 +121,7 @@ def _checked_dtype(sum_dtype: object) -> str | None:
         return None
     name = bare_name(getattr(sum_dtype, "__name__", sum_dtype))
     if name not in ("float32", "float64"):
-        raise ValueError(f"sum_dtype must be float32, float64 or None, got {sum_dtype!r}. Narrower sums lose examples.")
+        raise ValueError(
+            f"sum_dtype must be float32, float64 or None, got {shown(sum_dtype)}. Narrower sums lose examples."
+        )
     return name

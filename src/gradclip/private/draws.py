@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from gradclip.words import typed
+
 if TYPE_CHECKING:
     Generator: TypeAlias = np.random.Generator
 
@@ -61,8 +63,7 @@ def check_seed(seed: object) -> None:
         return
     if isinstance(seed, bool) or not isinstance(seed, numbers.Integral):
         raise TypeError(
-            "seed must be None for the system's random numbers, an int or a numpy.random.Generator, got "
-            f"{seed!r:.80} of type {type(seed).__name__}."
+            f"seed must be None for the system's random numbers, an int or a numpy.random.Generator, got {typed(seed)}."
         )
     if seed < 0:
         raise ValueError(f"seed must be 0 or more, got {seed!r}.")

@@ -15,7 +15,6 @@ from gradclip.core.formats import bare_name, dtype_name, format_named, is_empty_
 from gradclip.leaves import first_sparse
 from gradclip.per_example.clip import PerExampleInfo
 from gradclip.per_example.outputs import ExampleOutputs
-from gradclip.per_example.quantities import shown
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.discrete import with_discrete_gaussian
 from gradclip.private.on_grid import (
@@ -27,6 +26,7 @@ from gradclip.private.on_grid import (
 )
 from gradclip.tree import FlatTree, flatten
 from gradclip.typing import Tree
+from gradclip.words import shown
 
 _FLOATS = ("float16", "bfloat16", "float32", "float64")
 _NOT_SUMS = (ExampleOutputs, PerExampleInfo)

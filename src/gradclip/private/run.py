@@ -21,6 +21,7 @@ from gradclip.private.accounting import (
 )
 from gradclip.private.noise import add_noise, is_recorded
 from gradclip.tree import flatten
+from gradclip.words import shown, typed
 
 if TYPE_CHECKING:
     from gradclip.private.batches import PoissonBatches
@@ -221,7 +222,7 @@ def _check_batches(batches: object) -> None:
     missing = [name for name in ("n", "rate", "steps", "pad_to", "overflow", "secure") if not hasattr(batches, name)]
     if missing:
         raise TypeError(
-            f"batches must be gradclip.PoissonBatches, got {batches!r:.80} of type {type(batches).__name__}. The "
+            f"batches must be gradclip.PoissonBatches, got {typed(batches)}. The "
             "accountant holds for batches that are sampled as it assumes, not for a shuffled data set."
         )
 
@@ -233,7 +234,7 @@ def _check_generator(rng: object) -> None:
         and not hasattr(rng, "manual_seed")
     ):
         raise TypeError(
-            f"rng must be 'system', a numpy.random.Generator or a torch.Generator, got {rng!r:.80}. A JAX key would "
+            f"rng must be 'system', a numpy.random.Generator or a torch.Generator, got {shown(rng)}. A JAX key would "
             "give every step the same noise: call gradclip.add_noise with a new key at each step, and "
             "gradclip.private.accounting.epsilon."
         )
@@ -250,7 +251,7 @@ def _check_overflow(batches: PoissonBatches, delta: float) -> None:
 def _check_sensitivity(sensitivity: object, pad_to: int) -> None:
     if not isinstance(sensitivity, Sensitivity):
         raise TypeError(
-            f"sensitivity must be a gradclip.Sensitivity, got {sensitivity!r:.80}: a number does not say what it "
+            f"sensitivity must be a gradclip.Sensitivity, got {shown(sensitivity)}: a number does not say what it "
             "compares. Call .sensitivity() of a clipped function, or gradclip.clipped_sum_sensitivity."
         )
     if sensitivity.relation != "add_or_remove_one":

@@ -9,6 +9,7 @@ from numbers import Integral, Real
 from gradclip.search.result import MaxNormSearch
 from gradclip.search.runs import Run, Train, losses_of
 from gradclip.search.trials import Trial
+from gradclip.words import shown
 
 GRID = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, math.inf)
 
@@ -51,12 +52,12 @@ def find_max_norm(
 
     """
     if not callable(train):
-        raise TypeError(f"train must be a function of a threshold and a seed, got {train!r:.80}.")
+        raise TypeError(f"train must be a function of a threshold and a seed, got {shown(train)}.")
     thresholds = _numbers("candidates", GRID if candidates is None else candidates, 0.0, math.inf)
     steps = [None] if rates is None else _numbers("rates", rates, 5e-324, 1.7976931348623157e308)
     drawn = _seeds(seeds)
     if isinstance(workers, bool) or not isinstance(workers, Integral) or workers < 1:
-        raise ValueError(f"workers must be a whole number of at least 1, got {workers!r:.80}.")
+        raise ValueError(f"workers must be a whole number of at least 1, got {shown(workers)}.")
     settings = [(max_norm, rate) for rate in steps for max_norm in thresholds]
     runs = [Run(max_norm, rate, seed) for max_norm, rate in settings for seed in drawn]
     losses = losses_of(train, runs, int(workers))
@@ -69,15 +70,15 @@ def _numbers(name: str, values: Iterable[float], least: float, most: float) -> l
     """Return the values ascending, each once. Raises ValueError for one that is out of the range."""
     which = "numbers of at least 0" if least == 0 else "positive finite numbers"
     if isinstance(values, Real) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list of {which}, got {values!r:.80}.")
+        raise ValueError(f"{name} must be a list of {which}, got {shown(values)}.")
     found = []
     for value in values:
         try:
             found.append(float(value))
         except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{name} must be {which}, got {value!r:.80}.") from error
+            raise ValueError(f"{name} must be {which}, got {shown(value)}.") from error
         if not least <= found[-1] <= most:
-            raise ValueError(f"{name} must be {which}, got {value!r:.80}.")
+            raise ValueError(f"{name} must be {which}, got {shown(value)}.")
     if not found:
         raise ValueError(f"{name} must be a list of {which}, got none. Leave it out for the usual ones.")
     return sorted(set(found))
@@ -87,5 +88,5 @@ def _seeds(seeds: int | Iterable[int]) -> tuple[int, ...]:
     given = range(seeds) if isinstance(seeds, Integral) and not isinstance(seeds, bool) else seeds
     found = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str | bytes) else ()
     if not found or not all(isinstance(seed, Integral) and not isinstance(seed, bool) for seed in found):
-        raise ValueError(f"seeds must be a number of at least 1, or a list of whole numbers, got {seeds!r:.80}.")
+        raise ValueError(f"seeds must be a number of at least 1, or a list of whole numbers, got {shown(seeds)}.")
     return tuple(int(seed) for seed in dict.fromkeys(found))

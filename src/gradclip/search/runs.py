@@ -11,6 +11,8 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
+from gradclip.words import shown
+
 Train = Callable[..., object]
 _AT_TOP_LEVEL = "Define train at the top level of a module, or pass workers=1."
 
@@ -37,7 +39,7 @@ class Run(NamedTuple):
             loss = float(returned)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
-                f"{self} returned {returned!r:.80}. It must return the final loss as one number: lower is better, NaN "
+                f"{self} returned {shown(returned)}. It must return the final loss as one number: lower is better, NaN "
                 "says that training diverged."
             ) from error
         return loss if math.isfinite(loss) else math.nan
@@ -94,10 +96,10 @@ def _check_can_be_sent(train: Train) -> None:
         sent = pickle.dumps(train)
     except Exception as error:
         raise TypeError(
-            f"train cannot be sent to worker processes, got {train!r:.80}: {error}. {_AT_TOP_LEVEL}"
+            f"train cannot be sent to worker processes, got {shown(train)}: {error}. {_AT_TOP_LEVEL}"
         ) from error
     if b"__main__" in sent and not Path(getattr(sys.modules["__main__"], "__file__", "")).is_file():
         raise TypeError(
-            f"train cannot be sent to worker processes, got {train!r:.80}, which was typed into a session or notebook: "
-            f"they import it from a file. {_AT_TOP_LEVEL}"
+            f"train cannot be sent to worker processes, got {shown(train)}, which was typed into a session or "
+            f"notebook: they import it from a file. {_AT_TOP_LEVEL}"
         )

@@ -33,6 +33,7 @@ from gradclip.backends.torch.tensors import (
 from gradclip.core.arrays import Arrays, check_dtypes
 from gradclip.core.memory import Region, any_overlap
 from gradclip.native import Described
+from gradclip.words import typed
 
 if TYPE_CHECKING:
     from gradclip.native._kernels import Arrays as KernelArrays
@@ -116,7 +117,7 @@ class TorchHost(Host):
         sources = list(leaves)
         for index in known.left_out:
             if not isinstance(leaves[index], torch.Tensor):
-                what = f"{leaves[index]!r:.80} of type {type(leaves[index]).__name__}"
+                what = typed(leaves[index])
                 raise TypeError(f"{names()[index]} is {what}, beside tensors. Convert it to a tensor.")
             sources[index] = with_memory(stored(leaves[index]), partial(_name, names, index))
         check_dtypes([sources[index] for index in known.left_out], lambda: [names()[i] for i in known.left_out])

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from gradclip.words import listed
+from gradclip.words import listed, typed
 
 ROOM = 16
 """How many values a first reduction holds besides its marks: four flags, and two norms of order 2 or one of order 3."""
@@ -71,7 +71,7 @@ def _mistake(one: object) -> Exception | None:
     if not isinstance(one, dist.ProcessGroup):
         return TypeError(
             "process_group and mesh take process groups and meshes of torch.distributed, or a list of them, got "
-            f"{one!r:.80} of type {type(one).__name__}. Pass the result of dist.new_group or init_device_mesh. For "
+            f"{typed(one)}. Pass the result of dist.new_group or init_device_mesh. For "
             "the name of a dimension, such as 'dp', pass mesh.get_group('dp')."
         )
     try:
