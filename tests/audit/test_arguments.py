@@ -65,7 +65,7 @@ def test_float64_that_jax_has_not():
         ({"seed": None}, "seed must be a whole number"),
         ({"sensitivity": 10**400}, "sensitivity must be a number within float64's range"),
         ({"sensitivity": float("nan")}, "bound must be a distance"),
-        ({"sensitivity": float("inf")}, "without limit"),
+        ({"sensitivity": float("inf")}, "sensitivity of this sum is infinite"),
     ],
 )
 def test_settings_out_of_range(settings, message):

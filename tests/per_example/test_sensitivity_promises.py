@@ -28,7 +28,9 @@ def test_policies_that_tell_of_one_example_promise_nothing(relation, policy, why
     ):
         assert promise.bound == math.inf
         assert why in str(promise)
-        with pytest.raises(ValueError, match=f"without limit: under nonfinite='{policy}' .*pass nonfinite='skip'"):
+        with pytest.raises(
+            ValueError, match=f"no noise can hide one example: under nonfinite='{policy}' .*pass nonfinite='skip'"
+        ):
             promise.noise_std(1.0)
 
 

@@ -169,7 +169,7 @@ def test_counts_of_clipped_examples_are_no_sum(asked):
             np.ones(2),
             clipped_sum_sensitivity(1.0, nonfinite="propagate"),
             ValueError,
-            "can move this sum without limit",
+            "sensitivity of this sum is infinite",
         ),
         (np.ones(2), Sensitivity(0.0, "example", "zero_out"), ValueError, "the sensitivity is 0, so no noise would be"),
         (

@@ -210,7 +210,11 @@ def test_in_words():
         ),
         ({"sensitivity": clipped_sum_sensitivity(1.0)}, ValueError, "the rounding of this sensitivity is unknown"),
         ({"sensitivity": replace(FLOATS, batch_size=None)}, ValueError, "does not say for which batches it holds"),
-        ({"sensitivity": clipped_sum_sensitivity(math.inf, batch_size=128)}, ValueError, "without limit"),
+        (
+            {"sensitivity": clipped_sum_sensitivity(math.inf, batch_size=128)},
+            ValueError,
+            "no noise can hide one example",
+        ),
         ({"sensitivity": replace(FLOATS, bound=0.0, rounding=0.0)}, ValueError, "the sensitivity is 0"),
         (
             {"sensitivity": gradclip.clipped_grad(max, 1.0).sensitivity(batch_size=128)},

@@ -93,7 +93,8 @@ class Sensitivity:
         """
         if math.isinf(self.bound + self.rounding):
             raise ValueError(
-                f"one {self.unit} can move this sum without limit: {self.note or 'max_norm must be finite'}."
+                f"the sensitivity of this sum is infinite, so no noise can hide one {self.unit}: "
+                f"{self.note or 'max_norm must be finite'}."
             )
         if math.isnan(self.rounding):
             raise ValueError(
