@@ -52,6 +52,11 @@ FAULTS = r"""wide => {
   return wrong;
 }"""
 LINES = "() => [...document.querySelectorAll('article pre > code')].flatMap(code => code.textContent.split('\\n'))"
+# Folded parts and tabs are seen too.
+UNFOLD = """() => {
+  for (const folded of document.querySelectorAll('details')) folded.open = true;
+  for (const tab of document.querySelectorAll('.tabbed-block')) tab.style.display = 'block';
+}"""
 HEIGHT = "() => document.documentElement.scrollHeight"
 HAS_SUMMARY = """() => {
   const below = document.querySelector('article h1')?.nextElementSibling;
@@ -73,6 +78,7 @@ def faults(page, address):
     screens = asked(page, HEIGHT) / SCREEN
     if screens > SCREENS and not asked(page, HAS_SUMMARY):
         yield f'{screens:.1f} screens long, and the first paragraph does not begin with "In short"'
+    asked(page, UNFOLD)
     for width in WIDTHS:
         page.size(width, SCREEN)
         yield from (f"at {width} pixels {fault}" for fault in asked(page, FAULTS, width == WIDTHS[0]))
@@ -85,7 +91,7 @@ def check_that_faults_are_found(page):
     body = (
         f"<article><h1>x</h1><p>Long.</p><pre><code {scrolls}>{'c' * 81}</code></pre>"
         f"<div {scrolls}><table><tbody><tr>{cells}</tr></tbody></table></div>"
-        f"<table><tbody><tr>{cells * 3}</tr></tbody></table><div style='height: {SCREEN * SCREENS}px'></div></article>"
+        f"<details><table><tbody><tr>{cells * 3}</tr></tbody></table></details><div style='height: {SCREEN * SCREENS}px'></div></article>"
     )
     found = "\n".join(faults(page, f"data:text/html,{body}"))
     for fault in (
