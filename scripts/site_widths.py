@@ -8,8 +8,12 @@
 - A page longer than five screens begins with a paragraph "In short".
 """
 
+import contextlib
+import functools
+import http.server
 import json
 import sys
+import threading
 
 from browser import Page
 from site_pages import BUILT
@@ -91,7 +95,8 @@ def check_that_faults_are_found(page):
     body = (
         f"<article><h1>x</h1><p>Long.</p><pre><code {scrolls}>{'c' * 81}</code></pre>"
         f"<div {scrolls}><table><tbody><tr>{cells}</tr></tbody></table></div>"
-        f"<details><table><tbody><tr>{cells * 3}</tr></tbody></table></details><div style='height: {SCREEN * SCREENS}px'></div></article>"
+        f"<details><table><tbody><tr>{cells * 3}</tr></tbody></table></details>"
+        f"<div style='height: {SCREEN * SCREENS}px'></div></article>"
     )
     found = "\n".join(faults(page, f"data:text/html,{body}"))
     for fault in (
@@ -109,11 +114,28 @@ def check_that_faults_are_found(page):
             sys.exit(f"a page on which {fault!r} should be found passes. Found:\n{found}")
 
 
+class _Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def served(folder):
+    """Serve a folder to this machine, and give its address."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
 def main():
     names = sys.argv[1:] or [str(path.relative_to(BUILT)) for path in sorted(BUILT.rglob("*.html"))]
-    with Page() as page:
+    with Page() as page, served(BUILT) as site:
         check_that_faults_are_found(page)
-        found = [f"{name}: {fault}" for name in names for fault in faults(page, (BUILT / name).as_uri())]
+        found = [f"{name}: {fault}" for name in names for fault in faults(page, f"{site}/{name}")]
     if found:
         sys.exit("\n".join([*found, f"{len(found)} faults on {len(names)} pages"]))
     print(f"{len(names)} pages fit windows of {', '.join(map(str, WIDTHS))} pixels")
