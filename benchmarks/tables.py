@@ -30,6 +30,7 @@ from report import (
     rounded,
 )
 from rule_tables import of_advice, of_best, of_calm, of_recoveries, of_spikes, of_trainings, of_widths
+from speed_tables import of_chosen, of_short
 
 PEER = "torch.nn.utils.clip_grad_norm_"
 ROOT = Path(__file__).parent.parent
@@ -266,6 +267,8 @@ TABLES = [
     Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
     Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
     Table("README.md", "few times", CLIPPING, of_few_times),
+    Table("docs/speed.md", "short", CLIPPING, of_short),
+    Table("docs/speed.md", "chosen", CLIPPING, of_chosen),
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("docs/speed.md", "files", FILES, of_files),
