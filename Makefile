@@ -77,6 +77,7 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 	$(BIN)/python benchmarks/sharded.py
 	$(BIN)/python benchmarks/sharded_jax.py
 	$(BIN)/python benchmarks/picture.py
+	$(BIN)/python benchmarks/speed_picture.py
 	$(BIN)/python benchmarks/scenarios.py --write
 	$(BIN)/python benchmarks/training.py --short
 	$(BIN)/python benchmarks/tables.py --write

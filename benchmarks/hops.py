@@ -70,13 +70,11 @@ def unusual():
         return jax.jit(lambda tree: gradclip.clip_by_global_norm(tree, 1.0)).trace(traced)
 
     return {
-        "clip_grad_norm_, PyTorch, a tensor as threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
-        "clip_grad_norm_, PyTorch, AdaptiveNorm and Monitor": lambda: gradclip.clip_grad_norm_(
-            many, max_norm, monitor=monitor
-        ),
+        "clip_grad_norm_, PyTorch, tensor threshold": lambda: gradclip.clip_grad_norm_(many, scalar),
+        "clip_grad_norm_, PyTorch, AdaptiveNorm": lambda: gradclip.clip_grad_norm_(many, max_norm, monitor=monitor),
         "clip_grad_layer_norm_, PyTorch": lambda: gradclip.clip_grad_layer_norm_(many, 1.0),
-        "clip_grad_layer_norm_, PyTorch, a frozen layer": lambda: gradclip.clip_grad_layer_norm_(frozen, 1.0),
-        "clip_by_global_norm, NumPy, an array as threshold": lambda: gradclip.clip_by_global_norm(arrays, bound),
+        "clip_grad_layer_norm_, PyTorch, frozen layer": lambda: gradclip.clip_grad_layer_norm_(frozen, 1.0),
+        "clip_by_global_norm, NumPy, array threshold": lambda: gradclip.clip_by_global_norm(arrays, bound),
         "clip_by_global_norm, JAX, traced by jit": trace,
         "per_example_clip, NumPy, mask=": lambda: gradclip.per_example_clip(batch, 1.0, mask=mask),
         "clipped_grad, PyTorch": lambda: summed(weights, examples),

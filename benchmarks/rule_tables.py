@@ -43,14 +43,22 @@ def of_advice(tasks):
     return lines
 
 
-def of_scenarios(found):
-    """Return a line for each rule: the shares of ordinary steps clipped, and spikes let through."""
-    calm, spiky = ("stationary", "decay", "heavy tail", "bfloat16", "constant"), ("spikes, 0.1%", "spikes, 1%")
-    spiky += ("bursts of 20", "spike at step 10", "spike at once")
-    lines = head("", *calm, *spiky)
+def of_calm(found):
+    """Return a line for each rule: the shares of ordinary steps clipped."""
+    calm = ("stationary", "decay", "heavy tail", "bfloat16", "constant")
+    lines = head("ordinary steps clipped", *calm)
     for rule, histories in found.items():
         cells = [f"{100 * histories[name]['clipped']:.1f}%" for name in calm]
-        cells += [f"{histories[name]['through']} of {histories[name]['spikes']}" for name in spiky]
+        lines += f"| {rule} | {' | '.join(cells)} |\n"
+    return lines
+
+
+def of_spikes(found):
+    """Return a line for each rule: the spikes let through."""
+    spiky = ("spikes, 0.1%", "spikes, 1%", "bursts of 20", "spike at step 10", "spike at once")
+    lines = head("spikes let through", *spiky)
+    for rule, histories in found.items():
+        cells = [f"{histories[name]['through']} of {histories[name]['spikes']}" for name in spiky]
         lines += f"| {rule} | {' | '.join(cells)} |\n"
     return lines
 

@@ -29,7 +29,8 @@ from report import (
     library,
     rounded,
 )
-from rule_tables import of_advice, of_best, of_recoveries, of_scenarios, of_trainings, of_widths
+from rule_tables import of_advice, of_best, of_calm, of_recoveries, of_spikes, of_trainings, of_widths
+from speed_tables import of_chosen, of_short
 
 PEER = "torch.nn.utils.clip_grad_norm_"
 ROOT = Path(__file__).parent.parent
@@ -247,9 +248,12 @@ TABLES = [
     Table("docs/adaptive.md", "best figures", TRAINING, of_best, "tasks"),
     Table("docs/adaptive.md", "widths", TRAINING, of_widths, "tasks"),
     Table("docs/how-to/choose-a-threshold.md", "advice", TRAINING_ADVICE, of_advice, "tasks"),
-    Table("docs/adaptive.md", "scenarios", SCENARIOS, of_scenarios, "scenarios"),
+    Table("docs/adaptive.md", "scenarios", SCENARIOS, of_calm, "scenarios"),
+    Table("docs/adaptive.md", "spikes", SCENARIOS, of_spikes, "scenarios"),
     Table("docs/adaptive.md", "recoveries", SCENARIOS, of_recoveries, "scenarios"),
     Table("docs/adaptive.md", "trainings", SCENARIOS, of_trainings, "training"),
+    Table("docs/speed.md", "short", CLIPPING, of_short),
+    Table("docs/speed.md", "chosen", CLIPPING, of_chosen),
     Table("docs/speed.md", "times", CLIPPING, of_clipping),
     Table("docs/speed.md", "calls", CALLS, of_calls),
     Table("docs/speed.md", "files", FILES, of_files),

@@ -8,7 +8,10 @@ from side_by_side import page, record, run
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write docs/parity.json and docs/parity.md")
-    parser.add_argument("--libraries", nargs="+", choices=run.MODULES, default=[n for n in run.MODULES if n != "Lucid"])
+    usual = [name for name in run.MODULES if name != "Lucid"]
+    parser.add_argument(
+        "--libraries", nargs="*", choices=run.MODULES, default=usual, help="without names, only make the page"
+    )
     options = parser.parse_args()
     found = record.read()
     for name in options.libraries:

@@ -20,9 +20,10 @@ FROM_ROOT = {
     name: Path("help") / f"{name.lower().removesuffix('.md').replace('_', '-')}.md"
     for name in ("CHANGELOG.md", "CONTRIBUTING.md", "RELEASING.md", "SECURITY.md", "CODE_OF_CONDUCT.md")
 }
-PICTURES = (".png", ".svg")
+# The site has these as they are. Other files become pages.
+PLAIN = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
-LANGUAGES = {".py": "python", ".json": "json", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
+LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
 
 
 def place(source):
@@ -32,7 +33,7 @@ def place(source):
         return Path(*path.parts[1:])
     if str(path) in FROM_ROOT:
         return FROM_ROOT[str(path)]
-    return Path("files") / (path if path.suffix in (".md", *PICTURES) else f"{path}.md")
+    return Path("files") / (path if path.suffix in PLAIN else f"{path}.md")
 
 
 def page_of(source):

@@ -149,7 +149,7 @@ def main(root):
     print(f"{lines:,} lines in {len(edges)} modules; {len(found)} circles of modules, {len(circles(rooms))} of rooms")
     known = members(root)
     counts = ", ".join(f"{who} {len(names)}" for who, names in known.items())
-    print(f"{sum(map(len, known.values()))} members that a framework may have to know: {counts}")
+    print(f"{sum(map(len, known.values()))} framework members: {counts}")
     print(f"core uses {names_of_backends_in_core(root)} names of backends")
     if not found and not circles(rooms):
         chain, floors = longest_chain(edges), longest_chain(rooms)

@@ -36,7 +36,9 @@ IN_PLACE = {
 OF_TORCH = ("PyTorch", "torch.compile", "torch.func", "autograd")
 OF_JAX = ("JAX", "jax.jit", "jax.vmap", "jax.grad")
 OF_TENSORFLOW = ("TensorFlow", "tf.function", "XLA", "tf.vectorized_map", "tf.GradientTape")
-COLUMNS = ("NumPy", *OF_TORCH, *OF_JAX, *OF_TENSORFLOW)
+# One table for each: all columns side by side are wider than a page.
+TABLES = {"NumPy and PyTorch": ("NumPy", *OF_TORCH), "JAX": OF_JAX, "TensorFlow": OF_TENSORFLOW}
+COLUMNS = tuple(column for columns in TABLES.values() for column in columns)
 DERIVATIVES = ("autograd", "jax.grad", "tf.GradientTape")
 
 
@@ -122,16 +124,21 @@ def rows():
     for name, function in TREE_FUNCTIONS.items():
         found = calls(function)
         yes = {c: works(*found[c], 2e-4 if c in DERIVATIVES else 1e-6) for c in COLUMNS}
-        yield name, ["yes" if yes[c] else "no" for c in COLUMNS]
+        yield name, {c: "yes" if yes[c] else "no" for c in COLUMNS}
     makers = {"NumPy": lambda x: x, "PyTorch": torch.tensor, "JAX": jnp.array, "TensorFlow": tf.constant}
     for name, function in IN_PLACE.items():
         cells = {c: "yes" if in_place_works(function, make) else "no" for c, make in makers.items()}
-        yield name, [cells.get(c, "–") for c in COLUMNS]
+        yield name, {c: cells.get(c, "–") for c in COLUMNS}
 
 
 def table():
-    lines = [f"| | {' | '.join(COLUMNS)} |", "|---" * (len(COLUMNS) + 1) + "|"]
-    lines += [f"| `{name}` | {' | '.join(cells)} |" for name, cells in rows()]
+    found = list(rows())
+    return "\n".join(_table(title, columns, found) for title, columns in TABLES.items())
+
+
+def _table(title, columns, found):
+    lines = [f"## {title}", "", f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    lines += [f"| `{name}` | {' | '.join(cells[c] for c in columns)} |" for name, cells in found]
     return "\n".join(lines) + "\n"
 
 

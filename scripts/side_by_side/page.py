@@ -12,6 +12,10 @@ from side_by_side.run import MODULES
 FILE = Path(__file__).parents[2] / "docs" / "parity.md"
 HEAD = """# Every function compared with the library's own
 
+**In short.** In {same:,} of {rows:,} comparisons gradclip's result is the same as the library's, in {better:,} it is
+better, and in {different:,} it differs on purpose. Of {bounds} functions that clip, gradclip's keep the bound on every
+random input; the libraries' own do so for {kept}.
+
 `make parity` runs each function of an integrated library and gradclip's on the same inputs: {cases} cases, ordinary
 and extreme, and {inputs:,} random inputs. It computes the right result in exact arithmetic and derives each verdict
 from it. It writes this page and [parity.json](parity.json), which has all rows.
@@ -28,11 +32,20 @@ inputs are ordinary: twelve normally distributed numbers with a norm above the t
 function in turn. For sums over examples the input is one example, and both functions may exceed the bound by one
 rounding to nearest. "–" means that the function does not clip, or that another row covers it.
 
-Below, each library has a table of the rows that are not the same. The numbers are from the first function and first
-case of a row, for the element in which the two results differ most.
+Each library has a table of its functions, and below it, folded, one of the rows that are not the same. Their numbers
+are from the first function and first case of a row, for the element in which the two results differ most.
+"""
+SUMMARY = """
+## {library} {version}
 
-| library | function | same | better | different | bound kept, library | gradclip | excess, float32 | any format |
-|---|---|---|---|---|---|---|---|---|
+| function | same | better | different | bound kept, {library} | gradclip | excess, float32 | any format |
+|---|---|---|---|---|---|---|---|
+"""
+DETAILS = """
+<details markdown="1"><summary>{number} rows that are not the same</summary>
+
+| case and functions | {library} | gradclip | exact | |
+|---|---|---|---|---|
 """
 WHY = {
     "nearer": "nearer",
@@ -45,22 +58,35 @@ WHY = {
 def page(record: Record) -> str:
     """Return the page in Markdown."""
     libraries = record["libraries"]
-    cases = {case for found in libraries.values() for of in found["functions"].values() for case in of["cases"]}
-    lines = [HEAD.format(cases=len(cases), inputs=record["inputs"])]
+    lines = [HEAD.format(**_counts(record))]
     for name in libraries:
-        lines += _summary(name, libraries[name])
+        lines += [*_summary(name, libraries[name]), *_details(name, libraries[name])]
     missing = [name for name in MODULES if name not in libraries]
     lines += [f"\nNot run when this page was written: {', '.join(missing)}.\n"] if missing else []
-    for name in libraries:
-        lines += _details(name, libraries[name])
     return "".join(lines)
 
 
+def _counts(record: Record) -> dict[str, int]:
+    """Return how many cases, random inputs, rows of each kind, and functions that keep their bound there are."""
+    functions = [of for found in record["libraries"].values() for of in found["functions"].values()]
+    rows = Counter(cells[0] for of in functions for cells in of["cases"].values())
+    bounds = [of["bound"] for of in functions if of["bound"]]
+    return {
+        "cases": len({case for of in functions for case in of["cases"]}),
+        "inputs": record["inputs"],
+        "rows": rows.total(),
+        **{kind: rows[kind] for kind in ("same", "better", "different")},
+        "bounds": len(bounds),
+        "kept": sum(bound["theirs"]["kept"] == record["inputs"] for bound in bounds),
+    }
+
+
 def _summary(library: str, found: Record) -> Iterator[str]:
+    yield SUMMARY.format(library=library, version=found["version"])
     for function, of in found["functions"].items():
         counts = Counter(cells[0] for cells in of["cases"].values())
         kinds = " | ".join(str(counts[kind]) for kind in ("same", "better", "different"))
-        yield f"| {library} | {_code(function)} | {kinds} | {_bound(of['bound'])} |\n"
+        yield f"| {_code(function)} | {kinds} | {_bound(of['bound'])} |\n"
 
 
 def _bound(bound: Record | None) -> str:
@@ -77,12 +103,13 @@ def _relative(excess: float) -> str:
 
 
 def _details(library: str, found: Record) -> Iterator[str]:
-    yield f"\n## {library} {found['version']}\n\n"
-    yield f"| case | functions | {library} | gradclip | exact | |\n|---|---|---|---|---|---|\n"
-    for (_, note), together in _grouped(library, found).items():
+    grouped = _grouped(library, found)
+    yield DETAILS.format(library=library, number=len(grouped))
+    for (_, note), together in grouped.items():
         functions = dict.fromkeys(function for function, _, _ in together)
         cases = _titles(dict.fromkeys(case for _, case, _ in together))
-        yield f"| {cases} | {_listed(list(functions), found)} | {_cells(together[0][2])} | {note} |\n"
+        yield f"| {cases}: {_listed(list(functions), found)} | {_cells(together[0][2])} | {note} |\n"
+    yield "\n</details>\n"
 
 
 def _grouped(library: str, found: Record) -> dict[tuple[str, str], list[tuple[str, str, list[str]]]]:
@@ -136,8 +163,12 @@ def _note(library: str, function: str, case: str, kind: str, why: str) -> str:
 def _listed(functions: list[str], found: Record) -> str:
     names = list(found["functions"])
     if len(names) > 1 and functions == names:
-        return "all"
-    return ", ".join(map(_code, functions)) if len(functions) < 4 else f"{len(functions)}, as {_code(functions[0])}"
+        return "all functions"
+    return (
+        ", ".join(map(_code, functions))
+        if len(functions) < 4
+        else f"{len(functions)} functions, as {_code(functions[0])}"
+    )
 
 
 def _code(function: str) -> str:

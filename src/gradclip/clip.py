@@ -132,7 +132,8 @@ def clip_by_global_norm(
     The method is that of Pascanu et al. 2013; `gradclip.core.coefficient` proves the bound.
 
     >>> import numpy as np
-    >>> clipped, norm = clip_by_global_norm({"w": np.array([3.0, 4.0])}, max_norm=1.0)
+    >>> grads = {"w": np.array([3.0, 4.0])}
+    >>> clipped, norm = clip_by_global_norm(grads, max_norm=1.0)
     >>> clipped["w"].round(6).tolist(), float(norm)
     ([0.6, 0.8], 5.0)
 

@@ -75,7 +75,8 @@ def clip_by_unit_norm(
     >>> clipped, norms = clip_by_unit_norm(np.array([[3.0, 0.3], [4.0, 0.4]]), 1.0)
     >>> clipped.round(6).tolist(), norms.tolist()
     ([[0.6, 0.3], [0.8, 0.4]], [5.0, 0.5])
-    >>> clip_by_unit_norm(np.array([[3.0, 4.0], [0.3, 0.4]]), 1.0, unit_axis=0)[1].tolist()
+    >>> rows = np.array([[3.0, 4.0], [0.3, 0.4]])
+    >>> clip_by_unit_norm(rows, 1.0, unit_axis=0)[1].tolist()
     [5.0, 0.5]
 
     """

@@ -178,7 +178,8 @@ def clip_grad_norm_(
     >>> float(clip_grad_norm_(update, max_norm=6.5)), update["b"].round(6).tolist()
     (13.0, [6.0])
     >>> update = {"w": np.array([3.0, 4.0]), "b": np.array([12.0])}
-    >>> float(clip_grad_norm_(update, {"w": 1.0, "*": None})), update["w"].round(6).tolist(), update["b"].tolist()
+    >>> norm = float(clip_grad_norm_(update, {"w": 1.0, "*": None}))
+    >>> norm, update["w"].round(6).tolist(), update["b"].tolist()
     (13.0, [0.6, 0.8], [12.0])
 
     """

@@ -148,7 +148,8 @@ def adaptive_grad_clip_(
     After an error, the gradients are unchanged.
 
     >>> import numpy as np
-    >>> update, weights = np.array([[3.0, 0.3], [4.0, 0.4]]), np.array([[6.0, 60.0], [8.0, 80.0]])
+    >>> update = np.array([[3.0, 0.3], [4.0, 0.4]])
+    >>> weights = np.array([[6.0, 60.0], [8.0, 80.0]])
     >>> norms = adaptive_grad_clip_(update, clipping=0.1, weights=weights)
     >>> norms.tolist(), update.round(6).tolist()
     ([5.0, 0.5], [[0.6, 0.3], [0.8, 0.4]])

@@ -57,7 +57,8 @@ def norm_at_most(
     by the method of Rump, Ogita and Oishi, "Accurate floating-point summation", 2008.
 
     >>> import numpy as np
-    >>> norm_at_most(np.array([3.0, 4.0]), 5), norm_at_most(np.array([1, 1e-5], np.float32), 1)
+    >>> above = np.array([1, 1e-5], np.float32)
+    >>> norm_at_most(np.array([3.0, 4.0]), 5), norm_at_most(above, 1)
     (True, False)
 
     """

@@ -16,6 +16,7 @@ from typing import NamedTuple
 BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
 # Their code needs a trainer, so tests/trainers/test_pages.py runs it.
 WITH_TRAINERS = ("docs/how-to/deepspeed-megatron.md", "docs/how-to/flower.md", "docs/how-to/trainers.md")
+COLUMNS = 80
 TITLED = re.compile(r'python title="([\w.]+)"')
 
 
@@ -48,6 +49,7 @@ def run(page, alone=False):
     A block that prints nothing needs none below it. One with a title is a file. Commands in a block of the kind
     "console", each behind a "$", run beside these files, and what they print stands below them in the same block.
     If `alone`, a block knows no names of the blocks above it, and writes its files into the same folder.
+    A page shows output as `folded` leaves it, and a long command with backslashes at the ends of its lines.
     """
     names = {}
     checked = 0
@@ -71,7 +73,7 @@ def _printed(code, names):
 
 
 def _run_commands(code, folder):
-    for command, output in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n)*)", code, re.M):
+    for command, output in re.findall(r"^\$ ((?:.*\\\n)*.*)\n((?:(?!\$ ).*\n)*)", code, re.M):
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         done = subprocess.run(
             command,
@@ -86,5 +88,18 @@ def _run_commands(code, folder):
         _compare(command, done.stdout, output)
 
 
+def folded(text):
+    """Return text in 80 columns: longer lines are broken at spaces, and go on two columns to the right."""
+    return "".join(f"{part}\n" for line in text.splitlines() for part in _parts(line))
+
+
+def _parts(line):
+    if len(line) <= COLUMNS:
+        return [line]
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, COLUMNS, subsequent_indent=f"{indent}  ", break_long_words=False, break_on_hyphens=False)
+
+
 def _compare(code, printed, expected):
+    printed = folded(printed)
     assert printed == expected, f"the page says\n{expected}\nwhere it prints\n{printed}\nby\n{code}"

@@ -58,7 +58,8 @@ class AdaptiveNorm:
     >>> for gradient in ([3.0, 4.0], [30.0, 40.0]):
     ...     update = {"w": np.array(gradient)}
     ...     norm = gradclip.clip_grad_norm_(update, max_norm)
-    >>> float(norm), update["w"].round(6).tolist()  # clipped to the norm of the first step
+    >>> # Clipped to the norm of the first step:
+    >>> float(norm), update["w"].round(6).tolist()
     (50.0, [3.0, 4.0])
     >>> max_norm.clipped, max_norm.skipped
     (1, 0)

@@ -53,7 +53,8 @@ class PrivateQuantile:
 
     >>> rule = PrivateQuantile(initial=1.0)
     >>> state = rule.init()
-    >>> state = rule.observe_fraction(state, 0.25)  # three of four examples were clipped
+    >>> # Three of four examples were clipped:
+    >>> state = rule.observe_fraction(state, 0.25)
     >>> round(float(rule.max_norm(state)), 4)  # exp(0.2 * 0.25)
     1.0513
 
@@ -140,7 +141,8 @@ class PrivateQuantile:
             TypeError: a value that is not a number. ValueError: a value that is not positive and finite, or
             sigma_b <= z / 2.
 
-        >>> round(PrivateQuantile.gradient_noise(1.0, sigma_b=5.0), 4)  # (1 - 0.01)**-0.5
+        >>> # (1 - 0.01)**-0.5
+        >>> round(PrivateQuantile.gradient_noise(1.0, sigma_b=5.0), 4)
         1.005
         """
         largest = 2.0**100

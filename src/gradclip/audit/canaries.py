@@ -41,7 +41,8 @@ def audited_epsilon(
         ValueError: shapes that differ, scores that are NaN, `included` that are not booleans, a number out of range.
 
     >>> was_in = [i >= 50 for i in range(100)]
-    >>> round(audited_epsilon(range(100), was_in, guesses=100, delta=0.0), 3)  # 0.05**0.01 = 0.9705 = e**x / (1 + e**x)
+    >>> # 0.05**0.01 = 0.9705 = e**x / (1 + e**x)
+    >>> round(audited_epsilon(range(100), was_in, guesses=100, delta=0.0), 3)
     3.493
     """
     values, coins = np.asarray(scores, dtype=float), np.asarray(included)
@@ -69,7 +70,8 @@ def audited_epsilon(
 def chance_of_guesses(canaries: int, guesses: int, correct: int, epsilon: float, delta: float) -> float:
     """Return a bound on the probability of so many right guesses, if a run is (epsilon, delta) private.
 
-    >>> chance_of_guesses(canaries=3, guesses=2, correct=2, epsilon=0.0, delta=0.0)  # two fair coins
+    >>> # Two fair coins:
+    >>> chance_of_guesses(canaries=3, guesses=2, correct=2, epsilon=0.0, delta=0.0)
     0.25
     """
     exactly = _binomial(guesses, 1 / (1 + math.exp(-epsilon)))

@@ -74,7 +74,8 @@ def check_sensitivity(
 
     >>> def mean_of_clipped(grads):
     ...     norms = np.linalg.norm(grads, axis=1, keepdims=True)
-    ...     return (grads * np.minimum(1, 1 / np.maximum(norms, 1e-30))).mean(axis=0)
+    ...     kept = np.minimum(1, 1 / np.maximum(norms, 1e-30))
+    ...     return (grads * kept).mean(axis=0)
     >>> report = check_sensitivity(mean_of_clipped, np.ones((10, 3)), 1 / 10)
     >>> report.holds, report.worst.name, report.worst.problem
     (False, 'one NaN among the examples given', 'NaN in the result')

@@ -172,7 +172,8 @@ def clip_in_backward(
     >>> import torch
     >>> model = torch.nn.ParameterDict({"v": torch.ones(2), "w": torch.ones(2)})
     >>> clipping = clip_in_backward(model, {"v": 1.0, "w": 5.0})
-    >>> (model["v"] @ torch.tensor([3.0, 4.0]) + model["w"] @ torch.tensor([3.0, 4.0])).backward()
+    >>> x = torch.tensor([3.0, 4.0])
+    >>> (model["v"] @ x + model["w"] @ x).backward()
     >>> model["v"].grad, model["w"].grad, clipping.norms["v"]
     (tensor([0.6000, 0.8000]), tensor([3., 4.]), tensor(5.))
 

@@ -31,7 +31,9 @@ class L2GlobalClipping(modules.L2GlobalClipping, register=False):  # type: ignor
 
     >>> from declearn.model.sklearn import NumpyVector
     >>> import numpy as np
-    >>> L2GlobalClipping(max_norm=1.0).run(NumpyVector({"w": np.array([3.0, 4.0])})).coefs["w"].round(6).tolist()
+    >>> grads = NumpyVector({"w": np.array([3.0, 4.0])})
+    >>> clipped = L2GlobalClipping(max_norm=1.0).run(grads)
+    >>> clipped.coefs["w"].round(6).tolist()
     [0.6, 0.8]
     """
 

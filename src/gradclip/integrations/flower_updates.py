@@ -119,7 +119,8 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     """Clip a model update in place, and return whether it was longer than `clipping_norm`.
 
     >>> update = [np.array([3.0]), np.array(4.0)]
-    >>> adaptive_clip_inputs_inplace(update, 1.0), [x.round(6).tolist() for x in update]
+    >>> longer = adaptive_clip_inputs_inplace(update, 1.0)
+    >>> longer, [x.round(6).tolist() for x in update]
     (True, [[0.6], 0.8])
     """
     floats = _floats(input_arrays)
@@ -146,7 +147,8 @@ def compute_adaptive_clip_model_update(param1: MutableSequence[Any], param2: Arr
     """Clip the update param1 - param2, write the parameters after it to `param1`, and return whether it was clipped.
 
     >>> new = [np.array([3.0, 4.0], np.float32), np.array(12.0, np.float32)]
-    >>> compute_adaptive_clip_model_update(new, [np.zeros(2, np.float32), np.float32(0)], 6.5)
+    >>> old = [np.zeros(2, np.float32), np.float32(0)]
+    >>> compute_adaptive_clip_model_update(new, old, 6.5)
     True
     >>> [x.round(4).tolist() for x in new]
     [[1.5, 2.0], 6.0]

@@ -81,7 +81,9 @@ def clip_pytree(
 
     The signature is that of jax-privacy 2.0.
 
-    >>> clipped, norm = clip_pytree({"w": jnp.array([6.0, 8.0])}, clip_norm=20.0, rescale_to_unit_norm=True)
+    >>> clipped, norm = clip_pytree(
+    ...     {"w": jnp.array([6.0, 8.0])}, clip_norm=20.0, rescale_to_unit_norm=True
+    ... )
     >>> print([round(float(x), 4) for x in clipped["w"]], norm)
     [0.3, 0.4] 10.0
     """

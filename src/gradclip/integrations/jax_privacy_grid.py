@@ -33,7 +33,8 @@ def clip_and_round_to_grid(gradient: Tree, l2_clip_norm: Threshold, grid_scale: 
     The signature is that of jax-privacy 2.2.
 
     >>> with jax.enable_x64(True):
-    ...     rounded, norm = clip_and_round_to_grid(jax.numpy.array([0.3, -0.4]), l2_clip_norm=1.0, grid_scale=1000)
+    ...     x = jax.numpy.array([0.3, -0.4])
+    ...     rounded, norm = clip_and_round_to_grid(x, 1.0, grid_scale=1000)
     ...     print(rounded, norm)
     [ 300 -400] 0.5
     """

@@ -65,7 +65,8 @@ def clipped_fun(
 
     The signature is that of jax-privacy 2.3.
 
-    >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(jnp.array([0.0, 0.5, -2.0, 3.0])))
+    >>> x = jnp.array([0.0, 0.5, -2.0, 3.0])
+    >>> print(clipped_fun(jnp.mean, l2_clip_norm=1.0)(x))
     0.5
     """
     rescale_to_unit_norm = check_flag("rescale_to_unit_norm", rescale_to_unit_norm)
@@ -163,7 +164,8 @@ def clipped_grad(
 
     >>> def loss(mean, x):
     ...     return 0.5 * jnp.mean((x - mean) ** 2)
-    >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, jnp.array([0.0, 7.0, -2.0])))
+    >>> x = jnp.array([0.0, 7.0, -2.0])
+    >>> print(clipped_grad(loss, l2_clip_norm=4.5)(3.0, x))
     3.5
     """
     has_aux, nan_safe = check_flag("has_aux", has_aux), check_flag("nan_safe", nan_safe)

@@ -58,7 +58,8 @@ def clipped(optimizer: type[Optimizer]) -> Callable[..., Optimizer]:
     >>> optimizer = clipped(keras.optimizers.SGD)(learning_rate=1.0, max_norm=1.0)
     >>> weights = keras.Variable([0.0, 0.0])
     >>> optimizer.apply([ops.array([3.0, 4.0])], [weights])
-    >>> [round(float(x), 4) for x in weights.numpy()], float(optimizer.last_norm), float(optimizer.clipped_share)
+    >>> norm, share = optimizer.last_norm, optimizer.clipped_share
+    >>> [round(float(x), 4) for x in weights.numpy()], float(norm), float(share)
     ([-0.6, -0.8], 5.0, 1.0)
     """
     if not (isinstance(optimizer, type) and issubclass(optimizer, keras.optimizers.Optimizer)):

@@ -63,7 +63,8 @@ def follow(
 
     >>> from types import SimpleNamespace
     >>> config = SimpleNamespace(clip_grad=1.0)
-    >>> optimizer = SimpleNamespace(config=config, step=lambda: (True, 5.0, None))  # a stand-in
+    >>> step = lambda: (True, 5.0, None)
+    >>> optimizer = SimpleNamespace(config=config, step=step)  # a stand-in
     >>> clipping = follow(optimizer, 2.0)
     >>> optimizer.step()
     (True, 5.0, None)

@@ -61,7 +61,8 @@ def clip_by_global_norm(max_norm: jax.typing.ArrayLike) -> optax.GradientTransfo
     Errors are those of `gradclip.clip_by_global_norm`. The signature is that of optax 0.2.
 
     >>> transform = clip_by_global_norm(1.0)
-    >>> updates, _ = transform.update({"w": jnp.array([3.0, 4.0])}, transform.init(None))
+    >>> grads = {"w": jnp.array([3.0, 4.0])}
+    >>> updates, _ = transform.update(grads, transform.init(None))
     >>> [round(float(x), 4) for x in updates["w"]]
     [0.6, 0.8]
     """
@@ -124,7 +125,8 @@ def adaptive_grad_clip(
     Errors are those of `gradclip.adaptive_grad_clip`. The signature is that of optax 0.2.
 
     >>> transform = adaptive_grad_clip(0.1)
-    >>> params, updates = jnp.array([[6.0, 60.0], [8.0, 80.0]]), jnp.array([[3.0, 0.5], [4.0, 0.5]])
+    >>> params = jnp.array([[6.0, 60.0], [8.0, 80.0]])
+    >>> updates = jnp.array([[3.0, 0.5], [4.0, 0.5]])
     >>> clipped, _ = transform.update(updates, transform.init(params), params)
     >>> [[round(float(x), 4) for x in row] for row in clipped]
     [[0.6, 0.5], [0.8, 0.5]]

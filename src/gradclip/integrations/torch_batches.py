@@ -80,7 +80,8 @@ def poisson_loader(dataset: Any, batches: PoissonBatches, **options: Any) -> Dat
 
     >>> import torch
     >>> data = torch.utils.data.TensorDataset(torch.arange(4.0))
-    >>> for (x,), mask in poisson_loader(data, PoissonBatches(n=4, rate=1.0, steps=1, pad_to=6)):
+    >>> batches = PoissonBatches(n=4, rate=1.0, steps=1, pad_to=6)
+    >>> for (x,), mask in poisson_loader(data, batches):
     ...     print(x.shape, x[mask].sort().values)
     torch.Size([6]) tensor([0., 1., 2., 3.])
     """

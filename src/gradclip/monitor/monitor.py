@@ -63,10 +63,10 @@ class Monitor(Totals):
     >>> import gradclip
     >>> import numpy as np
     >>> monitor = Monitor()
-    >>> for gradient in ([3.0, 4.0], [0.3, 0.4]):
-    ...     norm = gradclip.clip_grad_norm_({"w": np.array(gradient)}, 1.0, monitor=monitor)
-    >>> monitor.steps, monitor.clipped, [(step.norm, step.coefficient) for step in monitor.records]
-    (2, 1, [(5.0, 0.2), (0.5, 1.0)])
+    >>> for grads in np.array([[3.0, 4.0], [0.3, 0.4]]):
+    ...     norm = gradclip.clip_grad_norm_(grads, 1.0, monitor=monitor)
+    >>> monitor.clipped, [(one.norm, one.coefficient) for one in monitor.records]
+    (1, [(5.0, 0.2), (0.5, 1.0)])
 
     """
 
@@ -150,7 +150,7 @@ class Monitor(Totals):
         >>> import numpy as np
         >>> monitor = Monitor()
         >>> monitor.note(loss=0.25)
-        >>> norm = gradclip.clip_grad_norm_({"w": np.array([3.0, 4.0])}, 1.0, monitor=monitor)
+        >>> norm = gradclip.clip_grad_norm_(np.ones(25), 1.0, monitor=monitor)
         >>> monitor.last.norm, monitor.last.loss
         (5.0, 0.25)
 

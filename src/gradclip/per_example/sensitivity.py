@@ -52,7 +52,7 @@ class Sensitivity:
     Raises:
         ValueError: a number out of range, or an unknown name. TypeError: a value that is not a number.
 
-    >>> mean = Sensitivity(bound=0.5, unit="example", relation="add_or_remove_one", denominator=4.0)
+    >>> mean = Sensitivity(0.5, "example", "add_or_remove_one", denominator=4.0)
     >>> print(mean)
     sum over examples / 4, add or remove one example: at most 0.5
     >>> mean.noise_std(noise_multiplier=3.0)
@@ -196,8 +196,8 @@ def clipped_sum_sensitivity(
 
     >>> print(clipped_sum_sensitivity(1.0, batch_size=256))
     sum over examples, add or remove one example: at most 1.0 (+ 3.4e-05 rounding)
-    >>> clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, "replace_one", normalize_by=2.0, grid=2**20).bound
-    5.0
+    >>> clipped_sum_sensitivity({"w": 3.0, "b": 4.0}, "replace_one", grid=8).bound
+    10.0
     """
     per_layer, to_unit = check_flag("per_layer", per_layer), check_flag("to_unit", to_unit)
     sum_format = as_format("sum_dtype", sum_dtype)

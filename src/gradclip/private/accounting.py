@@ -85,7 +85,8 @@ def epsilon(rate: float, steps: int, noise_multiplier: float, delta: float, *, o
     The accountant: Koskela et al. 2020; Doroshenko et al. 2022, "Connect the Dots". The module's docstring proves what
     is added to it.
 
-    >>> round(epsilon(rate=1.0, steps=1, noise_multiplier=1.0, delta=1e-5), 2)  # Gaussian noise, once
+    >>> # Gaussian noise, once:
+    >>> round(epsilon(rate=1.0, steps=1, noise_multiplier=1.0, delta=1e-5), 2)
     4.38
     """
     run = _checked(rate, steps or 1, delta, overflow)

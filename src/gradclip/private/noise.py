@@ -67,9 +67,14 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".
 
-    >>> sensitivity = Sensitivity(bound=1.0, unit="example", relation="add_or_remove_one")
-    >>> noised = add_noise(np.zeros(3, np.float32), sensitivity, noise_multiplier=2.0, rng="system")
-    >>> noised.shape, noised.dtype, (noised * 2**18 == np.rint(noised * 2**18)).all()  # s is 2**-17
+    >>> sensitivity = Sensitivity(
+    ...     bound=1.0, unit="example", relation="add_or_remove_one"
+    ... )
+    >>> noised = add_noise(
+    ...     np.zeros(3, np.float32), sensitivity, noise_multiplier=2.0, rng="system"
+    ... )
+    >>> steps = noised * 2**18  # s is 2**-17
+    >>> noised.shape, noised.dtype, (steps == np.rint(steps)).all()
     ((3,), dtype('float32'), np.True_)
     """
     _check_sensitivity(sensitivity)

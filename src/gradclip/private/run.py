@@ -60,7 +60,9 @@ class PrivateRun:
 
     >>> from gradclip import PoissonBatches, clipped_sum_sensitivity
     >>> batches = PoissonBatches(n=1000, rate=1.0, steps=4)
-    >>> sensitivity = clipped_sum_sensitivity(1.0, batch_size=batches.pad_to, grid=2**20)
+    >>> sensitivity = clipped_sum_sensitivity(
+    ...     1.0, batch_size=batches.pad_to, grid=2**20
+    ... )
     >>> run = PrivateRun(batches, sensitivity, delta=1e-5, noise_multiplier=2.0)
     >>> round(run.epsilon(steps=4), 2)  # four times with 2.0 is once with 1.0
     4.38

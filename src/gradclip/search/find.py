@@ -46,7 +46,8 @@ def find_max_norm(
         runs before it are lost.
 
     >>> import gradclip
-    >>> found = gradclip.find_max_norm(lambda max_norm, seed: abs(max_norm - 1) + seed, [0.5, 1.0, 4.0], seeds=2)
+    >>> train = lambda max_norm, seed: abs(max_norm - 1) + seed
+    >>> found = gradclip.find_max_norm(train, [0.5, 1.0, 4.0], seeds=2)
     >>> found.max_norm, [trial.loss for trial in found.table]
     (1.0, [1.0, 0.5, 3.5])
 
