@@ -284,7 +284,9 @@ def failing():
 
 
 def main():
-    deepspeed.init_distributed(dist_backend="gloo", verbose=False)
+    # A file, unlike a port, cannot be taken by another process.
+    together = {"init_method": f"file://{FOLDER}/store", "rank": RANK, "world_size": RANKS}
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False, **together)
     found = {name: globals()[name]() for name in NAMES}
     (FOLDER / f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
     torch.distributed.barrier()
