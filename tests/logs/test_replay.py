@@ -56,3 +56,9 @@ def test_what_is_told_of_a_rule():
 def test_a_threshold_that_clips_nothing():
     (found,) = replay(columns([1.0, math.inf]), [Rule.parse("inf")])
     assert (found.plain()["share_clipped"], found.plain()["largest_after"]) == (0.0, 1.0)
+
+
+def test_no_norm_is_left_of_one_that_is_not_finite():
+    (told,) = replay(columns([math.inf, math.nan]), [Rule.parse("1.0")])
+    assert np.isnan(told.after).all()
+    assert math.isnan(told.plain()["largest_after"])

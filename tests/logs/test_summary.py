@@ -46,7 +46,18 @@ def test_norms_that_were_logged_after_clipping_are_noticed():
         "50.0% of the norms equal the largest, 1: they were probably logged after" in note
         for note in Summary.of(log).notes()
     )
-    assert not any("equal the largest" in note for note in Summary.of(log._replace(measured="before clipping")).notes())
+    before = log._replace(measured="before clipping")
+    assert not any("equal the largest" in note for note in Summary.of(before, 2.0).notes())
+    assert Summary.of(before, 1.0).notes()[1] == (
+        "Yet 50.0% of the norms equal the largest, 1, which is max_norm: something had probably clipped the gradients "
+        "before, so the run's spikes cannot be seen."
+    )
+
+
+def test_advice_without_a_loss_is_for_somebody_who_has_a_log():
+    said = str(Summary.of(Log("text", [Row(step, 1.0 + step % 3) for step in range(40)])).advice)
+    assert "Log it beside the norm" in said
+    assert "monitor" not in said
 
 
 def test_steps_that_were_logged_again():

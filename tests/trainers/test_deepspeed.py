@@ -3,9 +3,9 @@
 import json
 import math
 import os
-import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,14 +28,17 @@ TOGETHER = ("stages", "offloaded", "accumulation", "disagreeing", "failing", "pl
 NEAR = {"float32": 1e-5, "float16": 2e-3, "bfloat16": 1e-2}
 
 
+def ended(started, seconds=800):
+    """Wait until all processes have ended, or one has failed, for which the others would wait. Return their codes."""
+    until = time.monotonic() + seconds
+    while None in (codes := [process.poll() for process in started]) and not any(codes) and time.monotonic() < until:
+        time.sleep(0.05)
+    return codes
+
+
 def run(folder, ranks, names):
     """Run functions of the worker in several processes, and return what each process found."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     environment = os.environ | {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT / "src"), os.environ.get("PYTHONPATH")))),
         "OMP_NUM_THREADS": "1",
     }
@@ -45,10 +48,11 @@ def run(folder, ranks, names):
         with (folder / f"{rank}.log").open("w") as log:
             started.append(subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT))
     try:
-        codes = [process.wait(timeout=800) for process in started]
+        codes = ended(started)
     finally:
         for process in started:
             process.kill()
+            process.wait()
     assert codes == [0] * ranks, "\n".join((folder / f"{rank}.log").read_text()[-3000:] for rank in range(ranks))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(ranks)]
 

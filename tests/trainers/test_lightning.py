@@ -169,12 +169,26 @@ def test_the_clipping_of_the_trainer_is_an_error():
     assert net.recorded.used == []
 
 
+def test_the_clipping_of_the_trainer_is_told_of_without_the_callback():
+    class Clipped(Net):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            clip_at_step(optimizer, C)
+            return optimizer
+
+    with pytest.warns(gradclip.ClippingWarning, match=r"gradients to 0\.5 before the step.*no gradient_clip_val"):
+        trainer(gradient_clip_val=0.5).fit(Clipped(OPTIMIZERS["SGD"]), data())
+
+
 def test_the_clipping_of_the_module_warns():
     class Clips(Net):
         def configure_gradient_clipping(self, optimizer, gradient_clip_val, gradient_clip_algorithm):
             self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
 
-    with pytest.warns(UserWarning, match=r"Clips\.configure_gradient_clipping is called at each step, too"):
+    with (
+        pytest.warns(gradclip.ClippingWarning, match=r"gradients to 0\.5 before the step"),
+        pytest.warns(UserWarning, match=r"Clips\.configure_gradient_clipping is called at each step, too"),
+    ):
         trainer(ClipCallback(C)).fit(Clips(OPTIMIZERS["SGD"]), data())
 
 

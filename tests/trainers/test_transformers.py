@@ -114,6 +114,13 @@ def test_without_a_callback(tmp_path, level):
 # Clipping twice
 
 
+def test_the_clipping_of_the_trainer_is_told_of_without_a_callback(tmp_path):
+    runner = trainer(tmp_path, max_grad_norm=1.0)
+    clip_at_step(runner.create_optimizer(), 0.1)
+    with pytest.warns(gradclip.ClippingWarning, match=r"gradients to 1 before the step clips them.*max_grad_norm=0\.0"):
+        runner.train()
+
+
 @pytest.mark.parametrize("settings", [{"max_grad_norm": 0.5}, {"max_grad_norm": 1.0}])
 def test_the_clipping_of_the_trainer_is_an_error(tmp_path, settings):
     message = rf"max_grad_norm is {settings['max_grad_norm']}.*TrainingArguments\(..., max_grad_norm=0.0\)"

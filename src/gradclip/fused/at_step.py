@@ -177,6 +177,10 @@ def clip_at_step(
     >>> clipping.norm, weight.detach()
     (tensor(5.), tensor([-0.6000, -0.8000]))
 
+    Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
+    norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
+    of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call.
+
     """
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
     with telling(getattr(optimizer, "param_groups", ()), process_group, mesh, each=True):

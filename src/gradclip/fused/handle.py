@@ -11,6 +11,7 @@ import torch
 from torch.optim import Optimizer
 
 from gradclip.adaptive.holder import AdaptiveNorm
+from gradclip.fused.clipped_before import ClippedBefore
 from gradclip.fused.step import Request
 from gradclip.fused.step_parts import StepPart, left_of_all
 from gradclip.monitor.monitor import Monitor
@@ -83,6 +84,7 @@ class StepClipping:
             optimizer.register_load_state_dict_post_hook(self._load),
         ]
         _CLIPPED.add(optimizer)
+        self._others = ClippedBefore(optimizer)
 
     @property
     def max_norm(self) -> float | AdaptiveNorm:
@@ -98,6 +100,7 @@ class StepClipping:
         for hook in self._hooks:
             hook.remove()
         _CLIPPED.discard(self._optimizer)
+        self._others.stop()
 
     def numbers(self) -> dict[str, torch.Tensor]:
         """Return what to log of the last step, as scalar tensors; empty before the first. It waits for no device.
@@ -126,12 +129,12 @@ class StepClipping:
         positional = len(args) > 1 and callable(args[1])
         closure: Callable[[], Any] | None = args[1] if positional else kwargs.get("closure")
         if closure is None:
-            self._clip(optimizer, kwargs)
+            self._clip_alone(optimizer, kwargs)
             return None
 
         def clipped_after() -> Any:
             loss = closure()
-            self._clip(optimizer, kwargs)
+            self._clip_alone(optimizer, kwargs)
             return loss
 
         return (
@@ -139,6 +142,14 @@ class StepClipping:
             if positional
             else (args, {**kwargs, "closure": clipped_after})
         )
+
+    def _clip_alone(self, optimizer: Optimizer, kwargs: Mapping[str, Any]) -> None:
+        """Clip, and warn if the gradients were clipped before."""
+        self._others.begin()
+        try:
+            self._clip(optimizer, kwargs)
+        finally:
+            self._others.end()
 
     def _stepped(self, norm: torch.Tensor, parts: Sequence[StepPart], *, common: bool = True) -> None:
         """Record what a step has clipped. `common`: the first part is that of the threshold for all."""

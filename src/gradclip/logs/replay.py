@@ -23,8 +23,9 @@ class Replayed(NamedTuple):
 
     @property
     def after(self) -> np.ndarray:
-        """The norms after clipping; 0 at skipped steps."""
-        return np.where(self.skipped, 0.0, np.minimum(self.norms, self.max_norms))
+        """The norms after clipping; 0 at skipped steps, NaN where the norm is not finite."""
+        clipped = np.where(np.isfinite(self.norms), np.minimum(self.norms, self.max_norms), math.nan)
+        return np.where(self.skipped, 0.0, clipped)
 
     @property
     def stopped(self) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +14,12 @@ from gradclip.monitor.records import Columns, Counts, Overview, Step, percentile
 from gradclip.monitor.spike import Spike
 from gradclip.monitor.spikes import Spikes
 from gradclip.monitor.tables import percent
+from gradclip.monitor.wording import NO_LOSS, RECORD
 
 _SPIKES = 5
 _AT_THE_TOP, _NEAR, _ENOUGH = 0.1, 5e-4, 20
 _OF_COMMON = (0.1, 0.3, 1.0, 3.0, 10.0)
+_WITHOUT_LOSS = f"{NO_LOSS} Log it beside the norm, as an entry with the name loss."
 
 
 class Summary(NamedTuple):
@@ -58,7 +61,7 @@ class Summary(NamedTuple):
         for step in steps:
             found.see((Seen(step, None),))
         assumed = log.assumed and max_norm is None
-        advice = advise(Columns.of(steps))
+        advice = _of_a_log(advise(Columns.of(steps)))
         return cls(
             log, steps, Counts().plus(steps), found.kept(), advice, own[-1], assumed, repeated, until, unnumbered
         )
@@ -115,15 +118,17 @@ class Summary(NamedTuple):
     def _at_the_top(self) -> list[str]:
         """Say so if the norms look as if they were logged after clipping."""
         norms = np.array([step.norm for step in self.steps if step.finite])
-        if len(norms) < _ENOUGH or self.log.measured or not norms.max() > 0:
+        if len(norms) < _ENOUGH or not norms.max() > 0:
             return []
-        share = float((norms >= norms.max() * (1 - _NEAR)).mean())
-        if share < _AT_THE_TOP:
+        top = float(norms.max())
+        share = float((norms >= top * (1 - _NEAR)).mean())
+        if share < _AT_THE_TOP or (self.log.measured and not math.isclose(top, self.max_norm, rel_tol=_NEAR)):
             return []
-        return [
-            f"{percent(share)} of the norms equal the largest, {norms.max():.4g}: they were probably logged after "
-            "clipping, so the run's spikes cannot be seen."
-        ]
+        equal = f"{percent(share)} of the norms equal the largest, {top:.4g}"
+        after = "so the run's spikes cannot be seen."
+        if self.log.measured:
+            return [f"Yet {equal}, which is max_norm: something had probably clipped the gradients before, {after}"]
+        return [f"{equal}: they were probably logged after clipping, {after}"]
 
     def _clipping(self) -> list[str]:
         norms = np.array([step.norm for step in self.steps])
@@ -165,3 +170,8 @@ class Summary(NamedTuple):
             },
             "notes": self.notes(),
         }
+
+
+def _of_a_log(advice: Advice) -> Advice:
+    """Return advice to somebody who has a log, where that to the user of a monitor does not help."""
+    return replace(advice, reasons=tuple(_WITHOUT_LOSS if one == RECORD else one for one in advice.reasons))

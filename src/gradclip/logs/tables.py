@@ -1,6 +1,7 @@
 """Tables: CSV, with commas, semicolons or tabs."""
 
 import csv
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from gradclip.logs.json_files import no_norm
 from gradclip.logs.rows import Keys, Log, counted, plain
 
 _SEPARATORS = (",", ";", "\t")
+_OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
 _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
 
 
@@ -16,6 +18,8 @@ def columns_of(first: str) -> tuple[list[str], str] | None:
     """Return the names in the first line of a table, and what separates them; None if it is no table."""
     found = [([name.strip() for name in _names(first, one)], one) for one in _SEPARATORS]
     names, separator = max(found, key=lambda one: len(one[0]))
+    if _OF_A_MESSAGE.search(first):
+        return None
     return (names, separator) if len(names) > 1 or (names and plain(names[0]) == "grad_norm") else None
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import BEFORE_CLIPPING, TRAINER_DEFAULT, no_norm
-from gradclip.logs.rows import Log, Row, counted, norm_or_nan, number
+from gradclip.logs.rows import Log, LogError, Row, counted, norm_or_nan, number
 
 _THOUSANDS = r"\d{1,3}(?:,\d{3}){1,100}(?:\.\d+)?(?!\d)"
 _NUMBER = rf"([-+]?(?:{_THOUSANDS}|" + r"\d+\.?\d*(?:e[-+]?\d+)?|\.\d+(?:e[-+]?\d+)?|nan|inf(?:inity)?))"
@@ -23,6 +23,7 @@ _COLOURS = re.compile(r"(?:\x1b\[[0-9;]{0,20}|\[[0-9;]{1,20})m")
 _SETTING = re.compile(
     r"\b(?:clip_grad|max_norm|max_grad_norm|gradient_clipping)\b['\"]?\s{0,20}[:=. ][\s.:=]{0,80}" + _NUMBER, re.I
 )
+_DEEPSPEED = re.compile(r"\bstep=\d{1,16}, skipped=\d")
 _LONGEST = 2**16
 
 
@@ -47,19 +48,20 @@ def holds_norm(line: str) -> bool:
 def of_text(path: Path, key: str | None) -> Log:
     """Read the lines that hold a norm; also the threshold, if the program printed its settings before."""
     rows: list[Row] = []
-    threshold, skipped, program = math.nan, 0, _OTHER
+    threshold, skipped, program, of_deepspeed = math.nan, 0, _OTHER, False
     for line in _plain(path):
         norm = _NORM.search(line) if key is None else _named(key).search(line)
         if match := _SKIPPED.search(line):
             skipped += int(match[1])
         if norm is None:
+            of_deepspeed = of_deepspeed or _DEEPSPEED.search(line) is not None
             if not rows and (match := _SETTING.search(line)):
                 threshold = _value(match)
             continue
         program = _program_of(line) if not rows else program
         rows.append(_row(line, norm))
     if not rows:
-        raise no_norm(path, (), key)
+        raise _without_norms(path) if of_deepspeed and key is None else no_norm(path, (), key)
     notes = ("The program skipped " + counted(skipped, "step.", "steps."),) if skipped else ()
     assumed = math.isnan(threshold)
     known = program is not _OTHER
@@ -70,6 +72,13 @@ def of_text(path: Path, key: str | None) -> Log:
         assumed and known,
         BEFORE_CLIPPING if known else "",
         notes,
+    )
+
+
+def _without_norms(path: Path) -> LogError:
+    return LogError(
+        f"{path} has no norms of gradients: DeepSpeed prints none. To record them, pass monitor= to "
+        "gradclip.integrations.deepspeed.follow, and read what Monitor.save writes."
     )
 
 

@@ -8,10 +8,8 @@ from gradclip.monitor.records import TINY, Columns, Step
 from gradclip.monitor.trend import BEFORE, SPIKE, Level, Losses
 
 Proposal = Callable[[tuple[float, ...]], str]
-RECORD = (
-    "The loss was not recorded, so this cannot tell a healthy level from one that is too high. Pass loss= to "
-    "monitor.record, or call monitor.note(loss=...) before each clipping call."
-)
+NO_LOSS = "The loss was not recorded, so this cannot tell a healthy level from one that is too high."
+RECORD = f"{NO_LOSS} Pass loss= to monitor.record, or call monitor.note(loss=...) before each clipping call."
 ON_RATES = (
     "With SGD, a threshold that clips every step acts as part of the learning rate. With Adam and others that divide "
     "by the size of the gradients, it changes little: lower the learning rate instead."

@@ -1,0 +1,75 @@
+"""Warn if somebody else, such as a trainer, clips the gradients before a step that clips.
+
+Such a call comes again at each step, so it is enough to listen until the second step.
+"""
+
+import math
+import warnings
+from typing import Any
+
+import torch
+from torch.optim import Optimizer
+
+from gradclip.fused import guard_calls
+from gradclip.fused.guard_calls import ClipCall
+from gradclip.fused.guard_judge import threshold_of
+from gradclip.fused.guard_words import ClippingWarning, level_of_user
+
+_STEPS = 2
+
+
+class ClippedBefore:
+    """Listens for calls that clip the gradients of one optimizer by their global norm, until its second step."""
+
+    watching = False  # it does not ask how many gradients there are
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._heard: ClipCall | None = None
+        self._own = False
+        self._left = _STEPS
+        guard_calls.watch(self)
+
+    def begin(self) -> None:
+        """Warn of a call since the last step, once. What is heard until `end` is the step's own clipping."""
+        self._own, heard = True, self._heard
+        if heard is None or not self._left:
+            return
+        self.stop()
+        warnings.warn(
+            f"{heard.function} has clipped these gradients to {threshold_of(heard):g} before the step clips them, and "
+            "the step measures what is left. Leave one of the two out. In a trainer, switch its own clipping off: "
+            "max_grad_norm=0.0 in Hugging Face's TrainingArguments, no gradient_clip_val in Lightning, no call of "
+            "accelerator.clip_grad_norm_ in accelerate.",
+            ClippingWarning,
+            stacklevel=level_of_user(),
+        )
+
+    def end(self) -> None:
+        """Listen again, or no more after enough steps."""
+        self._own = False
+        if self._left:
+            self._left -= 1
+            if not self._left:
+                self.stop()
+
+    def stop(self) -> None:
+        """Listen no more."""
+        self._left, self._heard = 0, None
+        guard_calls.unwatch(self)
+
+    # What it hears of
+
+    def clipped(self, call: ClipCall) -> None:
+        """Hear of a call. With an infinite threshold it only measures. One for some of the gradients may be meant."""
+        if self._own or call.norm is None or call.several or not threshold_of(call) < math.inf:
+            return
+        theirs = set(map(id, call.parameters or ()))
+        if all(id(one) in theirs for group in self.optimizer.param_groups for one in group["params"]):
+            self._heard = call
+
+    def stepping(self, scaler: torch.amp.GradScaler) -> None:
+        """Hear that a GradScaler is about to step the optimizer."""
+
+    def stepped(self, scaler: torch.amp.GradScaler) -> Any:
+        """Hear that it has done so."""
