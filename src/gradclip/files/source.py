@@ -14,7 +14,7 @@ from gradclip.files.stored import FileError, shown
 
 MOST_OPEN = 64  # files at a time
 _MOST_FREE = 8  # pieces of memory that are kept
-PIECE = 1 << 19  # bytes: what is read is still in the processor's cache when it is measured
+PIECE = 1 << 21  # bytes: what is read is still in the processor's cache when it is measured
 
 
 class Source:
