@@ -173,6 +173,36 @@ def test_what_libraries_write_and_read(tmp_path):
     arrays = [x.numpy() for x in sent.values()]
     assert check_update(arrays, 10, like=tuple(arrays))
     assert not check_update(arrays[:-1], 10, like=arrays)
+    with (
+        safetensors.safe_open(tmp_path / "a.safetensors", "np") as file,
+        pytest.raises(
+            TypeError, match=r"an open file of safetensors\. Pass the arrays: \{name: file\.get_tensor\(name\)"
+        ),
+    ):
+        check_update(file, 10)
+
+
+def test_what_numpy_does_not_name_is_explained(tmp_path):
+    np.savez(tmp_path / "a.npz", w=np.ones(2, jnp.bfloat16))
+    with np.load(tmp_path / "a.npz") as opened:
+        assert check_update(opened, 10).reason == (
+            "['w'] has dtype void16, which norms do not support (NumPy's files keep no names of dtypes that are not "
+            "its own, such as bfloat16 and float8: save these as float32, or write safetensors)."
+        )
+    assert "(" not in check_update(np.ones(2, "V4"), 10).reason
+
+
+def test_lists_and_names_are_told_apart():
+    named = {"w": np.zeros(2), "b": np.zeros(1)}
+    listed = list(named.values())
+    assert check_update(listed, 1, like=named).reason.endswith(
+        "; the update is a list and the template has names, so pass a list as the template, in the same order."
+    )
+    assert check_update(named, 1, like=listed).reason.endswith(
+        "the template is a list and the update has names, so pass a template with names."
+    )
+    assert "list" not in check_update({"w": np.zeros(2), "c": np.zeros(1)}, 1, like=named).reason
+    assert check_update(np.zeros(1), -0.0).reason == "The norm 0 is at most 0."
 
 
 def test_a_damaged_archive_is_refused():
@@ -209,6 +239,11 @@ def test_what_gradclip_clipped_passes():
         ),
         (lambda: check_update(b"a.npz", 1), TypeError, "Or run gradclip check FILE --max-norm C"),
         (lambda: check_update(io.BytesIO(), 1), TypeError, r"safetensors\.numpy\.load_file\(path\)"),
+        (
+            lambda: check_update(torch.nn.Linear(1, 1).named_parameters(), 1),
+            TypeError,
+            r"an iterator of type generator, which can be read only once\. Pass dict\(\.\.\.\) of names and arrays",
+        ),
         (lambda: check_update(torch.nn.Linear(1, 1), 1), TypeError, r"a model of type Linear\. Pass model\.state_dict"),
         (lambda: check_update(np.ones(1), 1, "a.npz"), TypeError, "like must be a tree of arrays, got 'a.npz'"),
         (

@@ -4,15 +4,18 @@ import json
 import math
 import os
 import pty
+import resource
 import subprocess
 import sys
 
 import numpy as np
 import pytest
 import torch
+import typer
 from safetensors.numpy import save_file
 from typer.testing import CliRunner
 
+from gradclip.cli import files
 from gradclip.cli.commands import app
 
 
@@ -123,6 +126,32 @@ def test_files_together_are_one_update(folder):
     assert run("check", *files, "--together", "--max-norm", "7").exit_code == 1
 
 
+def test_hundreds_of_files_are_one_update(tmp_path):
+    files = [tmp_path / f"{number}.npy" for number in range(300)]
+    for file in files:
+        np.save(file, np.ones(3, np.float32))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 80, limit[1]))
+    try:
+        assert run("check", "--together", *files, "--max-norm", "30").exit_code == 0
+        assert run("check", "--together", *files, "--max-norm", "29.9").exit_code == 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+
+
+def test_an_answer_is_printed_before_the_next_file_is_read(folder, monkeypatch):
+    said = []
+    monkeypatch.setattr(typer, "echo", said.append)
+    monkeypatch.setattr(files, "_arrays", lambda *_: said.append("read") or [])
+    run("norm", folder / "honest.npz", folder / "honest.pt")
+    assert [line.rpartition(": ")[0] or line for line in said] == [
+        "read",
+        str(folder / "honest.npz"),
+        "read",
+        str(folder / "honest.pt"),
+    ]
+
+
 def test_names_that_collide_get_the_name_of_their_file(folder, monkeypatch):
     monkeypatch.chdir(folder)  # long names are cut
     (folder / "more").mkdir()
@@ -150,7 +179,9 @@ def test_the_update_between_two_checkpoints(folder):
         (["check", "--max-norm", "1"], "Missing argument 'FILE...'"),
         (["check", "honest.npz", "--max-norm", "-1"], "--max-norm must not be negative or NaN, got -1.0."),
         (["check", "honest.npz", "--max-norm", "nan"], "--max-norm must not be negative or NaN, got nan."),
-        (["check", "honest.npz", "--max-norm", "much"], "Invalid value for '--max-norm'"),
+        (["check", "honest.npz", "--max-norm", "much"], "Invalid value for '--max-norm': 'much' is not a number."),
+        (["check", "honest.npz", "--max-norm", "1e400"], "1e400 is beyond float64's range. Pass inf"),
+        (["check", "honest.npz", "--max-norm", "2e-400"], "2e-400 is beyond float64's range. Pass inf"),
         (["check", "none.npz", "--max-norm", "1"], "there is no file"),
         (["check", "honest.npz", "--max-norm", "1", "--like", "none.npz"], "there is no file"),
         (["check", "honest.npz", "--max-norm", "1", "--like", "damaged.npz"], "error: --like: "),

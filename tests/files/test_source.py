@@ -1,9 +1,11 @@
 import io
 import os
+from contextlib import ExitStack
 
 import numpy as np
 import pytest
 
+from gradclip.files import source
 from gradclip.files.source import PIECE, Source
 from gradclip.files.stored import FileError
 
@@ -97,3 +99,19 @@ def test_what_cannot_be_opened(tmp_path, monkeypatch):
 def test_pieces_have_whole_elements(path):
     with Source(path) as source:
         assert [x.view(np.uint16).size for x in source.ranges(0, 256, 6)] == [3] * 42 + [2]
+
+
+def test_few_files_are_open_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(source, "MOST_OPEN", 2)
+    for number in range(5):
+        (tmp_path / str(number)).write_bytes(bytes([number]) * 10)
+    before = len(os.listdir("/proc/self/fd"))
+    with ExitStack() as stack:
+        opened = [stack.enter_context(Source(tmp_path / str(number))) for number in range(5)]
+        for _ in range(2):
+            assert [x.bytes_at(3, 2) for x in opened] == [bytes([number, number]) for number in range(5)]
+            assert len(os.listdir("/proc/self/fd")) == before + 2
+        os.utime(tmp_path / "0", ns=(0, 0))
+        with pytest.raises(FileError, match=r"0: it has changed while it was read\. Read it again\."):
+            opened[0].bytes_at(0, 1)
+    assert len(os.listdir("/proc/self/fd")) == before

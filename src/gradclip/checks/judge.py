@@ -22,6 +22,11 @@ from gradclip.norm_at_most import known_threshold
 from gradclip.typing import Threshold
 from gradclip.words import listed
 
+_OF_VOID = (
+    " (NumPy's files keep no names of dtypes that are not its own, such as bfloat16 and float8: save these as float32, "
+    "or write safetensors)"
+)
+
 
 def checked_order(ord: object) -> Order:
     """Return an order whose norms can be judged. Raises ValueError for any other."""
@@ -55,7 +60,8 @@ def judge(
         advice: how to pass a template, for the reason.
 
     """
-    bound = known_threshold(max_norm)
+    threshold, limit = known_threshold(max_norm)
+    bound = threshold + 0.0, limit  # -0.0 is 0
     those = [x for x in arrays if counts(x.dtype)]
     found = [*faults, *_wrong(arrays, order, template)]
     found = found or _nothing(arrays)
@@ -130,7 +136,8 @@ def _same_names(arrays: Sequence[Stored]) -> list[str]:
 def _unknown_kinds(arrays: Sequence[Stored]) -> list[str]:
     others = [x for x in arrays if not (counts(x.dtype) or left_out(x.dtype))]
     kinds = [f"{verdict.shown(x.name)} has dtype {stored.shown(x.dtype)}" for x in others]
-    return [f"{listed(kinds)}, which norms do not support"] if kinds else []
+    advice = _OF_VOID if any(x.dtype in ("void8", "void16") for x in others) else ""
+    return [f"{listed(kinds)}, which norms do not support{advice}"] if kinds else []
 
 
 def _nothing(arrays: Sequence[Stored]) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 from numpy.lib import format as npy
@@ -21,6 +21,7 @@ from gradclip.files.stored import Stored
 from gradclip.tree import FlatTree, flatten
 
 _MOST_VALUES = 1 << 21
+_PIECE = 1 << 19  # bytes of a member of an archive that are read at a time
 _MOST_REPEATED = 1 << 28  # elements of an array that holds some of them again and again, as `expand` makes it
 _OF_NUMBERS = {bool: "bool", int: "int64", float: "float64", complex: "complex128"}
 
@@ -62,9 +63,21 @@ class Member:
     path: str
 
     def pieces(self) -> Iterator[HostArray]:
-        """Read the array and yield it."""
+        """Read the array piece by piece, in the order of memory."""
         with self.opened.zip.open(self.path) as file:
-            yield HostArray.of(npy.read_array(file, allow_pickle=False))
+            shape, dtype = _header(file)
+            if dtype.hasobject:
+                raise ValueError(
+                    "it holds Python objects, which are pickled. No pickles are read: they could run code."
+                )
+            count = math.prod(shape)
+            most = max(1, _PIECE // max(1, dtype.itemsize))
+            for start in range(0, count, most):
+                size = min(most, count - start) * dtype.itemsize
+                data = file.read(size)
+                if len(data) < size:
+                    raise ValueError("it ends before all numbers that its header promises.")
+                yield HostArray.of(np.frombuffer(data, dtype))
             if file.read(1):  # also checks the sum over all bytes
                 raise ValueError("it holds more than its header says.")
 
@@ -72,12 +85,17 @@ class Member:
     def of(cls, name: str, opened: Any, path: str) -> Member:
         """Return a member of an archive, by its header. Raises ValueError if that promises more than there is."""
         with opened.zip.open(path) as file:
-            version = npy.read_magic(file)
-            read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-            shape, _, dtype = read(file)
+            shape, dtype = _header(file)
             if math.prod(shape) * dtype.itemsize > opened.zip.getinfo(path).file_size:
                 raise ValueError("its header promises more numbers than there are.")
         return cls(name, bare_name(dtype), shape, opened, path)
+
+
+def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and the dtype of an array in a file, which then stands where the array begins."""
+    version = npy.read_magic(file)
+    shape, _, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(file)
+    return shape, dtype
 
 
 def taken(tree: object) -> Taken:
@@ -158,7 +176,7 @@ def _take_leaf(leaf: Any, elements: Any, name: str, found: Taken) -> None:
             return
         wrong = _not_an_array(leaf) if elements is leaf else ""
         if wrong:
-            found.faults.append(f"{shown(name)} {wrong}")
+            found.faults.append(f"{shown(name) if name else 'it'} {wrong}")
             return
         if type(leaf) is not np.ndarray and isinstance(leaf, np.ndarray):
             leaf = elements = np.asarray(leaf)  # a subclass may say anything about itself

@@ -36,12 +36,23 @@ def differences(arrays: Sequence[Stored], template: Template) -> list[str]:
     dtypes = [
         f"{shown(x.name)} has dtype {stored.shown(x.dtype)}, not {s.dtype}" for x, s in both if x.dtype != s.dtype
     ]
-    found = [_those(missing, "missing"), _those(unknown, "not in the template")]
+    found = [_those(missing, "missing"), _those(unknown, "not in the template"), _of_lists(missing, unknown)]
     return [
         *filter(None, found),
         *([listed(shapes, "; ")] if shapes else []),
         *([listed(dtypes, "; ")] if dtypes else []),
     ]
+
+
+def _of_lists(missing: Sequence[str], unknown: Sequence[str]) -> str:
+    """Say that one of both is a list and the other has names, if they differ by that; nothing if not."""
+    if missing and len(missing) == len(unknown):
+        places = [f"[{place}]" for place in range(len(missing))]
+        if unknown == places:
+            return "the update is a list and the template has names, so pass a list as the template, in the same order"
+        if missing == places:
+            return "the template is a list and the update has names, so pass a template with names"
+    return ""
 
 
 def _those(names: Sequence[str], what: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 from gradclip.backends import whole_scalar
@@ -22,6 +23,9 @@ _OPEN_FIRST = (
     "Open the file first: numpy.load(path, allow_pickle=False) for .npz, safetensors.numpy.load_file(path) for "
     ".safetensors, torch.load(path, weights_only=True) for .pt. Or run gradclip check FILE --max-norm C in a shell, "
     "which reads files of any size piece by piece."
+)
+_TENSORS_FIRST = (
+    "Pass the arrays: {name: file.get_tensor(name) for name in file.keys()}, or what load_file(path) returns."
 )
 _OF_FLOWER = (
     "Pass the arrays: flwr.common.parameters_to_ndarrays(parameters), or record.to_numpy_ndarrays() for an ArrayRecord."
@@ -52,8 +56,8 @@ def check_update(tree: object, max_norm: Threshold, like: object = None, ord: Or
         An `UpdateCheck`, which is true in conditions if the update is acceptable.
 
     Raises:
-        TypeError: the update is a path, a file object, a model or Flower's `Parameters`; `like` holds anything but
-            arrays; or `max_norm` is not a number.
+        TypeError: the update is a path, a file object, an iterator, a model or Flower's `Parameters`; `like` holds
+            anything but arrays; or `max_norm` is not a number.
         ValueError: `max_norm` is negative or NaN, `ord` is not one of the values above, `like` holds no arrays, or the
             call is traced (`jax.jit`, `torch.compile`), which hides the values.
 
@@ -114,6 +118,13 @@ def _check_root(tree: Any, what: str) -> None:
         raise TypeError(f"{what} must be a tree of arrays, got {typed(tree)}. {_OPEN_FIRST}")
     if type(tree).__module__.partition(".")[0] == "flwr":
         raise TypeError(f"{what} must be a tree of arrays, got Flower's {type(tree).__name__}. {_OF_FLOWER}")
+    if type(tree).__name__ == "safe_open":
+        raise TypeError(f"{what} must be a tree of arrays, got an open file of safetensors. {_TENSORS_FIRST}")
+    if isinstance(tree, Iterator):
+        raise TypeError(
+            f"{what} must be a tree of arrays, got an iterator of type {type(tree).__name__}, which can be read only "
+            "once. Pass dict(...) of names and arrays, or list(...) of arrays."
+        )
     if models_of(tree) is not None:
         raise TypeError(
             f"{what} must be a tree of arrays, got a model of type {type(tree).__name__}. Pass model.state_dict()."

@@ -1,8 +1,9 @@
 """The commands that read files of arrays. The code that does the work is imported only when a command runs."""
 
 import json
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from gradclip.cli.logs import fail
 if TYPE_CHECKING:
     from gradclip.backends.host.arrays import HostArray
     from gradclip.checks.template import Slot
+    from gradclip.checks.verdict import Measurement, UpdateCheck
     from gradclip.files import Stored
 
 _FILES = Annotated[
@@ -35,8 +37,29 @@ _MINUS = Annotated[
     Path | None,
     typer.Option("--minus", help="Measure each FILE minus this one, as an update of weights.", show_default=False),
 ]
+
+
+def _threshold(text: str) -> float:
+    """Return the nearest float. Raises `typer.BadParameter` for what is no number, or beyond float64's range."""
+    try:
+        number = float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is not a number. Pass for example 1.0.") from None
+    digits = text.lower().partition("e")[0]
+    if any(one in "123456789" for one in digits) and (math.isinf(number) or not number):
+        raise typer.BadParameter(f"{text} is beyond float64's range. Pass inf for no threshold.")
+    return number
+
+
 _MAX_NORM = Annotated[
-    float, typer.Option("--max-norm", help="The threshold, as a float: 0.1 is Python's 0.1.", show_default=False)
+    float,
+    typer.Option(
+        "--max-norm",
+        parser=_threshold,
+        metavar="C",
+        help="The threshold, as a float: 0.1 is Python's 0.1.",
+        show_default=False,
+    ),
 ]
 _LIKE = Annotated[
     Path | None,
@@ -48,6 +71,7 @@ _LIKE = Annotated[
 ]
 
 R = TypeVar("R")
+A = TypeVar("A", "UpdateCheck", "Measurement")
 
 
 @dataclass(frozen=True)
@@ -87,14 +111,11 @@ def norm(
     _check_there(*files, minus)
     if minus is not None and together:
         fail("--minus subtracts one file from each FILE. Leave out --together.", 2)
-    found = [
+    answers = (
         _answer(some, lambda arrays: measure(arrays, order), Measurement.failed, minus)
         for some in _updates(files, together=together)
-    ]
-    if as_json:
-        _print_json(files, [{"ord": order.p, **vars(one)} for one in found], together=together)
-    else:
-        _print_lines(files, [one.in_words() for one in found], together=together)
+    )
+    found = _told(files, answers, {"ord": order.p}, as_json=as_json, together=together)
     _exit(all(not one.faults for one in found))
 
 
@@ -123,11 +144,8 @@ def check(
     def judged(arrays: "Sequence[Stored]") -> UpdateCheck:
         return judge(arrays, max_norm, order, template, advice="--like")
 
-    found = [_answer(some, judged, UpdateCheck.refused) for some in _updates(files, together=together)]
-    if as_json:
-        _print_json(files, [{"max_norm": max_norm, "ord": order.p, **vars(one)} for one in found], together=together)
-    else:
-        _print_lines(files, [one.in_words() for one in found], together=together)
+    answers = (_answer(some, judged, UpdateCheck.refused) for some in _updates(files, together=together))
+    found = _told(files, answers, {"max_norm": max_norm, "ord": order.p}, as_json=as_json, together=together)
     _exit(all(found))
 
 
@@ -251,12 +269,20 @@ def _bar(name: str) -> Iterator[Bar]:
             bar.shown.stop()
 
 
-def _print_lines(files: Sequence[Path], said: Sequence[str], *, together: bool) -> None:
+def _told(
+    files: Sequence[Path], answers: Iterable[A], asked: dict[str, float], *, as_json: bool, together: bool
+) -> list[A]:
+    """Print each answer in a line as soon as it is known, or all as JSON, and return them."""
     from gradclip.files.stored import shown
 
-    labels = [f"{len(files)} files" if together else str(file) for file in (files[:1] if together else files)]
-    for label, text in zip(labels, said, strict=True):
-        typer.echo(shown(f"{label}: {text}", None))
+    found = []
+    for label, one in zip([f"{len(files)} files"] if together else files, answers, strict=True):
+        found.append(one)
+        if not as_json:
+            typer.echo(shown(f"{label}: {one.in_words()}", None))
+    if as_json:
+        _print_json(files, [{**asked, **vars(one)} for one in found], together=together)
+    return found
 
 
 def _print_json(files: Sequence[Path], found: Sequence[dict[str, Any]], *, together: bool) -> None:

@@ -10,6 +10,7 @@ from gradclip.backends.host.arrays import HostArray, as_float
 from gradclip.core.formats import is_complex_name
 from gradclip.files.arrays import FileArray
 from gradclip.files.stored import FileError, StoredFile, shown
+from gradclip.native import describe_buffers
 from gradclip.words import listed
 
 
@@ -49,8 +50,7 @@ class Difference:
                 memory = np.empty(one.size, self.dtype)
             if one.size != found.size:  # otherwise the same object, so that a description of it stays valid
                 found = HostArray(memory[: one.size], self.dtype)
-            with np.errstate(all="ignore"):  # infinity minus infinity is NaN, which the norm reports
-                np.subtract(one, other, out=found.data, dtype=self.dtype)
+            _subtract(one, other, found)
             yield found
 
 
@@ -70,22 +70,32 @@ def difference(left: StoredFile, right: StoredFile) -> StoredFile:
     return StoredFile(left.path, found, left.size + right.size)
 
 
-def _in_step(left: Iterator[HostArray], right: Iterator[HostArray]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+def _in_step(left: Iterator[HostArray], right: Iterator[HostArray]) -> Iterator[tuple[HostArray, HostArray]]:
     """Yield pieces of equal lengths from two arrays whose own pieces differ in length."""
-    empty = np.empty(0)
-    one, other = empty, empty
+    one = other = empty = HostArray(np.empty(0), "float64")
     while True:
-        one = one if one.size else _numbers(next(left, None))
-        other = other if other.size else _numbers(next(right, None))
+        one = one if one.size else next(left, empty)
+        other = other if other.size else next(right, empty)
         common = min(one.size, other.size)
         if not common:
             return
-        yield one[:common], other[:common]
-        one, other = one[common:], other[common:]
+        yield _part(one, 0, common), _part(other, 0, common)
+        one, other = _part(one, common, one.size), _part(other, common, other.size)
 
 
-def _numbers(piece: HostArray | None) -> np.ndarray:
-    return np.empty(0) if piece is None else as_float(piece.data, piece.dtype)
+def _part(piece: HostArray, first: int, end: int) -> HostArray:
+    return HostArray(piece.data[first:end], piece.dtype)
+
+
+def _subtract(one: HostArray, other: HostArray, to: HostArray) -> None:
+    """Write the difference of two arrays, rounded once."""
+    described = [describe_buffers([x.data]) for x in (one, other, to)]
+    if one.dtype == other.dtype and all(x.kernels and not x.left_out for x in described):
+        described[0].kernels.subtract(described[1].kernels, described[2].kernels)
+        return
+    left, right = (as_float(x.data, x.dtype) for x in (one, other))
+    with np.errstate(all="ignore"):  # infinity minus infinity is NaN, which the norm reports
+        np.subtract(left, right, out=to.data, dtype=to.dtype)
 
 
 def _of_files(file: StoredFile) -> Sequence[FileArray]:

@@ -12,7 +12,9 @@ import numpy as np
 from gradclip.backends.host.arrays import aligned_empty
 from gradclip.files.stored import FileError, shown
 
-PIECE = 1 << 19  # bytes: what is read is still in the processor's cache when it is measured
+MOST_OPEN = 64  # files at a time
+_MOST_FREE = 8  # pieces of memory that are kept
+PIECE = 1 << 21  # bytes: what is read is still in the processor's cache when it is measured
 
 
 class Source:
@@ -21,15 +23,30 @@ class Source:
     def __init__(self, path: Path, progress: Callable[[int], object] | None = None) -> None:
         self.path = path
         self._progress = progress
-        self._free: list[np.ndarray] = []
         self._file = _opened(path)
+        self._identity = _identity(self._file)
         self.size = os.fstat(self._file.fileno()).st_size
+        _keep_open(self)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.rest()
+
+    def rest(self) -> None:
+        """Close the file. It is opened again if it is read."""
         self._file.close()
+        _OPEN.pop(id(self), None)
+
+    def _in_use(self) -> io.FileIO:
+        """Return the open file. Raises FileError if it was closed meanwhile, and is another one now or has changed."""
+        if self._file.closed:
+            self._file = _opened(self.path)
+            if _identity(self._file) != self._identity:
+                self.refuse("it has changed while it was read. Read it again.")
+        _keep_open(self)
+        return self._file
 
     @property
     def shown(self) -> str:
@@ -54,9 +71,10 @@ class Source:
         """Fill the memory from a place of the file. Raises FileError if the file ends before."""
         done = 0
         try:
-            self._file.seek(offset)
+            file = self._in_use()
+            file.seek(offset)
             while done < len(memory):
-                count = self._file.readinto(memory[done:])
+                count = file.readinto(memory[done:])
                 if not count:
                     self.refuse(f"it ends after {offset + done} bytes, but held {self.size} when it was opened.")
                 done += count
@@ -67,11 +85,12 @@ class Source:
 
     def memory(self) -> np.ndarray:
         """Return a piece of memory. Give it back with `give_back`."""
-        return self._free.pop() if self._free else aligned_empty((PIECE,), np.uint8)
+        return _FREE.pop() if _FREE else aligned_empty((PIECE,), np.uint8)
 
     def give_back(self, memory: np.ndarray) -> None:
-        """Let a piece of memory be used again."""
-        self._free.append(memory)
+        """Let a piece of memory be used again, for this file or another."""
+        if len(_FREE) < _MOST_FREE:
+            _FREE.append(memory)
 
     def ranges(self, offset: int, size: int, most: int) -> Iterator[np.ndarray]:
         """Yield a range of the file in pieces of `most` bytes, all in the same memory."""
@@ -84,6 +103,23 @@ class Source:
                 yield piece
         finally:
             self.give_back(memory)
+
+
+_OPEN: dict[int, Source] = {}  # the one that was read last is the last
+_FREE: list[np.ndarray] = []
+
+
+def _keep_open(source: Source) -> None:
+    """Close the files that were not read for longest if too many are open: systems allow few to a process."""
+    _OPEN.pop(id(source), None)
+    while len(_OPEN) >= MOST_OPEN:
+        next(iter(_OPEN.values())).rest()
+    _OPEN[id(source)] = source
+
+
+def _identity(file: io.FileIO) -> tuple[int, ...]:
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _opened(path: Path) -> io.FileIO:

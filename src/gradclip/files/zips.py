@@ -6,12 +6,12 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from gradclip.files.source import PIECE, Source
 from gradclip.files.stored import FileError, shown
+from gradclip.native import checksum
 
 STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
 _MOST_DIRECTORY = 1 << 22  # bytes, some 40,000 members; `zipfile` takes 15 times the memory
@@ -103,25 +103,6 @@ class _Limited(io.RawIOBase):
         return found
 
 
-class _Reading(Protocol):
-    def fill(self, memory: np.ndarray) -> None: ...
-    def finish(self) -> bool: ...
-
-
-class _Plain:
-    """A stored member, read from its start to its end."""
-
-    def __init__(self, source: Source, member: Member) -> None:
-        self._source, self._place, self._end = source, member.offset, member.offset + member.packed
-
-    def fill(self, memory: np.ndarray) -> None:
-        self._source.read(self._place, memory.data)
-        self._place += memory.size
-
-    def finish(self) -> bool:
-        return self._place == self._end
-
-
 class _Inflating:
     """A deflated member. Never more is unpacked than is asked for."""
 
@@ -177,27 +158,44 @@ class MemberBytes:
 
     def start(self, size: int) -> bytes:
         """Return the first bytes, fewer if the member is shorter."""
-        memory = np.empty(min(size, self.member.size), np.uint8)
-        self._reading().fill(memory)
+        size = min(size, self.member.size)
+        if self.member.method == STORED:
+            return self.source.bytes_at(self.member.offset, size)
+        memory = np.empty(size, np.uint8)
+        _Inflating(self.source, self.member).fill(memory)
         return memory.tobytes()
 
     def ranges(self, most: int) -> Iterator[np.ndarray]:
         """Yield the bytes in order, `most` at a time."""
-        memory, reading, checksum = self.source.memory(), self._reading(), 0
+        found = 0
+        for piece, size in (self._stored if self.member.method == STORED else self._unpacked)(most):
+            found = checksum(piece.data, found)
+            if size > 0:
+                yield piece
+        if found != self.member.checksum:
+            self.source.refuse(f"'{shown(self.member.name)}' is damaged: its checksum (CRC-32) is wrong.")
+
+    def _stored(self, most: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield pieces of a stored member, each with its size; the size of those to skip is negative."""
+        offset, size = self.member.offset, self.member.size
+        if self.skip:
+            yield np.frombuffer(self.source.bytes_at(offset, self.skip), np.uint8), -self.skip
+        for piece in self.source.ranges(offset + self.skip, size - self.skip, most):
+            yield piece, piece.size
+
+    def _unpacked(self, most: int) -> Iterator[tuple[np.ndarray, int]]:
+        """Yield those of a deflated member."""
+        memory, reading = self.source.memory(), _Inflating(self.source, self.member)
         full = memory[:most]
         try:
             for size in _sizes(self.skip, self.member.size, most):
                 piece = full if size == most else memory[: abs(size)]
                 reading.fill(piece)
-                checksum = zlib.crc32(piece.data, checksum)
-                if size > 0:
-                    yield piece
+                yield piece, size
         finally:
             self.source.give_back(memory)
         if not reading.finish():
             self.source.refuse(f"{_DAMAGED}: '{shown(self.member.name)}' unpacks to more bytes than promised.")
-        if checksum != self.member.checksum:
-            self.source.refuse(f"'{shown(self.member.name)}' is damaged: its checksum (CRC-32) is wrong.")
 
     def read(self, offset: int, memory: memoryview) -> None:
         """Fill the memory from a place on, after the checksum has been checked."""
@@ -223,9 +221,6 @@ class MemberBytes:
         if self._whole is None:
             self._whole = np.concatenate([np.empty(0, np.uint8), *(piece.copy() for piece in self.ranges(PIECE))])
         return self._whole
-
-    def _reading(self) -> _Reading:
-        return (_Plain if self.member.method == STORED else _Inflating)(self.source, self.member)
 
 
 def _sizes(skip: int, size: int, most: int) -> Iterator[int]:

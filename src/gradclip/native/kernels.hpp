@@ -55,6 +55,8 @@ struct Kernels {
   // Adds the magnitudes (`p` 1) or squares (`p` 2) of finite elements.
   void (*add_exactly)(const void* data, int64_t count, int p, ExactSum& into);
   void (*scale)(const void* from, void* to, int64_t count, double first, double second);
+  // Writes `left` minus `right` in double: each difference is rounded once.
+  void (*subtract)(const void* left, const void* right, double* to, int64_t count);
   void (*clamp)(void* data, int64_t count, double bound);
   // Adds `columns` elements of each row, times the row's weight, to `total`. Meanwhile, fetches the rows of `next` into
   // cache.

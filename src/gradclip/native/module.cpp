@@ -10,7 +10,9 @@
 #include <utility>
 
 #include "arrays.hpp"
+#include "crc32.hpp"
 #include "describe.hpp"
+#include "differences.hpp"
 #include "examples.hpp"
 #include "gram.hpp"
 #include "outer.hpp"
@@ -86,6 +88,7 @@ NB_MODULE(_kernels, m) {
             self.scale(to, {wide.first, wide.second}, {narrow.first, narrow.second}, threads);
           },
           "to"_a, "wide"_a, "narrow"_a, "threads"_a, unlocked)
+      .def("subtract", &subtract, "others"_a, "to"_a, unlocked)
       .def(
           "group_sums",
           [](const Arrays& self, const std::vector<std::size_t>& group_of, std::size_t groups, double p, bool in_float,
@@ -173,6 +176,21 @@ NB_MODULE(_kernels, m) {
         gram_squares(left, right, {sums, terms, rows, columns}, numbers_in(squares), numbers_in(sizes), threads);
       },
       "left"_a, "right"_a, "sums"_a, "terms"_a, "rows"_a, "columns"_a, "squares"_a, "sizes"_a, "threads"_a, unlocked);
+  m.def("multiplies_polynomials", &multiplies_polynomials);
+  m.def(
+      "crc32",
+      [](nb::handle bytes, uint32_t before) {
+        Py_buffer view;
+        if (PyObject_GetBuffer(bytes.ptr(), &view, PyBUF_SIMPLE) != 0) throw nb::python_error();
+        uint32_t found = 0;
+        {
+          const nb::gil_scoped_release unlocked;
+          found = crc32(static_cast<const std::byte*>(view.buf), static_cast<std::size_t>(view.len), before);
+        }
+        PyBuffer_Release(&view);
+        return found;
+      },
+      "bytes"_a, "before"_a, locked);
   m.def("fuses", [] { return kernels_of(Dtype::float64).fuses; });
   m.def("variants", &variants);
   m.def("use_variant", &use_variant, "name"_a);

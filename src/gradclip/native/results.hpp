@@ -72,6 +72,28 @@ void scale_kernel(const void* from, void* to, int64_t count, double first, doubl
         static_cast<Product>(second));
 }
 
+template <class Format>
+inline void subtract_lanes(const typename Format::Raw* left, const typename Format::Raw* right, double* to) {
+  Lanes<double> lanes = widened(Format::load_in_order(left));
+  const Lanes<double> others = widened(Format::load_in_order(right));
+  for (int i = 0; i < Lanes<double>::kVectors; ++i) lanes.v[i] -= others.v[i];
+  lanes.store(to);
+}
+
+template <class Format>
+void subtract_kernel(const void* left, const void* right, double* to, int64_t count) {
+  using Raw = typename Format::Raw;
+  const auto *x = static_cast<const Raw*>(left), *y = static_cast<const Raw*>(right);
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) subtract_lanes<Format>(x + i, y + i, to + i);
+  Raw last[2][kLanes] = {};
+  double found[kLanes];
+  std::copy(x + i, x + count, last[0]);
+  std::copy(y + i, y + count, last[1]);
+  subtract_lanes<Format>(last[0], last[1], found);
+  std::copy_n(found, count - i, to + i);
+}
+
 // The largest number of the format that is at most `bound`.
 template <class Format>
 inline typename Format::Bits bound_bits(double bound) {

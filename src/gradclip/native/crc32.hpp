@@ -1,0 +1,12 @@
+// The checksum of zip archives.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+// Whether this processor can multiply polynomials. Without that, zlib is as fast as what could be written here.
+bool multiplies_polynomials();
+
+// The CRC-32 of bytes, given that of the bytes before them (0 if there are none): what zlib.crc32 returns. Only where
+// `multiplies_polynomials`.
+uint32_t crc32(const std::byte* bytes, std::size_t count, uint32_t before);
