@@ -103,9 +103,9 @@ def clipped_grad(
             than 1 GiB. Gradients are made where an operation is not known, if a setting needs them, in TensorFlow, and
             on devices without float64. `ClippedFunction.plan` says what is chosen, and why.
             "loop" computes one example after the other: in PyTorch with ordinary autograd, in JAX with `jax.lax.map`,
-            in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers, checkpointing, `.item()`,
-            buffers written in place, sparse gradients. "ghost" takes the first two as well. No sensitivity holds if
-            `fun` writes in place what the next example reads.
+            in TensorFlow eagerly. Use it when `torch.func.vmap` fails: `.item()`, branches on values, buffers written
+            in place, sparse gradients. Recurrent layers and checkpointing need it too, but not under "auto" and
+            "ghost". No sensitivity holds if `fun` writes in place what the next example reads.
 
     Returns:
         A `ClippedFunction`. It returns the clipped sum, with the structure of the parameters, in float32 or wider.

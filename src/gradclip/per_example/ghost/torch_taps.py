@@ -39,6 +39,7 @@ class TorchTaps(Taps):
     """`Taps` for PyTorch."""
 
     autograd = Autograd(addition=70.0, convolution=4.0, alone=True, calls=8e7)
+    runs_more = True
 
     def prevented(self) -> str:
         if torch.compiler.is_compiling():
