@@ -96,8 +96,9 @@ def clipped_grad(
             "materialize" makes the gradient of each example, all of a microbatch at once.
             "ghost" (JAX, PyTorch) makes none of a large parameter. It keeps what each product of matrices took in and
             the gradient of what it gave out: the factors. One forward and one backward pass make those of all
-            examples, and the norms and the sum follow from them. Small parameters, such as biases, are made. It is a
-            ValueError if a parameter of 2^16 elements or more cannot be measured so, or if a setting needs gradients:
+            examples, and the norms and the sum follow from them. Small parameters are made, and those that are only
+            added to an example's values, such as biases and tables of positions. It is a ValueError if another
+            parameter of 2^16 elements or more cannot be measured so, or if a setting needs gradients:
             `pre_clipping_transform`, `grid`, `nonfinite="zero"`.
             "auto" chooses for each parameter what takes the least time, and factors where gradients would take more
             than 1 GiB. Gradients are made where an operation is not known, if a setting needs them, in TensorFlow, and

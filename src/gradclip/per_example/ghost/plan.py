@@ -115,7 +115,8 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
     if method == "auto":
         choices = _together(choices, examples, autograd)
     for first, (how, why, _) in zip(uses, choices, strict=True):
-        if method != "ghost" or how == "ghost" or _elements(first) < _LARGE or why == _UNUSED:
+        fine = how == "ghost" or _elements(first) < _LARGE or why == _UNUSED or first.added
+        if method != "ghost" or fine:
             continue
         raise ValueError(
             f"method='ghost' cannot measure {first.path or 'the parameters'} of shape {first.shape} without making its "
