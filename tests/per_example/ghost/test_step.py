@@ -280,3 +280,11 @@ def test_ghost_insists_on_factors_where_made_gradients_are_large(framework, use)
     clipped = gradclip.clipped_grad(loss, 1.0, method="ghost", keep_batch_dim=False)
     with pytest.raises(ValueError, match=r"cannot measure \['table'\] of shape \(256, 256\) without making"):
         clipped.plan(*args)
+
+
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_parameters_without_elements_beside_factors(framework):
+    make = ARRAYS[framework]
+    params = {"empty": make(PARAMS["w"][:0]), "w": make(PARAMS["w"])}
+    loss = lambda p, x: (x @ p["w"]).sum() + p["empty"].sum()
+    check_alike(*both(framework, loss, (params, make(X)), batch_argnums=(1,), max_norm=1.0))
