@@ -96,16 +96,17 @@ def clipped_grad(
             "materialize" makes the gradient of each example, all of a microbatch at once.
             "ghost" (JAX, PyTorch) makes none of a large parameter. It keeps what each product of matrices took in and
             the gradient of what it gave out: the factors. One forward and one backward pass make those of all
-            examples, and the norms and the sum follow from them. Small parameters, such as biases, are made. It is a
-            ValueError if a parameter of 2^16 elements or more cannot be measured so, or if a setting needs gradients:
+            examples, and the norms and the sum follow from them. Small parameters are made, and those that are only
+            added to an example's values, such as biases and tables of positions. It is a ValueError if another
+            parameter of 2^16 elements or more cannot be measured so, or if a setting needs gradients:
             `pre_clipping_transform`, `grid`, `nonfinite="zero"`.
             "auto" chooses for each parameter what takes the least time, and factors where gradients would take more
             than 1 GiB. Gradients are made where an operation is not known, if a setting needs them, in TensorFlow, and
             on devices without float64. `ClippedFunction.plan` says what is chosen, and why.
             "loop" computes one example after the other: in PyTorch with ordinary autograd, in JAX with `jax.lax.map`,
-            in TensorFlow eagerly. Use it when `torch.func.vmap` fails: recurrent layers, checkpointing, `.item()`,
-            buffers written in place, sparse gradients. "ghost" takes the first two as well. No sensitivity holds if
-            `fun` writes in place what the next example reads.
+            in TensorFlow eagerly. Use it when `torch.func.vmap` fails: `.item()`, branches on values, buffers written
+            in place, sparse gradients. Recurrent layers and checkpointing need it too, but not under "auto" and
+            "ghost". No sensitivity holds if `fun` writes in place what the next example reads.
 
     Returns:
         A `ClippedFunction`. It returns the clipped sum, with the structure of the parameters, in float32 or wider.

@@ -47,7 +47,8 @@ class Other(torch.nn.Module):
         return self.third(self.second(hidden))
 
 
-KINDS = ["GRU", "RNN", "GRUCell", "RNNCell", "LSTMCell", "checkpoint", "item", "branch", "buffer", "sparse"]
+RUN_AGAIN = ["GRU", "RNN", "GRUCell", "RNNCell", "LSTMCell", "checkpoint"]
+KINDS = [*RUN_AGAIN, "item", "branch", "buffer", "sparse"]
 
 
 def case(kind):
@@ -102,7 +103,42 @@ def test_the_error_of_vmap_names_the_loop(kind):
     model, x = case(kind)
     fun = lambda params, x: functional_call(model, params, (x,)).square().sum()
     with pytest.raises(RuntimeError, match=r'vmap cannot run .*For one example it works: pass method="loop"'):
+        gradclip.clipped_grad(fun, 1.0, method="materialize")(dict(model.named_parameters()), x)
+
+
+@pytest.mark.parametrize("method", ["auto", "ghost"])
+@pytest.mark.parametrize("kind", RUN_AGAIN)
+@pytest.mark.parametrize("size", [None, 2])
+def test_small_recurrent_and_checkpointed_models_run_at_once(kind, size, method):
+    model, x = case(kind)
+    expected, norms = by_backward(model, x, sorted(norms_of(model, x))[2])
+    clipped = gradclip.clipped_grad(
+        lambda params, x: functional_call(model, params, (x,)).square().sum(),
+        sorted(norms)[2],
+        method=method,
+        microbatch_size=size,
+        return_norms=True,
+    )
+    summed, outputs = clipped(dict(model.named_parameters()), x)
+    torch.testing.assert_close(summed, expected)
+    torch.testing.assert_close(outputs.norms, torch.tensor(norms, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["item", "branch", "buffer", "sparse"])
+def test_auto_names_the_loop_for_what_no_way_runs_at_once(kind):
+    model, x = case(kind)
+    fun = lambda params, x: functional_call(model, params, (x,)).square().sum()
+    with pytest.raises(RuntimeError, match=r'vmap cannot run .*For one example it works: pass method="loop"'):
         gradclip.clipped_grad(fun, 1.0)(dict(model.named_parameters()), x)
+
+
+def test_a_checkpoint_of_which_nothing_comes_in_factors():
+    norm, x = torch.nn.LayerNorm(4).double(), torch.randn(5, 4, dtype=torch.float64)
+    fun = lambda params, x: checkpoint(lambda x: functional_call(norm, params, (x,)), x, use_reentrant=False)[0, 1]
+    params = dict(norm.named_parameters())
+    clipped = gradclip.clipped_grad(fun, 1e6)
+    assert [leaf.how for leaf in clipped.plan(params, x).leaves] == ["autograd", "autograd"]
+    torch.testing.assert_close(clipped(params, x), gradclip.clipped_grad(fun, 1e6, method="loop")(params, x))
 
 
 def test_a_loss_that_is_no_scalar_in_the_loop():

@@ -228,3 +228,63 @@ def test_ghost_refuses_to_be_compiled():
     clipped(*arguments("torch"))
     with pytest.raises(ValueError, match=r"not possible here: torch\.compile traces the call"):
         torch.compile(clipped, backend="eager")(*arguments("torch"))
+
+
+def carried(parameter, x):
+    """Add a table of positions within a loop."""
+    if isinstance(x, torch.Tensor):
+        return x + parameter["table"]
+    return jax.lax.scan(lambda c, given: (c, given[0] + given[1]), x[0, 0], (x, parameter["table"]))[1]
+
+
+ADDED = {
+    "added": lambda p, x: x + p["table"],
+    "subtracted": lambda p, x: p["table"][None] - x,
+    "in a loop": carried,
+    "most of it": lambda p, x: x[:150] + p["table"][:150],
+}
+NOT_ADDED = {
+    "a part": lambda p, x: x[:50] + p["table"][:50],
+    "to a parameter": lambda p, x: x @ (p["w"] + p["table"]),
+    "to a number": lambda p, x: x @ (p["table"] + 1.0),
+    "multiplied, then added": lambda p, x: (x * p["table"]).sum() + (x + p["table"]),
+    "added, then multiplied": lambda p, x: (x + p["table"]) * p["table"],
+    "in a product too": lambda p, x: (x + p["table"]) @ p["table"],
+}
+
+
+def with_a_table(framework, use):
+    """Return what `clipped_grad` gets: a loss that uses a large table of positions, and its arguments."""
+    rng, make = np.random.default_rng(3), ARRAYS[framework]
+    params = {name: make(rng.standard_normal((256, 256)).astype(np.float32) / 16) for name in ("table", "w")}
+    return (
+        lambda p, x: ((use(p, x) @ p["w"]) ** 2).mean(),
+        (params, make(rng.standard_normal((3, 256, 256)).astype(np.float32))),
+    )
+
+
+@pytest.mark.parametrize("use", ADDED)
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_ghost_makes_the_gradients_of_a_table_that_is_only_added(framework, use):
+    loss, args = with_a_table(framework, ADDED[use])
+    settings = {"batch_argnums": (1,), "keep_batch_dim": False, "max_norm": 1.0}
+    check_alike(*both(framework, loss, args, **settings))
+    plan = gradclip.clipped_grad(loss, method="ghost", **settings).plan(*args)
+    assert [leaf.how for leaf in plan.leaves] == ["autograd", "ghost"]
+
+
+@pytest.mark.parametrize("use", NOT_ADDED)
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_ghost_insists_on_factors_where_made_gradients_are_large(framework, use):
+    loss, args = with_a_table(framework, NOT_ADDED[use])
+    clipped = gradclip.clipped_grad(loss, 1.0, method="ghost", keep_batch_dim=False)
+    with pytest.raises(ValueError, match=r"cannot measure \['table'\] of shape \(256, 256\) without making"):
+        clipped.plan(*args)
+
+
+@pytest.mark.parametrize("framework", ARRAYS)
+def test_parameters_without_elements_beside_factors(framework):
+    make = ARRAYS[framework]
+    params = {"empty": make(PARAMS["w"][:0]), "w": make(PARAMS["w"])}
+    loss = lambda p, x: (x @ p["w"]).sum() + p["empty"].sum()
+    check_alike(*both(framework, loss, (params, make(X)), batch_argnums=(1,), max_norm=1.0))

@@ -173,9 +173,9 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
     first = str(error).strip().partition("\n")[0][:200]
     return RuntimeError(
         f"torch.func.vmap cannot run this function on a batch ({first}). For one example it works: pass "
-        'method="loop" to process one example at a time. Recurrent layers, checkpointing, .item(), branches on '
-        "values, in-place writes to buffers, and sparse gradients need it. Recurrent layers and checkpointing also "
-        'work with method="ghost".'
+        'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, and '
+        'sparse gradients need it. Recurrent layers and checkpointing also work with method="auto" or "ghost", unless '
+        "a setting needs gradients."
     )
 
 

@@ -43,7 +43,7 @@ class JaxTaps(AnyTaps):
     spmd_axis_name: Hashable = None
 
     def uses(self, fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
-        return _of_shapes(lambda given: _uses_of_one(fun, argnums, given), args, axes)
+        return _of_shapes(lambda given: _uses_of_one(fun, argnums, given, axes), args, axes)
 
     def program(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, *, traced_once: bool) -> str | None:
         if traced_once or not eager():
@@ -131,39 +131,43 @@ class _Traced:
         first = jax.tree.leaves(results[0])
         return cls(program, jax.tree.structure(results)) if len(first) == 1 and first[0].shape == () else None
 
-    def found(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
-        """Return the taps for some of the leaves, and why leaves cannot be tapped."""
+    def found(self, chosen: Sequence[int], of_example: Sequence[Any] = ()) -> tuple[Taps, Finder]:
+        """Return the taps for some of the leaves, and why leaves cannot be tapped. `of_example`: an example's data."""
         kinds = {i: str(self.program.in_avals[i].dtype) for i in chosen}
         finder = Finder({i: f"{kind} parameter" for i, kind in kinds.items() if kind not in FLOATS})
         finder.reasons |= {i: "no elements" for i in chosen if 0 in self.program.in_avals[i].shape}
+        finder.of_example = set(map(id, of_example))
         tracked = {i: i for i in chosen if i not in finder.reasons}
-        return finder.of_program(self.program, tracked, 1), finder.reasons
+        return finder.of_program(self.program, tracked, 1), finder
 
     def tapped(self, chosen: Sequence[int]) -> tuple[Taps, dict[int, str]]:
         """Return the taps for those of the leaves that can be tapped, and the others."""
         untapped: dict[int, str] = {}
-        taps, reasons = self.found(chosen)
-        while reasons:
-            untapped |= reasons
-            taps, reasons = self.found([i for i in chosen if i not in untapped])
+        taps, finder = self.found(chosen)
+        while finder.reasons:
+            untapped |= finder.reasons
+            taps, finder = self.found([i for i in chosen if i not in untapped])
         return taps, untapped
 
 
-def _uses_of_one(fun: Function, argnums: Argnums, args: Args) -> list[LeafUses]:
+def _uses_of_one(fun: Function, argnums: Argnums, args: Args, axes: Axes) -> list[LeafUses]:
     """Return the uses of each leaf in a function of one example."""
     flat = flatten(_differentiated(args, argnums))
     traced = _Traced.of(fun, argnums, args)
     uses: dict[int, list[Use]] = {i: [] for i in range(len(flat.leaves))}
-    reasons = dict.fromkeys(uses, _UNTRACED)
+    reasons, added = dict.fromkeys(uses, _UNTRACED), set[int]()
     if traced is not None:
-        taps, reasons = traced.found(list(uses))
+        data = [x for arg, axis in zip(args, axes, strict=True) if axis == 0 for x in jax.tree.leaves(arg)]
+        taps, finder = traced.found(list(uses), data)
+        reasons, added = finder.reasons, finder.added
         for product in [product for tap in taps_in(taps) for product in tap.products]:
             uses[product.leaf].append(product.use)
     found = []
     for i, (path, leaf) in enumerate(zip(flat.paths(), flat.leaves, strict=True)):
         kind = str(jnp.result_type(leaf)) if traced is None else str(traced.program.in_avals[i].dtype)
         reason = reasons.get(i, "")
-        found.append(LeafUses(path, tuple(jnp.shape(leaf)), kind, () if reason else tuple(uses[i]), reason))
+        own = () if reason else tuple(uses[i])
+        found.append(LeafUses(path, tuple(jnp.shape(leaf)), kind, own, reason, added=i in added))
     return found
 
 

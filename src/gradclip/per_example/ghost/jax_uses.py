@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
@@ -45,6 +46,9 @@ class Finder:
     """Find the uses of parameters. `reasons` gets the operation for each parameter that cannot be tapped."""
 
     reasons: dict[int, str] = field(default_factory=dict)
+    of_example: set[int] = field(default_factory=set)  # the identities of constants that an example has its own of
+    added: set[int] = field(default_factory=set)  # parameters whose only uses add them to values of an example
+    elements: dict[int, int] = field(default_factory=dict)
 
     def of_program(self, closed: ClosedJaxpr, parameters: Mapping[int, int], results: int) -> Taps:
         """Return the taps of a program. `parameters`: the parameter at each input that is one.
@@ -52,21 +56,32 @@ class Finder:
         Only the first `results` results have a derivative.
         """
         inputs = closed.jaxpr.invars
+        self.elements |= {leaf: math.prod(inputs[i].aval.shape) for i, leaf in parameters.items()}
         given = [
             (Piece.whole(parameters[i], value.aval.shape),) if i in parameters else () for i, value in enumerate(inputs)
         ]
         wanted = [i < results for i in range(len(closed.jaxpr.outvars))]
         walk = _Walk(self, closed, ())
-        returned = walk.through(given, [None] * len(inputs), wanted)
+        returned = walk.through(given, [None] * len(inputs), wanted, [False] * len(inputs))
         for pieces in returned[:results]:
             self.give_up(pieces, "a parameter is the result")
         uses = [product for tap in taps_in(walk.taps) for product in tap.products]
         self._compare(uses)
+        self.added -= {product.leaf for product in uses}
         return walk.taps
 
-    def give_up(self, pieces: Pieces, reason: str) -> None:
-        """Note the operation for which these parameters cannot be tapped."""
+    def give_up(self, pieces: Pieces, reason: str, *, adds: bool = False) -> None:
+        """Note the operation for which these parameters cannot be tapped. `adds`: it adds them to an example's values.
+
+        What such an operation uses must be most of a parameter.
+        """
         for piece in pieces:
+            fine = adds and 2 * piece.elements >= self.elements[piece.leaf]
+            if fine and piece.leaf not in self.reasons:
+                self.added.add(piece.leaf)
+            elif not fine and piece.leaf in self.added:
+                self.added.discard(piece.leaf)
+                self.reasons[piece.leaf] = reason
             self.reasons.setdefault(piece.leaf, reason)
 
     def _compare(self, uses: Sequence[Product]) -> None:
@@ -96,17 +111,25 @@ class _Walk:
     pieces: dict[Var, Pieces] = field(default_factory=dict)
     numbers: dict[Var, int] = field(default_factory=dict)  # integers that are known already
     used: set[Var] = field(default_factory=set)  # what a derivative of the wanted results depends on
+    own: set[Var] = field(default_factory=set)  # what depends on the example
 
-    def through(self, given: Sequence[Pieces], numbers: Sequence[int | None], wanted: Sequence[bool]) -> list[Pieces]:
-        """Go through the program, and return the pieces in its results."""
+    def through(
+        self, given: Sequence[Pieces], numbers: Sequence[int | None], wanted: Sequence[bool], own: Sequence[bool]
+    ) -> list[Pieces]:
+        """Go through the program, and return the pieces in its results. `own`: which inputs depend on the example."""
         program = self.closed.jaxpr
         for value, pieces, number in zip(program.invars, given, numbers, strict=True):
             self._note(value, pieces, number)
         for value, constant in zip(program.constvars, self.closed.consts, strict=True):
             self._note(value, (), _number(constant))
+        self.own.update(value for value, flag in zip(program.invars, own, strict=True) if flag)
+        constants = zip(program.constvars, self.closed.consts, strict=True)
+        self.own.update(value for value, constant in constants if id(constant) in self.finder.of_example)
         live, self.used = differentiated(program, wanted)
         for i, equation in enumerate(program.eqns):
             inputs = [self.pieces_of(value) for value in equation.invars]
+            if any(map(self.is_own, equation.invars)):
+                self.own.update(equation.outvars)
             if i in live and any(inputs):
                 try:
                     found = self._followed(i, equation, inputs)
@@ -121,6 +144,9 @@ class _Walk:
 
     def pieces_of(self, value: Var | Literal) -> Pieces:
         return self.pieces.get(value, ()) if isinstance(value, Var) else ()
+
+    def is_own(self, value: Var | Literal) -> bool:
+        return isinstance(value, Var) and value in self.own
 
     def number_of(self, value: Var | Literal) -> int | None:
         return self.numbers.get(value) if isinstance(value, Var) else _number(value.val)
@@ -154,13 +180,15 @@ class _Walk:
         if program is not None:
             numbers = [self.number_of(value) for value in equation.invars]
             wanted = [value in self.used for value in equation.outvars]
-            return self._within(i, program, self.loops, pieces, numbers, wanted)
+            own = list(map(self.is_own, equation.invars))
+            return self._within(i, program, self.loops, pieces, numbers, wanted, own)
         products = []
         for side, piece in [(side, piece) for side, given in enumerate(pieces) for piece in given]:
             try:
                 products.append(_product(equation, side, piece, self.loops))
             except NotFollowedError:
-                self.finder.give_up((piece,), name)
+                adds = name in _ADDITIONS and self.is_own(equation.invars[1 - side])
+                self.finder.give_up((piece,), name, adds=adds)
         if products:
             (result,) = equation.outvars
             self.taps[i] = Tap(tuple(products), (*self.loops, *result.aval.shape), result.aval.dtype)
@@ -174,10 +202,11 @@ class _Walk:
         pieces: Sequence[Pieces],
         numbers: Sequence[int | None],
         wanted: Sequence[bool],
+        own: Sequence[bool],
     ) -> list[Pieces]:
         """Return the pieces in the results of a program within equation `i`, and note its taps."""
         walk = _Walk(self.finder, program, loops)
-        found = walk.through(pieces, numbers, wanted)
+        found = walk.through(pieces, numbers, wanted, own)
         if walk.taps:
             self.taps[i] = walk.taps
         return found
@@ -197,7 +226,10 @@ class _Walk:
                 given[k] = ()
         numbers = [self.number_of(value) if k < first else None for k, value in enumerate(equation.invars)]
         wanted = [k < count or value in self.used for k, value in enumerate(equation.outvars)]
-        found = self._within(i, body, (*self.loops, settings["length"]), given, numbers, wanted)
+        # What a loop carries depends on the example if anything does that goes into it.
+        own = [self.is_own(value) for value in equation.invars]
+        own = [flag or (first <= k < first + count and any(own)) for k, flag in enumerate(own)]
+        found = self._within(i, body, (*self.loops, settings["length"]), given, numbers, wanted, own)
         for k, here in enumerate(found):
             if k >= count or not stays[first + k]:
                 self.finder.give_up(here, "scan")
@@ -217,6 +249,7 @@ def _product(equation: JaxprEqn, side: int, piece: Piece, loops: Sequence[int]) 
     raise NotFollowedError
 
 
+_ADDITIONS = ("add", "sub", "add_any")
 _LOOKUPS = {"gather": of_gather, "dynamic_slice": of_dynamic_slice}
 
 

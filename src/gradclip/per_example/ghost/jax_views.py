@@ -53,6 +53,11 @@ class Piece:
         """The sizes of the axes."""
         return tuple(map(length, self.axes))
 
+    @property
+    def elements(self) -> int:
+        """The number of elements, in all steps of the enclosing loops."""
+        return math.prod(map(length, (*self.axes, *self.loops)))
+
     def transposed(self, order: Sequence[int]) -> Piece:
         """Return the piece with its axes in another order."""
         return replace(self, axes=_taken(self.axes, order), offset=_taken(self.offset, order))

@@ -65,6 +65,7 @@ class Plan:
     leaves: tuple[PlannedLeaf, ...]
     examples: int
     program: Hashable = field(default="", repr=False, compare=False)  # equal only for functions that compute the same
+    needed: bool = field(default=False, repr=False)  # the framework itself cannot run the function over a batch
 
     @property
     def ghost(self) -> bool:
@@ -83,8 +84,8 @@ class Plan:
 
     @property
     def in_factors(self) -> bool:
-        """Whether any gradient comes in factors."""
-        return any(self.tapped)
+        """Whether the batch runs with taps: a gradient comes in factors, or there is no other way."""
+        return self.needed or any(self.tapped)
 
     def __str__(self) -> str:
         head = ("parameter", "shape", "uses", "measured by", "MiB made", "MiB kept", "why")
@@ -114,13 +115,15 @@ def planned(uses: Sequence[LeafUses], examples: int, method: str, autograd: Auto
     if method == "auto":
         choices = _together(choices, examples, autograd)
     for first, (how, why, _) in zip(uses, choices, strict=True):
-        if method != "ghost" or how == "ghost" or _elements(first) < _LARGE or why == _UNUSED:
+        fine = how == "ghost" or _elements(first) < _LARGE or why == _UNUSED or first.added
+        if method != "ghost" or fine:
             continue
         raise ValueError(
             f"method='ghost' cannot measure {first.path or 'the parameters'} of shape {first.shape} without making its "
             f"gradients: {why}. Pass method='auto' to make those alone, or change that operation."
         )
-    return Plan(tuple(_described(leaf, one, examples) for leaf, one in zip(uses, choices, strict=True)), examples)
+    leaves = tuple(_described(leaf, one, examples) for leaf, one in zip(uses, choices, strict=True))
+    return Plan(leaves, examples, needed=any(leaf.only_tapped for leaf in uses))
 
 
 class _Choice(NamedTuple):

@@ -97,6 +97,8 @@ class JaxProducts(Products):
         return total.astype(dtype)
 
     def after(self, vector: jax.Array, other: jax.Array) -> jax.Array:
+        if not other.size:
+            return vector
         # XLA drops barriers on processors. It does not see that this number is always 0.
         first = lax.bitcast_convert_type(other.reshape(-1)[:1].astype(jnp.float32), jnp.int32)
         zero = lax.clamp(jnp.int32(0), first, jnp.int32(0))

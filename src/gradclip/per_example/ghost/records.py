@@ -111,7 +111,8 @@ class LeafUses:
     """How a function of one example uses one parameter.
 
     `uses` is empty if the parameter is unused, or if `reason` says which operation cannot be tapped. `only_tapped`: the
-    framework itself cannot make its gradients for a whole batch.
+    framework itself cannot make its gradients for a whole batch. `added`: it is only added to values of the example, as
+    a bias or a table of positions. So its gradients are about as large as those values, or smaller.
     """
 
     path: str
@@ -120,3 +121,4 @@ class LeafUses:
     uses: tuple[Use, ...] = ()
     reason: str = ""
     only_tapped: bool = False
+    added: bool = False

@@ -34,8 +34,7 @@ def planned_for(
 
     Raises ValueError for method="ghost" if a large parameter cannot be measured from factors.
     """
-    leaves = parameters_of(call.args, argnums).leaves
-    if method == "auto" and all(elements_of(x) < SMALLEST for x in leaves):
+    if method == "auto" and not _may_help(call, parameters_of(call.args, argnums).leaves):
         return Plan((), examples)
     why = why_none(call, argnums)
     if why and method == "ghost":
@@ -54,6 +53,12 @@ def planned_for(
     if key is not None:
         plans.keep(key, plan)
     return plan
+
+
+def _may_help(call: Call, parameters: Sequence[object]) -> bool:
+    """Say whether factors may save time, or run what the framework cannot run over a batch."""
+    large = any(elements_of(x) >= SMALLEST for x in parameters)
+    return large or (has_tools(call.framework) and tools_of(call.framework).taps.runs_more)
 
 
 def parameters_of(args: Args, argnums: Argnums) -> FlatTree:

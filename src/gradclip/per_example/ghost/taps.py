@@ -20,6 +20,8 @@ class Taps(ABC):
 
     autograd: ClassVar[Autograd]
     """What gradients that the framework makes cost."""
+    runs_more: ClassVar[bool] = False
+    """Whether `run` can also run functions that the framework cannot run over a batch, with small parameters too."""
 
     def prevented(self) -> str:
         """Return why no function can be tapped where this is called, an empty text if functions can."""

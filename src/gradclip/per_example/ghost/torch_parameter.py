@@ -14,6 +14,7 @@ from torch.overrides import resolve_name
 
 from gradclip.per_example.ghost.torch_layout import layout_of
 from gradclip.per_example.ghost.torch_run import Leaf, Run, Tap
+from gradclip.per_example.ghost.torch_vmap import is_of_example
 
 Operation = Callable[..., Any]
 Arguments = Sequence[Any]
@@ -121,11 +122,25 @@ def with_copies(func: Operation, args: Arguments, kwargs: Keywords) -> tuple[Arg
     """Return the arguments of an operation that is not known, with a copy of each parameter for each example."""
 
     def copies(x: TappedParameter) -> torch.Tensor:
-        if x.tap.leaf.tapped:
-            x.tap.leaf.untap(_named(func, x.tap))
+        x.tap.leaf.untap(_named(func, x.tap), added=_only_adds(func, args, x.tap))
         return x.tap.copies()
 
     return replaced(tuple(args), copies), replaced(kwargs, copies)
+
+
+_ADDITIONS = {
+    getattr(room, name)
+    for room in (torch, torch.Tensor)
+    for name in ("add", "sub", "add_", "sub_", "__add__", "__radd__", "__iadd__", "__sub__", "__rsub__", "__isub__")
+    if hasattr(room, name)
+}
+
+
+def _only_adds(func: Operation, args: Arguments, tap: Tap) -> bool:
+    """Say whether an operation adds most of a parameter to values of the example."""
+    if func not in _ADDITIONS or not tap.inside or 2 * tap.weight.numel() < tap.leaf.weight.numel():
+        return False
+    return any(isinstance(x, torch.Tensor) and not tapped(x) and is_of_example(x, tap.run.level) for x in args)
 
 
 def _named(func: Operation, tap: Tap) -> str:

@@ -19,11 +19,11 @@ NO_BOX = "a view that is not a box of the parameter, or a sum over its elements"
 class Leaf:
     """A parameter during a run. `weight` shares its memory and requires a gradient, which nothing asks for."""
 
-    __slots__ = ("batch", "edge", "reason", "sentinel", "tapped", "terms", "weight")
+    __slots__ = ("added", "batch", "edge", "reason", "sentinel", "tapped", "terms", "weight")
 
     def __init__(self, parameter: torch.Tensor, count: int, tapped: bool) -> None:
         self.tapped = tapped
-        self.reason = ""
+        self.reason, self.added = "", False
         self.terms: list[Term] = []
         self.weight = parameter.detach().requires_grad_()
         self.batch = self.weight.expand(count, *self.weight.shape)
@@ -31,10 +31,15 @@ class Leaf:
         # A gradient for this tensor reveals a use that no operation reported.
         self.sentinel: torch.Tensor | None = None
 
-    def untap(self, reason: str) -> None:
-        """Stop keeping the uses of this parameter."""
-        if self.tapped:
-            self.tapped, self.reason = False, reason
+    def untap(self, reason: str, *, added: bool = False) -> None:
+        """Stop keeping the uses of this parameter. `added`: here it was only added to values of the example."""
+        if self.tapped or (self.added and not added):
+            self.tapped, self.reason, self.added = False, reason, added
+
+    @property
+    def only_added(self) -> bool:
+        """Whether all uses of this parameter add it to values of the example."""
+        return self.added and all(term.place is None for term in self.terms)
 
 
 class Run:
@@ -138,7 +143,7 @@ class Tap:
         """Keep that this was added to the last result that was kept, all along these axes of it; it has these sizes."""
         if not self.run.recording:
             return
-        self.leaf.untap(f"bias of {name}")
+        self.leaf.untap(f"bias of {name}", added=True)
         shape = tuple(self.weight.shape)
 
         def finish(e: torch.Tensor) -> Made:

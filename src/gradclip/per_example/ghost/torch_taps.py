@@ -39,6 +39,7 @@ class TorchTaps(Taps):
     """`Taps` for PyTorch."""
 
     autograd = Autograd(addition=70.0, convolution=4.0, alone=True, calls=8e7)
+    runs_more = True
 
     def prevented(self) -> str:
         if torch.compiler.is_compiling():
@@ -72,7 +73,7 @@ class TorchTaps(Taps):
 
 
 def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
-    done, reasons = _finished(call, tapped)
+    done, reasons, _ = _finished(call, tapped)
     gradients = [gradient_of(leaf, done.cotangents) for leaf in done.leaves]
     reasons |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
     done.close()
@@ -81,18 +82,20 @@ def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
 
 
 def _uses_of(call: Call) -> list[LeafUses]:
-    done, reasons = _finished(call, [x.dim() > 0 for x in call.parameters])
+    done, reasons, added = _finished(call, [x.dim() > 0 for x in call.parameters])
     found = [_described(call, i, leaf, reasons.get(i, "")) for i, leaf in enumerate(done.leaves)]
+    found = [replace(one, added=i in added) for i, one in enumerate(found)]
     if done.run.hooked or done.run.only_tapped:
         found = [replace(one, only_tapped=True) for one in found]
     done.close()
     return found
 
 
-def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str]]:
-    """Return a run of a function, and why parameters could not be tapped."""
+def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str], set[int]]:
+    """Return a run of a function, why parameters could not be tapped, and which are only added to values."""
     reasons = {i: reason for i, reason in enumerate(call.refused()) if reason}
     hidden: set[int] = set()
+    added: set[int] = set()
     while True:
         flags = [flag and i not in reasons for i, flag in enumerate(tapped)]
         # One-dimensional parameters are mostly biases of products, whose gradients need no copies.
@@ -100,8 +103,9 @@ def _finished(call: Call, tapped: Sequence[bool]) -> tuple[Pass, dict[int, str]]
         done = Pass(call, flags, [not (flag or bias) for flag, bias in zip(flags, one_axis, strict=True)])
         reasons |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
         reasons |= dict.fromkeys(done.hidden, HIDDEN)
+        added = (added | {i for i, leaf in enumerate(done.leaves) if leaf.only_added}) - {*done.hidden}
         if not (done.hidden or done.unfinished):
-            return done, reasons
+            return done, reasons, added
         hidden |= {*done.hidden}
         done.close()
 

@@ -27,9 +27,14 @@ def current_level() -> int | None:
     return _functorch.maybe_current_level()
 
 
+def is_of_example(x: torch.Tensor, level: int) -> bool:
+    """Say whether each example has a tensor of its own."""
+    return _functorch.maybe_get_level(x) == level and _functorch.is_batchedtensor(x)
+
+
 def batch_of(x: torch.Tensor, level: int, count: int) -> torch.Tensor:
     """Return the tensors of all examples, with the batch on axis 0; expanded if they are all the same."""
-    if _functorch.maybe_get_level(x) != level or not _functorch.is_batchedtensor(x):
+    if not is_of_example(x, level):
         return x.expand(count, *x.shape)
     axis = _functorch.maybe_get_bdim(x)
     whole = _functorch.get_unwrapped(x)
