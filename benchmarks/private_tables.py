@@ -99,6 +99,6 @@ def of_noise(rows):
     names = list(dict.fromkeys(row["name"] for row in rows if "two" not in row["name"]))
     lines = head("elements, seconds of one processor", *names)
     for elements in dict.fromkeys(row["elements"] for row in rows):
-        own = {row["name"]: row["processor seconds"] for row in rows if row["elements"] == elements}
-        lines += f"| {elements:,} | {' | '.join(rounded(own[name], 2) for name in names)} |\n"
+        own = {row["name"]: rounded(row["processor seconds"], 2) for row in rows if row["elements"] == elements}
+        lines += f"| {elements:,} | {' | '.join(own.get(name, '') for name in names)} |\n"
     return lines

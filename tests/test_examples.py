@@ -98,7 +98,7 @@ EXPECTED = {
             ", sensitivity 1.005",
             "\nnot proven: a gradient depends on its own example only, and dp-accounting computes what it says\n",
             "last steps, from noisy sums: loss ",
-            "\ngradclip    epsilon 7.99",
+            "\ngradclip    epsilon 8.000, ",
             " ms/step, of which exact noise ",
             f"\n{peer} epsilon ",
         ]

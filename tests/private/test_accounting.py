@@ -51,8 +51,9 @@ def test_without_sampling_epsilon_is_that_of_one_gaussian(steps, delta):
 
 
 def test_the_library_alone_is_too_small_at_small_delta():
+    # By how much depends on the processor's order of additions.
     event = PoissonSampledDpEvent(1.0, GaussianDpEvent(100.0))
-    assert by_library(event, 10_000, 1e-13) < 0.995 * of_gaussian(1.0, 1e-13)
+    assert by_library(event, 10_000, 1e-13) < 0.999 * of_gaussian(1.0, 1e-13)
 
 
 @pytest.mark.parametrize(("rate", "steps", "multiplier", "delta"), RUNS[:2])

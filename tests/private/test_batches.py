@@ -1,8 +1,11 @@
 """Poisson batches: who is in them, where, and how often they do not fit."""
 
+import copy
 import itertools
 import math
+import pickle
 from collections import Counter
+from dataclasses import replace
 from fractions import Fraction
 
 import numpy as np
@@ -134,3 +137,14 @@ def test_the_seed_is_told():
 def test_bad_settings(settings, error, text):
     with pytest.raises(error, match=text):
         PoissonBatches(**{"n": 4, "rate": 0.5, "steps": 2, **settings})
+
+
+def test_batches_count_what_they_draw():
+    batches = PoissonBatches(100, 0.1, 3)
+    assert batches.drawn == 0
+    next(iter(batches))
+    assert [batches.drawn for _ in batches] == [2, 3, 4]
+    assert [other.drawn for other in (copy.copy(batches), pickle.loads(pickle.dumps(batches)), replace(batches))] == [
+        0
+    ] * 3
+    assert batches == PoissonBatches(100, 0.1, 3)

@@ -1,4 +1,4 @@
-"""Noise on integers: what OpenDP is asked for, and that its answers come back in order."""
+"""Noise on integers: what OpenDP is asked for, that answers come back in order, and that no process repeats another."""
 
 import math
 import sys
@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from opendp.mod import GLOBAL_FEATURES
 
+import fresh_process
 from gradclip.private import discrete
-from gradclip.private.discrete import gaussian, processors, with_discrete_gaussian
+from gradclip.private.discrete import EXACT, gaussian, processors, with_discrete_gaussian
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 50, None])
@@ -16,16 +17,16 @@ from gradclip.private.discrete import gaussian, processors, with_discrete_gaussi
 def test_every_element_gets_its_own_noise(threads, size, monkeypatch):
     asked = []
 
-    def plus_thousand(scale):
-        asked.append(scale)
-        return lambda piece: [x + 1000 for x in piece]
+    def plus_thousand(source, scale):
+        asked.append((source, scale))
+        return lambda piece: piece + 1000
 
-    monkeypatch.setattr(discrete, "_AT_ONCE", 3)
-    monkeypatch.setattr(discrete, "gaussian", plus_thousand)
-    found = with_discrete_gaussian(np.arange(size), 5.0, threads)
+    monkeypatch.setattr(discrete, "_AT_ONCE", {"system": 3})
+    monkeypatch.setattr(discrete, "sampler", plus_thousand)
+    found = with_discrete_gaussian(np.arange(size), 5.0, "system", threads)
     assert found.tolist() == list(range(1000, 1000 + size))
     assert found.dtype == np.int64
-    assert set(asked) == ({5.0} if size else set())
+    assert set(asked) == ({("system", 5.0)} if size else set())
     assert len(asked) <= max(1, threads or processors())
 
 
@@ -37,11 +38,12 @@ def test_opendp_promises_the_privacy_of_the_multiplier(distance, multiplier):
     assert measurement.map(distance) == pytest.approx(0.5 / multiplier**2, rel=1e-12)
 
 
-def test_moments_of_the_systems_noise():
+@pytest.mark.parametrize("source", EXACT)
+def test_moments_of_the_noise(source):
     # The mean has a standard deviation of s / sqrt(n), the variance about one of s**2 * sqrt(2 / n). Eight of these
     # are exceeded with probability below 1e-14.
     n, scale = 40_000, 1000.0
-    found = with_discrete_gaussian(np.full(n, 10**6), scale, threads=2).astype(float) - 10**6
+    found = with_discrete_gaussian(np.full(n, 10**6), scale, source, threads=2).astype(float) - 10**6
     assert abs(found.mean()) < 8 * scale / math.sqrt(n)
     assert abs(found.var() / scale**2 - 1) < 8 * math.sqrt(2 / n)
     assert abs((found > 0).mean() - 0.5) < 8 * 0.5 / math.sqrt(n) + 1 / scale
@@ -50,11 +52,38 @@ def test_moments_of_the_systems_noise():
     assert len({tuple(piece) for piece in pieces}) == 10
 
 
-def test_sums_beyond_int64_become_the_nearest():
+@pytest.mark.parametrize("source", EXACT)
+def test_sums_beyond_int64_become_the_nearest(source):
     largest = 2**63 - 1
-    found = with_discrete_gaussian(np.full(200, largest), 64.0)
+    found = with_discrete_gaussian(np.full(200, largest), 64.0, source)
     assert found.max() == largest  # all below has probability below 2**-200
     assert found.min() > largest - 64 * 60
+
+
+FORKS = """
+import os
+import numpy as np
+from gradclip.private.discrete import with_discrete_gaussian
+
+def noise():
+    return with_discrete_gaussian(np.zeros(8, np.int64), 2.0**30, {source!r}).tolist()
+
+noise()  # the generator has a state now, if it has any
+for _ in range(2):
+    child = os.fork()
+    if not child:
+        print(noise(), flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+print(noise())
+"""
+
+
+@pytest.mark.parametrize("source", EXACT)
+def test_forked_processes_do_not_repeat_noise(source):
+    found = fresh_process.run(FORKS.format(source=source), ".").splitlines()
+    assert [line.count(",") for line in found] == [7] * 3
+    assert len(set(found)) == 3
 
 
 def test_opendp_is_left_as_it_was():

@@ -19,17 +19,17 @@ INTEGERS = clipped_sum_sensitivity(0.5, batch_size=8, grid=GRID)
 
 @pytest.fixture
 def asked(monkeypatch):
-    """Replace OpenDP: the noise is 1000, 1001, ... in order. Returns what was asked for: pairs (scale, integers)."""
+    """Replace both samplers: the noise is 1000, 1001, ... in order. Returns what was asked for: (scale, integers)."""
     calls = []
 
-    def measurement(scale):
+    def sampler(source, scale):
         def counted_up(piece):
-            calls.append((scale, piece))
-            return [x + 1000 + i for i, x in enumerate(piece)]
+            calls.append((scale, piece.tolist()))
+            return piece + 1000 + np.arange(piece.size)
 
         return counted_up
 
-    monkeypatch.setattr(discrete, "gaussian", measurement)
+    monkeypatch.setattr(discrete, "sampler", sampler)
     return calls
 
 
@@ -94,9 +94,10 @@ def test_nothing_gets_no_noise(summed):
     assert len(found) == 0
 
 
-def test_the_systems_noise_differs_from_call_to_call():
+@pytest.mark.parametrize("rng", discrete.EXACT)
+def test_exact_noise_differs_from_call_to_call(rng):
     # The same in all of 30 elements with probability far below 2**-500.
-    first, second = (add_noise(np.zeros(30, np.int64), INTEGERS, 1.0, rng="system") for _ in range(2))
+    first, second = (add_noise(np.zeros(30, np.int64), INTEGERS, 1.0, rng=rng) for _ in range(2))
     assert first.tolist() != second.tolist()
 
 
@@ -201,7 +202,9 @@ def test_sums_and_sensitivities_without_a_proof_are_refused(summed, sensitivity,
 def test_a_multiplier_and_an_rng_are_checked(asked):
     with pytest.raises(ValueError, match="noise_multiplier must be positive and finite, got 0"):
         add_noise(np.ones(2), FLOATS, 0, rng="system")
-    with pytest.raises(ValueError, match="rng must be 'system' or a generator of the arrays' framework, got 'sytem'"):
+    with pytest.raises(
+        ValueError, match="must be 'system', 'opendp' or a generator of the arrays' framework, got 'sytem'"
+    ):
         add_noise(np.ones(2), FLOATS, 1.0, rng="sytem")
     coarse = clipped_sum_sensitivity(1.0, batch_size=8, grid=16)
     with pytest.raises(ValueError, match="noise of 16 steps is too coarse"):

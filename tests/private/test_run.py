@@ -1,5 +1,4 @@
 import copy
-import math
 import pickle
 import re
 import sys
@@ -10,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import fresh_process
 import gradclip
 from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
 from gradclip.private.accounting import epsilon, multiplier_on_integers
@@ -20,7 +20,8 @@ FLOATS = clipped_sum_sensitivity(1.0, batch_size=128)
 SUM = np.array([3 * 2**20, -(2**20), 0])
 
 
-def run_with(sensitivity=ON_GRID, batches=BATCHES, **settings):
+def run_with(sensitivity=ON_GRID, batches=None, **settings):
+    batches = batches or replace(BATCHES)  # an object of its own: it counts what is drawn
     return PrivateRun(batches, sensitivity, **{"delta": 1e-5, "noise_multiplier": 1.0} | settings)
 
 
@@ -157,7 +158,7 @@ def test_a_clipped_function_and_its_batches():
     fun = gradclip.clipped_grad(loss, 1.0, pad_to=BATCHES.pad_to, grid=2**20)
     w, data = torch.zeros(3), torch.ones(1000, 3)
     run = run_with(fun.sensitivity())
-    for indices, mask in BATCHES:
+    for indices, mask in run.batches:
         summed = fun(w, data[indices], mask=torch.as_tensor(mask))
         w = w - 0.01 * run.add_noise(summed) / 2**20
         break
@@ -193,56 +194,80 @@ def test_in_words():
     assert "not proven: that no example is revealed whole: delta is not below 1 / n" in seeded
 
 
-@pytest.mark.parametrize(
-    ("settings", "error", "message"),
-    [
-        (
-            {"sensitivity": clipped_sum_sensitivity(1.0, "replace_one", batch_size=128)},
-            ValueError,
-            r"is for 'replace_one', .* Pass \.sensitivity\('add_or_remove_one'\)",
-        ),
-        ({"sensitivity": clipped_sum_sensitivity(1.0, "zero_out", batch_size=128)}, ValueError, "is for 'zero_out'"),
-        ({"sensitivity": 1.0}, TypeError, "must be a gradclip.Sensitivity, got 1.0: a number does not say"),
-        (
-            {"sensitivity": clipped_sum_sensitivity(1.0, batch_size=127)},
-            ValueError,
-            "holds for 127 examples, and batches have up to 128. Pass pad_to=batches.pad_to",
-        ),
-        ({"sensitivity": clipped_sum_sensitivity(1.0)}, ValueError, "the rounding of this sensitivity is unknown"),
-        ({"sensitivity": replace(FLOATS, batch_size=None)}, ValueError, "does not say for which batches it holds"),
-        (
-            {"sensitivity": clipped_sum_sensitivity(math.inf, batch_size=128)},
-            ValueError,
-            "no noise can hide one example",
-        ),
-        ({"sensitivity": replace(FLOATS, bound=0.0, rounding=0.0)}, ValueError, "the sensitivity is 0"),
-        (
-            {"sensitivity": gradclip.clipped_grad(max, 1.0).sensitivity(batch_size=128)},
-            ValueError,
-            "changes the shape of the batch",
-        ),
-        (
-            {"sensitivity": clipped_sum_sensitivity(1.0, batch_size=128, grid=32)},
-            ValueError,
-            "standard deviation of 32 steps of the grid, and the proof needs 64",
-        ),
-        ({"batches": [1, 2, 3]}, TypeError, r"batches must be gradclip\.PoissonBatches, got \[1, 2, 3\] of type list"),
-        (
-            {"batches": PoissonBatches(1000, 0.05, 40, pad_to=70)},
-            ValueError,
-            "a batch does not fit into 70 places .* Pass a larger pad_to",
-        ),
-        ({"delta": 0.0}, ValueError, "delta must be at least 1e-10"),
-        ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier must be positive"),
-        ({"noise_multiplier": None}, TypeError, "pass noise_multiplier or epsilon, one of the two"),
-        ({"epsilon": 1.0}, TypeError, "pass noise_multiplier or epsilon, one of the two"),
-        ({"noise_multiplier": None, "epsilon": -1.0}, ValueError, "epsilon must be positive and finite"),
-        ({"rng": np.random.default_rng(0)}, ValueError, "sums on a grid get exact noise only. Pass rng='system'"),
-        ({"rng": "numpy"}, TypeError, "rng must be 'system', a numpy.random.Generator or a torch.Generator"),
-        ({"rng": np.zeros(2, np.uint32)}, TypeError, "A JAX key would give every step the same noise"),
-        ({"releases": -1}, ValueError, "releases must be a whole number"),
-    ],
-)
-def test_what_does_not_agree_is_refused(settings, error, message):
-    with pytest.raises(error, match=message):
-        run_with(**settings)
+def test_a_second_sum_of_a_batch_is_refused():
+    run = run_with()
+    for number, _ in enumerate(run.batches, 1):
+        run.add_noise(SUM)
+        with pytest.raises(ValueError, match=rf"{number} sums were .* drawn, and {number} were: .* a second sum"):
+            run.add_noise(SUM)
+        assert run.releases == number
+        if number == 3:
+            break
+    next(iter(run.batches))
+    run.add_noise(SUM)
+    whole = run_with(batches=PoissonBatches(100, 1.0, 4))
+    next(iter(whole.batches))
+    for _ in range(2):  # without sampling, two sums of a batch are two steps
+        whole.add_noise(SUM)
+    assert whole.releases == 2
+
+
+def test_batches_drawn_ahead_or_elsewhere_are_no_second_sums():
+    run = run_with(releases=9)
+    ahead = list(run.batches)
+    for _ in ahead:
+        run.add_noise(SUM)
+    assert run.releases == 49
+    continued = pickle.loads(pickle.dumps(run))  # whose batches are drawn by another object
+    continued.add_noise(SUM)
+    continued.releases = 3
+    next(iter(continued.batches))
+    continued.add_noise(SUM)
+    with pytest.raises(ValueError, match="second sum of one batch"):
+        continued.add_noise(SUM)
+    assert continued.releases == 4
+
+
+FORK = """
+import os, pickle
+import numpy as np
+from gradclip import PoissonBatches, PrivateRun, clipped_sum_sensitivity
+
+sensitivity = clipped_sum_sensitivity(1.0, batch_size=128)
+for rng in ("system", np.random.default_rng(0)):
+    batches = PoissonBatches(1000, 0.05, 40, pad_to=128)
+    run = PrivateRun(batches, sensitivity, delta=1e-5, noise_multiplier=1.0, rng=rng)
+    run.add_noise(np.zeros(3))
+    child = os.fork()
+    if not child:
+        try:
+            run.add_noise(np.zeros(3))
+        except ValueError as error:
+            print(error)
+        own = pickle.loads(pickle.dumps(run))
+        own.add_noise(np.zeros(3))
+        print(own.releases, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    run.add_noise(np.zeros(3))
+    print(run.releases, flush=True)
+"""
+
+
+def test_a_forked_process_does_not_release():
+    found = fresh_process.run(FORK, ".").splitlines()
+    assert len(found) == 6
+    for error, own, parents in (found[:3], found[3:]):
+        assert error.startswith("this run was made in another process, which does not count what is released here.")
+        assert (own, parents) == ("2", "2")
+
+
+def test_zeros_in_the_place_of_an_example():
+    run = run_with(clipped_sum_sensitivity(1.0, "zero_out", batch_size=128))
+    run.add_noise(np.zeros(3))
+    assert run.epsilon() == run_with(FLOATS).epsilon(1)
+    assert "at delta 1e-05, zero out one example: 1 of 40 sums released" in str(run)
+    with pytest.raises(ValueError, match=r"is for 'add_or_remove_one', and that of the run for 'zero_out'\."):
+        run.add_noise(np.zeros(3), sensitivity=FLOATS)
+    assert run.releases == 1
+    assert run_with(FLOATS, rng="opendp").exact

@@ -1,4 +1,4 @@
-"""From noise to epsilon and back, by dp-accounting's PLD, with two proofs that join it to what a run really does.
+"""From noise to epsilon and back, by dp-accounting's PLD, with proofs that join it to what a run really does.
 
 The ideal run. Each of T steps draws a batch, each example with probability q on its own, and releases a sum with
 Gaussian noise of m times the sensitivity. Its privacy loss distribution is what dp-accounting computes, for adding or
@@ -31,6 +31,11 @@ removing one example. A real run differs in two things: its batches have a large
    e**-Th to e**Th. If the run with X is (epsilon, delta) private, then the real one is
    (epsilon + 2 T h, delta * e**(T h)) private. With T and D below 2**63, T h is below 1e-97. Where leaves have
    different s, the smallest counts: more noise only costs less.
+
+3. Zeros in the place of a unit. Let D' be D with zeros for what a unit x adds. Both draw the same batches and places.
+   Let S be what is drawn without x. With probability 1 - q both release the same. With probability q the sum of S and x
+   is within the sensitivity for "zero_out" of that of S, which is what D' releases with x drawn or not. So the pair of
+   step 1 dominates, also where a batch does not fit, since it does not fit for both.
 
 `epsilon` adds more than 2 T h and takes more than a part T h from delta. What is assumed: dp-accounting. It rounds
 losses up by design, but multiplies probabilities by Fourier transforms in float64, where each step may lose a unit in

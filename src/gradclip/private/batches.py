@@ -89,8 +89,16 @@ class PoissonBatches:
             raise ValueError(f"rate must be at least 2**-53, got {self.rate!r}: no example would ever be chosen.")
         rate = threshold / _FINEST
         pad_to = smallest_size(n + 1, rate, steps, _RISK) if self.pad_to is None else as_count("pad_to", self.pad_to)
-        for name, value in {"n": n, "rate": rate, "steps": steps, "pad_to": pad_to}.items():
+        for name, value in {"n": n, "rate": rate, "steps": steps, "pad_to": pad_to, "_drawn": 0}.items():
             object.__setattr__(self, name, value)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_drawn": 0}  # a copy has drawn none
+
+    @property
+    def drawn(self) -> int:
+        """How many batches were drawn from this object, in all iterations of this process."""
+        return int(self.__dict__["_drawn"])
 
     @property
     def secure(self) -> bool:
@@ -119,6 +127,7 @@ class PoissonBatches:
             indices, mask = np.zeros(self.pad_to, np.int64), np.zeros(self.pad_to, bool)
             indices[places[fit]] = examples[fit]
             mask[places[fit]] = True
+            object.__setattr__(self, "_drawn", self.drawn + 1)
             yield indices, mask
 
     def __repr__(self) -> str:

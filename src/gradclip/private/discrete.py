@@ -1,35 +1,46 @@
-"""Discrete Gaussian noise on integers by OpenDP: an exact sampler, from the operating system's random numbers.
+"""Discrete Gaussian noise on integers, drawn exactly from the operating system's random numbers, by many threads.
 
 The noise of scale s is z with probability proportional to exp(-z**2 / (2 s**2)), for every integer z: Canonne, Kamath
-and Steinke 2020, "The Discrete Gaussian for Differential Privacy". OpenDP computes with integers and fractions alone.
-A sum beyond int64 becomes the nearest int64, which is a function of the released sum.
+and Steinke 2020, "The Discrete Gaussian for Differential Privacy". A sum beyond int64 becomes the nearest int64, which
+is a function of the released sum.
 
-OpenDP lets other threads run while it draws, so the elements are shared among threads.
+"system" draws many numbers at once, with the proof in `gradclip.private.rejection`. "opendp" is OpenDP's sampler, which
+computes with integers and fractions alone, one number at a time. Both let other threads run while they draw, and
+neither repeats itself in a forked process: the system's random numbers have no state here, and OpenDP's notice a fork.
 """
 
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from threading import Lock
 
 import numpy as np
 
+from gradclip.private.draws import SystemDraws
 from gradclip.private.extra import needed_for
+from gradclip.private.rejection import with_noise
 
+EXACT = ("system", "opendp")
+
+Sampler = Callable[[np.ndarray], np.ndarray]
 Measurement = Callable[[list[int]], list[int]]
 
-_AT_ONCE = 1 << 12  # elements: a twentieth of a second
+_AT_ONCE = {"system": 1 << 16, "opendp": 1 << 10}  # elements: more than 10 milliseconds
 _enabling = Lock()
 
 
-def with_discrete_gaussian(values: np.ndarray, scale: float, threads: int | None = None) -> np.ndarray:
+def with_discrete_gaussian(
+    values: np.ndarray, scale: float, source: str = "system", threads: int | None = None
+) -> np.ndarray:
     """Return int64 integers (1-D) plus independent noise. `threads`: None for as many as processors may be used."""
-    pieces = [values[start : start + _AT_ONCE].tolist() for start in range(0, values.size, _AT_ONCE)]
+    size = _AT_ONCE[source]
+    pieces = [values[start : start + size] for start in range(0, values.size, size)]
     workers = min(len(pieces), processors() if threads is None else threads)
 
-    def noised(own: list[list[int]]) -> list[np.ndarray]:
-        measurement = gaussian(scale)  # one for each thread
-        return [np.array(measurement(piece), np.int64) for piece in own]
+    def noised(own: list[np.ndarray]) -> list[np.ndarray]:
+        plus_noise = sampler(source, scale)  # one for each thread
+        return list(map(plus_noise, own))
 
     if workers <= 1:
         found = [noised(pieces)] if pieces else []
@@ -39,14 +50,22 @@ def with_discrete_gaussian(values: np.ndarray, scale: float, threads: int | None
     every = np.empty(values.size, np.int64)
     for first, arrays in enumerate(found):
         for turn, array in enumerate(arrays):
-            start = (first + turn * len(found)) * _AT_ONCE
+            start = (first + turn * len(found)) * size
             every[start : start + array.size] = array
     return every
 
 
+def sampler(source: str, scale: float) -> Sampler:
+    """Return what adds the noise to an array of int64 integers."""
+    if source == "system":
+        return partial(with_noise, scale=scale, draws=SystemDraws())
+    measurement = gaussian(scale)
+    return lambda piece: np.array(measurement(piece.tolist()), np.int64)
+
+
 def gaussian(scale: float) -> Measurement:
     """Return OpenDP's measurement, which adds the noise to a list of int64 integers."""
-    with needed_for("noise by rng='system'"):
+    with needed_for("noise by rng='opendp'"):
         # Not `opendp.prelude`, which imports scikit-learn and Polars if they are installed.
         from opendp.domains import atom_domain, vector_domain
         from opendp.measurements import make_gaussian

@@ -16,7 +16,7 @@ from gradclip.leaves import first_sparse
 from gradclip.per_example.clip import PerExampleInfo
 from gradclip.per_example.outputs import ExampleOutputs
 from gradclip.per_example.sensitivity import Sensitivity
-from gradclip.private.discrete import with_discrete_gaussian
+from gradclip.private.discrete import EXACT, with_discrete_gaussian
 from gradclip.private.on_grid import (
     checked_multiplier,
     noise_on_floats,
@@ -40,15 +40,15 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
             int64 for a sum on a grid (`grid=`), else floats of any precision.
         sensitivity: a `gradclip.Sensitivity`, from `.sensitivity()` or `gradclip.clipped_sum_sensitivity`.
         noise_multiplier: the ratio of noise to sensitivity that accountants use, above 0.
-        rng: "system" for exact noise from the operating system's random numbers: about 0.1 million elements a second
-            on each processor. Or a generator of the arrays' framework: a `numpy.random.Generator`, a
-            `torch.Generator`, a JAX key, a `tf.random.Generator`.
+        rng: "system" for exact noise from the operating system's random numbers: some 3 million elements a second on
+            each processor. "opendp" for exact noise by OpenDP, which takes about 50 times as long. Or a generator of
+            the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a `tf.random.Generator`.
 
-    With "system", what is released are integers plus discrete Gaussian noise, and its distribution is exactly that:
-    nothing is assumed about floating point. Sums on a grid stay integers: multiply the result by max_norm / grid, each
-    with its own threshold if there are several. Floats are rounded to multiples of a step s first, a power of two
-    that follows from the sensitivity and the number of elements; the noise is larger for it, by less than 2**-16. The
-    result is a multiple of s, rounded to the dtype of the sum.
+    With "system" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly that
+    distribution: nothing is assumed about floating point. Sums on a grid stay integers: multiply the result by
+    max_norm / grid, each with its own threshold if there are several. Floats are rounded to multiples of a step s
+    first, a power of two that follows from the sensitivity and the number of elements; the noise is larger for it, by
+    less than 2**-16. The result is a multiple of s, rounded to the dtype of the sum.
 
     With a framework's generator, noise is fast and works under `jax.jit`, but it is NOT PROVEN: its floating-point
     numbers are not normally distributed in their last bits, which can reveal the sum (Mironov 2012), and the generator
@@ -58,11 +58,11 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
 
     Raises:
         ValueError: a noise multiplier that is not positive and finite, a sensitivity that is infinite, unknown or 0, a
-        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with "system", a traced sum, or
+        grid so coarse that the noise has fewer than 64 steps, a distributed tensor; with exact noise, a traced sum, or
         one that was cast to a narrower dtype than the sensitivity is for.
         TypeError: a sensitivity that is a number, an `rng` of another kind, leaves that are complex, sparse or
-        integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: OpenDP is missing:
-        pip install 'gradclip[private]'.
+        integers of a float sum, outputs of single examples beside the sum. ModuleNotFoundError: "opendp" without
+        OpenDP: pip install 'gradclip[private]'.
 
     Mironov 2012, "On Significance of the Least Significant Bits for Differential Privacy". Canonne et al. 2020, "The
     Discrete Gaussian for Differential Privacy".
@@ -85,10 +85,10 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
     leaves = [flat.leaves[place] for place in places]
     if not isinstance(rng, str):
         noised = _by_generator(leaves, integers, sensitivity, multiplier, rng)
-    elif rng == "system":
-        noised = _exactly(leaves, integers, sensitivity, multiplier)
+    elif rng in EXACT:
+        noised = _exactly(leaves, integers, sensitivity, multiplier, rng)
     else:
-        raise ValueError(f"rng must be 'system' or a generator of the arrays' framework, got {shown(rng)}.")
+        raise ValueError(f"rng must be 'system', 'opendp' or a generator of the arrays' framework, got {shown(rng)}.")
     found = dict(zip(places, noised, strict=True))
     return flat.rebuild(found.get(place, leaf) for place, leaf in enumerate(flat.leaves))
 
@@ -205,12 +205,14 @@ def _by_generator(
     return noised
 
 
-def _exactly(leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float) -> list[Any]:
+def _exactly(
+    leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, multiplier: float, source: str
+) -> list[Any]:
     """Return the leaves with discrete Gaussian noise on integers."""
     hosts: list[Any] = [framework_of(leaf) for leaf in leaves]
     if is_recorded(leaves):
         raise ValueError(
-            "rng='system' draws outside of compiled code. Return the sum from the compiled function, and call "
+            f"rng={source!r} draws outside of compiled code. Return the sum from the compiled function, and call "
             "add_noise on it."
         )
     if integers:
@@ -222,7 +224,7 @@ def _exactly(leaves: Sequence[Any], integers: bool, sensitivity: Sensitivity, mu
         exponent, scale = noise_on_floats(sensitivity.total, max(1, elements), multiplier)
         numbers = [host.numbers([leaf])[0] for host, leaf in zip(hosts, leaves, strict=True)]
         given = [to_integers(x, exponent) for x in numbers]
-    noised = with_discrete_gaussian(np.concatenate([np.zeros(0, np.int64), *given]), scale)
+    noised = with_discrete_gaussian(np.concatenate([np.zeros(0, np.int64), *given]), scale, source)
     parts = np.split(noised, np.cumsum([x.size for x in given])[:-1]) if given else []
     kept = [part if exponent is None else to_floats(part, exponent) for part in parts]
     with np.errstate(over="ignore"):  # float16 may overflow, as the sum itself may

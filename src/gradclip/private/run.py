@@ -5,10 +5,10 @@ from __future__ import annotations
 import decimal
 import math
 import numbers
+import os
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from gradclip.backends.registry import framework_of
 from gradclip.per_example.quantities import as_count
 from gradclip.per_example.sensitivity import Sensitivity
 from gradclip.private.accounting import (
@@ -19,9 +19,14 @@ from gradclip.private.accounting import (
     multiplier_on_integers,
     smallest_multiplier,
 )
-from gradclip.private.noise import add_noise, is_recorded
-from gradclip.tree import flatten
-from gradclip.words import shown, typed
+from gradclip.private.noise import add_noise
+from gradclip.private.run_checks import (
+    check_batches,
+    check_generator,
+    check_not_recorded,
+    check_overflow,
+    check_sensitivity,
+)
 
 if TYPE_CHECKING:
     from gradclip.private.batches import PoissonBatches
@@ -38,18 +43,20 @@ class PrivateRun:
 
     Args:
         batches: the `gradclip.PoissonBatches` of the run. One sum is released for each batch.
-        sensitivity: the `gradclip.Sensitivity` of the sums, for "add_or_remove_one", with the batch size that it holds
-            for: `clipped_grad(..., pad_to=batches.pad_to).sensitivity()`.
+        sensitivity: the `gradclip.Sensitivity` of the sums, for "add_or_remove_one" or "zero_out", with the batch size
+            that it holds for: `clipped_grad(..., pad_to=batches.pad_to).sensitivity()`.
         delta: at which probability the bound may fail, from 1e-10, and below 1 / n.
         noise_multiplier: the standard deviation of the noise divided by the sensitivity.
         epsilon: instead of it, the largest epsilon after `batches.steps` releases. The multiplier is then the smallest
             of 4 digits that keeps it.
-        rng: what draws the noise, as in `gradclip.add_noise`: "system", which is exact, or a generator that keeps a
-            state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be private.
+        rng: what draws the noise, as in `gradclip.add_noise`: "system" or "opendp", which are exact, or a generator
+            that keeps a state: `numpy.random.Generator` or `torch.Generator`, whose noise is not proven to be private,
+            and which repeats itself in a copy of the run.
         releases: how many sums an earlier part of the run released, if it is continued.
 
     What epsilon holds for: whoever sees all released sums, and all that is computed from them, learns nearly the same
-    with one example (or group) more or less. Losses, counts and norms are not covered unless noise is added to them.
+    with one example (or group) more or less, or with zeros in its place. Losses, counts and norms are not covered
+    unless noise is added to them.
     `gradclip.private.accounting` proves what is added to dp-accounting's result.
 
     Raises:
@@ -83,15 +90,16 @@ class PrivateRun:
     ) -> None:
         if (noise_multiplier is None) == (epsilon is None):
             raise TypeError("pass noise_multiplier or epsilon, one of the two: the other follows.")
-        _check_batches(batches)
-        _check_generator(rng)
+        check_batches(batches)
+        check_generator(rng)
         self.batches, self.delta, self._rng = batches, checked_delta(delta), rng
         self.releases = self._before = releases
-        _check_sensitivity(sensitivity, batches.pad_to)
+        self.__dict__ |= {"_made": 0, "_process": os.getpid()}
+        check_sensitivity(sensitivity, batches.pad_to)
         self.sensitivity = sensitivity
         if sensitivity.in_steps is not None and not self.exact:
             raise ValueError("sums on a grid get exact noise only. Pass rng='system', or leave out grid.")
-        _check_overflow(batches, self.delta)
+        check_overflow(batches, self.delta)
         if epsilon is not None:
             noise_multiplier = smallest_multiplier(self._planned, epsilon)
         self.noise_multiplier = checked_multiplier(noise_multiplier)
@@ -105,15 +113,19 @@ class PrivateRun:
             )
         object.__setattr__(self, name, _releases(value) if name in ("releases", "_before") else value)
 
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__ |= state | {"_made": 0, "_process": os.getpid()}
+
     @property
     def exact(self) -> bool:
-        """Whether noise is drawn exactly, by the system's random numbers."""
-        return self._rng == "system"
+        """Whether noise is drawn exactly, from the system's random numbers."""
+        return isinstance(self._rng, str)
 
     def add_noise(self, summed: Tree, *, sensitivity: Sensitivity | None = None) -> Tree:
         """Return a sum with noise, by `gradclip.add_noise`, and count it as released.
 
-        Call it once for each batch: two releases of one batch cost more than two of different batches.
+        Call it once for each batch: two releases of one batch cost more than two of different batches. More releases
+        than `batches.drawn` are refused, if batches are drawn in this process at all.
 
         Args:
             summed: the clipped sum of one batch, with arrays that hold values: not inside `jax.jit`.
@@ -121,14 +133,17 @@ class PrivateRun:
                 the same.
 
         Raises what `gradclip.add_noise` does, and ValueError for a sensitivity that does not fit the batches, inside
-        compiled code, and when batches of an int seed begin to repeat themselves.
+        compiled code, when batches of an int seed begin to repeat themselves, and in a forked process, whose releases
+        this one would not count.
         """
         promised = self.sensitivity if sensitivity is None else self._checked(sensitivity)
-        _check_not_recorded(summed)
+        check_not_recorded(summed)
+        self._check_process()
         self._check_repeats()
         noised = add_noise(summed, promised, self.noise_multiplier, rng=self._rng)
         with _counting:
             self.releases += 1
+            self.__dict__["_made"] += getattr(self.batches, "drawn", 0) > 0
         return noised
 
     def epsilon(self, steps: int | None = None) -> float:
@@ -141,7 +156,7 @@ class PrivateRun:
         unit, batches = self.sensitivity.unit, self.batches
         made = f"{self.releases} of {batches.steps} sums released"
         lines = [
-            f"epsilon {_at_most(self.epsilon(), 4)} at delta {self.delta!r}, add or remove one {unit}: {made}",
+            f"epsilon {_at_most(self.epsilon(), 4)} at delta {self.delta!r}, {self._change()} one {unit}: {made}",
             f"{batches.n} {unit}s, rate {batches.rate:g}, at most {batches.pad_to} in a batch "
             f"(more would be drawn with a probability of at most {_at_most(batches.overflow, 2)})",
             f"noise multiplier {self.noise_multiplier:g}, sensitivity {self.sensitivity.total:g}",
@@ -162,10 +177,15 @@ class PrivateRun:
 
     def _checked(self, sensitivity: Sensitivity) -> Sensitivity:
         """Check the sensitivity of one release against that of the run."""
-        _check_sensitivity(sensitivity, self.batches.pad_to)
+        check_sensitivity(sensitivity, self.batches.pad_to)
         if sensitivity.unit != self.sensitivity.unit:
             raise ValueError(
                 f"the run protects one {self.sensitivity.unit}, and this sum moves by one {sensitivity.unit}."
+            )
+        if sensitivity.relation != self.sensitivity.relation:
+            raise ValueError(
+                f"this sensitivity is for {sensitivity.relation!r}, and that of the run for "
+                f"{self.sensitivity.relation!r}. Pass .sensitivity({self.sensitivity.relation!r})."
             )
         if (sensitivity.in_steps or _STEPS_OF_FLOATS) < self._steps():
             raise ValueError(
@@ -173,14 +193,32 @@ class PrivateRun:
             )
         return sensitivity
 
+    def _change(self) -> str:
+        return self.sensitivity.relation.removesuffix("_one").replace("_", " ")
+
+    def _check_process(self) -> None:
+        """Raise a ValueError in a forked process: neither counts what the other releases."""
+        if os.getpid() != self.__dict__["_process"]:
+            raise ValueError(
+                "this run was made in another process, which does not count what is released here. A generator would "
+                "draw the same noise in both. Make one PrivateRun, in the process that adds the noise."
+            )
+
     def _check_repeats(self) -> None:
-        """Raise a ValueError if the batches follow from an int and all of them were released."""
+        """Raise a ValueError if a batch is released again, as far as that can be seen."""
         repeats = isinstance(getattr(self.batches, "seed", None), numbers.Integral)
         if repeats and self.releases - self._before >= self.batches.steps:
             raise ValueError(
                 f"all {self.batches.steps} batches are released, and an int as seed= gives the same ones again, "
                 "which the accountant does not assume. Pass more steps to PoissonBatches, or a "
                 "numpy.random.Generator as seed."
+            )
+        drawn, made = getattr(self.batches, "drawn", 0), self.__dict__["_made"]
+        if 0 < drawn <= made and self.batches.rate < 1:
+            raise ValueError(
+                f"{made} sums were released since batches are drawn, and {drawn} were: this would be a second sum of "
+                "one batch, which the accountant does not assume. Clip and release all of a batch as one tree, and "
+                "iterate the batches that the run was made with."
             )
 
     def _in_reals(self, multiplier: float) -> float:
@@ -210,64 +248,3 @@ def _at_most(value: float, digits: int) -> str:
 
 def _releases(value: object) -> int:
     return as_count("releases", value) if value else 0
-
-
-def _check_not_recorded(summed: object) -> None:
-    if is_recorded([leaf for leaf in flatten(summed).leaves if framework_of(leaf) is not None]):
-        raise ValueError(
-            "a run counts what it releases, and compiled code would count once for all calls. Return the sum from the "
-            "compiled function, and call add_noise of the run on it, outside of compiled code."
-        )
-
-
-def _check_batches(batches: object) -> None:
-    missing = [name for name in ("n", "rate", "steps", "pad_to", "overflow", "secure") if not hasattr(batches, name)]
-    if missing:
-        raise TypeError(
-            f"batches must be gradclip.PoissonBatches, got {typed(batches)}. The "
-            "accountant holds for batches that are sampled as it assumes, not for a shuffled data set."
-        )
-
-
-def _check_generator(rng: object) -> None:
-    if (
-        not (isinstance(rng, str) and rng == "system")
-        and not hasattr(rng, "normal")
-        and not hasattr(rng, "manual_seed")
-    ):
-        raise TypeError(
-            f"rng must be 'system', a numpy.random.Generator or a torch.Generator, got {shown(rng)}. A JAX key would "
-            "give every step the same noise: call gradclip.add_noise with a new key at each step, and "
-            "gradclip.private.accounting.epsilon."
-        )
-
-
-def _check_overflow(batches: PoissonBatches, delta: float) -> None:
-    if 2 * batches.overflow >= delta:
-        raise ValueError(
-            f"a batch does not fit into {batches.pad_to} places with a probability of up to {batches.overflow:.2g} in "
-            f"{batches.steps} steps, and delta is {delta:g}. Pass a larger pad_to, or leave it out."
-        )
-
-
-def _check_sensitivity(sensitivity: object, pad_to: int) -> None:
-    if not isinstance(sensitivity, Sensitivity):
-        raise TypeError(
-            f"sensitivity must be a gradclip.Sensitivity, got {shown(sensitivity)}: a number does not say what it "
-            "compares. Call .sensitivity() of a clipped function, or gradclip.clipped_sum_sensitivity."
-        )
-    if sensitivity.relation != "add_or_remove_one":
-        raise ValueError(
-            f"the sensitivity is for {sensitivity.relation!r}, and Poisson batches are accounted for adding or "
-            "removing one. Pass .sensitivity('add_or_remove_one'). Its epsilon, twice, holds for replacing one, at "
-            "(1 + e**epsilon) times delta."
-        )
-    if not sensitivity.total > 0:
-        raise ValueError("the sensitivity is 0: such sums need no noise. Check max_norm.")
-    if sensitivity.batch_size is None or sensitivity.batch_size < pad_to:
-        held = "does not say for which batches it holds"
-        held = held if sensitivity.batch_size is None else f"holds for {sensitivity.batch_size} {sensitivity.unit}s"
-        raise ValueError(
-            f"the sensitivity {held}, and batches have up to {pad_to}. Pass pad_to=batches.pad_to to "
-            "the clipped function, or batch_size=batches.pad_to to .sensitivity()."
-        )
