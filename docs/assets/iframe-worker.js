@@ -6,7 +6,7 @@ if (location.protocol === "file:") {
       this.frame.hidden = true;
       document.body.append(this.frame);
       const inside = this.frame.contentWindow;
-      inside.postMessage = (data) => setTimeout(() => this.onmessage && this.onmessage({ data }));
+      inside.postMessage = (data) => this.answer(structuredClone(data));
       this.loaded = new Promise((resolve) => {
         const script = inside.document.createElement("script");
         script.onload = () => resolve(inside);
@@ -16,7 +16,13 @@ if (location.protocol === "file:") {
       });
     }
 
-    postMessage(data) {
+    answer(data) {
+      setTimeout(() => this.onmessage && this.onmessage({ data }));
+    }
+
+    /* As for a worker, messages are copies: the script changes what it is given. */
+    postMessage(message) {
+      const data = structuredClone(message);
       this.loaded.then((inside) => inside.onmessage({ data }));
     }
 

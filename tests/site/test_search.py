@@ -85,3 +85,28 @@ def test_pages_opened_from_disk_have_the_same_index(index):
         if "__config" in text:
             # It must be there before the script that starts the worker.
             assert 0 < text.index("assets/iframe-worker.js") < text.index("assets/javascripts/bundle."), page
+
+
+# What the script of a page opened from disk asks of a browser. The frame's own `self` is the one of the search.
+BROWSER = """
+var location = { protocol: "file:" }, window = {}, URL = class { constructor(address) { this.href = address } };
+var setTimeout = (call) => call(), structuredClone = (data) => JSON.parse(JSON.stringify(data));
+var script = {}, self = { document: { createElement: () => script, body: { append: () => 0 } } };
+var frame = { contentWindow: self }, document = { baseURI: "", body: self.document.body, createElement: () => frame };
+"""
+
+
+def test_from_disk_the_script_answers_in_a_frame_and_changes_no_question(index):
+    (script,) = (SITE / "assets" / "javascripts" / "workers").glob("search.*.js")
+    context = quickjs.Context()
+    context.eval(BROWSER + (SITE / "assets" / "iframe-worker.js").read_text("utf-8"))
+    context.eval('var worker = new window.Worker("search.js"); worker.onmessage = ({ data }) => { worker.last = data }')
+    context.eval(script.read_text("utf-8") + "; script.onload()")
+    for message, kind in ({"type": 0, "data": index}, 1), ({"type": 2, "data": {"input": "install"}}, 3):
+        context.eval(f"var message = {json.dumps(message)}; worker.postMessage(message)")
+        while context.execute_pending_job():
+            pass
+        assert context.eval("worker.last.type") == kind
+        assert json.loads(context.eval("JSON.stringify(message)")) == message
+    best = index["items"][context.eval("worker.last.data.items[0].id")]
+    assert best["location"] == "install.html"
