@@ -48,7 +48,18 @@ OF_THE_REPOSITORY = {
     "training",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
-OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "site", "support", "trainers"}
+OTHER_FOLDERS = {
+    "attack",
+    "exact",
+    "gpu",
+    "keras_backends",
+    "oracle",
+    "parity",
+    "sharded_jax",
+    "site",
+    "support",
+    "trainers",
+}
 
 
 def files_in(tests):
