@@ -51,8 +51,9 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
 
-docs: .venv-docs/ready  ## Build the documentation site in build/site/html; warnings are errors
+docs: .venv-docs/ready  ## Build the documentation site in build/site/html, where warnings are errors, and test it
 	.venv-docs/bin/python scripts/site_pages.py
+	.venv-docs/bin/python -m pytest -q -c /dev/null --rootdir . --confcutdir tests/site -p no:cacheprovider tests/site
 
 parity: $(VENV)/ready  ## Compare every function with the library's own, and write docs/parity.md
 	$(BIN)/python scripts/parity.py --write > /dev/null

@@ -33,8 +33,9 @@ SPECIAL = {
     "tests/keras_backends": ["tests/integrations/test_keras.py"],
     "tests/parity/lucid": [],
     "tests/sharded_jax": ["tests/distributed/test_mesh_axes.py"],
+    "tests/site": [],
     "tests/trainers": [],
-    "zensical.toml": ["tests/test_docs.py"],
+    "zensical.toml": ["tests/test_docs.py", "tests/test_site_pages.py"],
 }
 MOST = 10
 """Test files that are run where one helper changes; the rest are left to `make test`."""

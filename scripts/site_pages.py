@@ -4,10 +4,12 @@ Pages link to files outside `docs`: examples, results, sources. The site include
 stays within the site. Sources are collected in build/site/docs and built into build/site/html.
 """
 
+import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from html.parser import HTMLParser
 from os.path import relpath
 from pathlib import Path
@@ -15,6 +17,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 STAGED = ROOT / "build" / "site" / "docs"
 BUILT = ROOT / "build" / "site" / "html"
+SETTINGS = ROOT / "build" / "site" / "zensical.toml"
 # Pages at the root of the repository, where people look for them.
 FROM_ROOT = {
     name: Path("help") / f"{name.lower().removesuffix('.md').replace('_', '-')}.md"
@@ -23,6 +26,7 @@ FROM_ROOT = {
 # The site has these as they are. Other files become pages.
 PLAIN = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
 
 
@@ -41,10 +45,11 @@ def page_of(source):
     name = source.relative_to(ROOT)
     if source.is_dir():
         rows = [f"- [{found.name}]({found.name})" for found in sorted(source.iterdir()) if found.is_file()]
-        return f"# {name}\n\n" + "\n".join(rows) + "\n"
+        return f"{NOT_SEARCHED}# {name}\n\n" + "\n".join(rows) + "\n"
     if source.suffix == ".md":
         return source.read_text(encoding="utf-8")
-    return f"# {name}\n\n```{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n```\n"
+    searched = "" if name.parts[0] == "examples" else NOT_SEARCHED
+    return f"{searched}# {name}\n\n```{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n```\n"
 
 
 class Stage:
@@ -90,6 +95,25 @@ def stage(folder=STAGED):
             pages.add(source)
 
 
+def settings(text, project):
+    """Return the settings of the site, with the version and the public addresses that pyproject.toml states.
+
+    `[project.urls]` is the one place for addresses. Without them, the site shows no link.
+    """
+    urls = project.get("urls", {})
+    added = {
+        "copyright": f"{project['name']} {project['version']}, {project['license']}",
+        "extra.licence": project["license"],
+        "extra.release": project["version"],
+    }
+    if "Repository" in urls:
+        added |= {"repo_url": urls["Repository"], "repo_name": project["name"]}
+    if "Documentation" in urls:
+        added["site_url"] = urls["Documentation"]
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in added.items())
+    return text.replace("[project]\n", f"[project]\n{lines}", 1)
+
+
 class _Loads(HTMLParser):
     """Collect what a page makes a browser load, without the links that a reader may click."""
 
@@ -130,8 +154,10 @@ def loaded_elsewhere(name, text):
 def main():
     """Build the site with warnings as errors, and fail if it would load anything from other hosts."""
     stage()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    SETTINGS.write_text(settings((ROOT / "zensical.toml").read_text("utf-8"), project), "utf-8")
     program = Path(sys.executable).parent / "zensical"
-    subprocess.run([program, "build", "--clean", "--strict", "-f", "zensical.toml"], cwd=ROOT, check=True)
+    subprocess.run([program, "build", "--clean", "--strict", "-f", SETTINGS], cwd=ROOT, check=True)
     elsewhere = {
         str(path.relative_to(BUILT)): loads
         for path in sorted(BUILT.rglob("*"))

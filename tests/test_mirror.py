@@ -44,10 +44,22 @@ OF_THE_REPOSITORY = {
     "quick",
     "readme",
     "scenarios",
+    "site_pages",
     "training",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
-OTHER_FOLDERS = {"attack", "exact", "gpu", "keras_backends", "oracle", "parity", "sharded_jax", "support", "trainers"}
+OTHER_FOLDERS = {
+    "attack",
+    "exact",
+    "gpu",
+    "keras_backends",
+    "oracle",
+    "parity",
+    "sharded_jax",
+    "site",
+    "support",
+    "trainers",
+}
 
 
 def files_in(tests):

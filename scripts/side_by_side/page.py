@@ -18,13 +18,13 @@ random input; the libraries' own do so for {kept}.
 
 `make parity` runs each function of an integrated library and gradclip's on the same inputs: {cases} cases, ordinary
 and extreme, and {inputs:,} random inputs. It computes the right result in exact arithmetic and derives each verdict
-from it. It writes this page and [parity.json](parity.json), which has all rows.
+from it. It writes this page and [a file of all rows](parity.json).
 
 - **same**: the results differ by at most 4 units in the last place (ulps), or both functions raise an error.
 - **better**: gradclip's result is nearer to the exact result. Or only gradclip keeps the bound, within 128 ulps of
   the exact result. Or gradclip returns a result and the library raises an error. Or gradclip raises an error for a
   threshold that no norm can satisfy, and the library returns numbers.
-- **different**: neither. Each such row quotes its reason from [differences.md](differences.md).
+- **different**: neither. Each such row quotes its reason from [the page on differences](differences.md).
 
 **Bound kept** counts the random inputs for which the norm of the result, in exact arithmetic, is at most the
 threshold. **Excess** is the largest relative amount by which the library's norm exceeds the threshold. The random
