@@ -16,6 +16,8 @@ from typing import NamedTuple
 BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
 # Their code needs a trainer, so tests/trainers/test_pages.py runs it.
 WITH_TRAINERS = ("docs/how-to/deepspeed-megatron.md", "docs/how-to/flower.md", "docs/how-to/trainers.md")
+# Some lines of a block may be highlighted.
+PYTHON = re.compile(r'python( hl_lines="[\d ]+")?')
 TITLED = re.compile(r'python title="([\w.]+)"')
 
 
@@ -52,7 +54,7 @@ def run(page):
     checked = 0
     with tempfile.TemporaryDirectory() as folder:
         for block in blocks(page.read_text(encoding="utf-8")):
-            if block.kind == "python":
+            if PYTHON.fullmatch(block.kind):
                 _compare(block.code, _printed(block.code, names), block.below or "")
             elif title := TITLED.fullmatch(block.kind):
                 Path(folder, title[1]).write_text(block.code, encoding="utf-8")
