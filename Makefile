@@ -12,12 +12,13 @@ NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/nativ
 DEMO ?=
 COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
+TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all trainers check attack lint docs parity bench accelerators gpu wheel compilers versions sanitize clean
+.PHONY: help demo test test-all trainers check attack lint docs parity bench accelerators gpu wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
-test test-all check attack parity bench wheel sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
+test test-all check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
 
 # Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -100,6 +101,12 @@ wheel: .venv-lint/ready  ## Build the wheel, and install it with and without a c
 	.venv-wheel/bin/python scripts/smoke.py
 	.venv-wheel/bin/python scripts/wheel_without_compiler.py dist/*.tar.gz
 
+portable:  ## Install without kernels, and run the examples of docstrings that need NumPy only; on Linux, macOS and Windows
+	$(PYTHON) scripts/portable.py
+
+release: .venv-release/ready  ## Build sdist and wheels, check them, and write the release notes; TRIAL=--trial before a version is ready
+	.venv-release/bin/python scripts/release.py $(TRIAL)
+
 compilers:  ## Build the kernels with GCC and the oldest Clang, and test both; COMPILERS="g++ clang++-16" for others
 	$(PYTHON) scripts/kernels.py $(COMPILERS)
 
@@ -156,6 +163,11 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 .venv-lint/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-lint
 	.venv-lint/bin/$(INSTALL) $(NO_KERNELS) -e '.[lint]'
+	touch $@
+
+.venv-release/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/$(INSTALL) $(NO_KERNELS) -e '.[release]'
 	touch $@
 
 clean:  ## Remove environments, build outputs and caches

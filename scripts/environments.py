@@ -21,7 +21,7 @@ def pip_install(python, *arguments, **environment):
 def new_environment(folder, *packages):
     """Create a fresh virtual environment and return its Python."""
     subprocess.run([sys.executable, "-m", "venv", "--clear", str(ROOT / folder)], check=True)
-    python = ROOT / folder / "bin" / "python"
+    python = ROOT / folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     if packages:
         pip_install(python, *packages)
     return python

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 import code_blocks
+import gallery
 import gradclip
 import site_pages
 import test_readme
@@ -17,7 +18,9 @@ import test_readme
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
 # Keras' page runs in a process for each of its backends: tests/keras_backends. Those of trainers: tests/trainers.
-ELSEWHERE = {*test_readme.CODE_BLOCKS, "docs/keras.md", *code_blocks.WITH_TRAINERS}
+# Those of the gallery are made of scripts: tests/test_gallery.py.
+GALLERY = [str(gallery.page_file(name).relative_to(ROOT)) for name in gallery.PICTURES]
+ELSEWHERE = {*test_readme.CODE_BLOCKS, "docs/keras.md", *code_blocks.WITH_TRAINERS, *GALLERY}
 PAGES = {str(page.relative_to(ROOT)): page for page in sorted(DOCS.rglob("*.md"))}
 TEXTS = {name: page.read_text(encoding="utf-8") for name, page in PAGES.items()}
 WITH_CODE = [name for name, text in TEXTS.items() if "```python" in text and name not in ELSEWHERE]
@@ -26,6 +29,9 @@ REFERENCE = "".join(text for name, text in TEXTS.items() if name.startswith("doc
 
 
 @pytest.mark.filterwarnings("ignore:optax.global_norm is deprecated:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:Secure RNG turned off:UserWarning")
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
+@pytest.mark.filterwarnings("ignore:Optimal order is the largest alpha:UserWarning")
 @pytest.mark.filterwarnings("ignore:step 2. A call of clip_grad_norm_ came after the step:UserWarning")
 @pytest.mark.parametrize("page", WITH_CODE)
 def test_code_prints_what_stands_below_it(page):
@@ -34,7 +40,8 @@ def test_code_prints_what_stands_below_it(page):
 
 def test_no_code_hides_behind_another_name():
     kinds = {block.kind for text in TEXTS.values() for block in code_blocks.blocks(text)}
-    assert {kind for kind in kinds if not code_blocks.TITLED.fullmatch(kind)} <= {"", "python", "console"}
+    others = {kind for kind in kinds if not (code_blocks.TITLED.fullmatch(kind) or code_blocks.PYTHON.fullmatch(kind))}
+    assert others <= {"", "console"}
 
 
 def test_what_a_page_says_wrongly_is_found(tmp_path):

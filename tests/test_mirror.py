@@ -39,6 +39,7 @@ OF_THE_REPOSITORY = {
     "changed_tests",
     "docs",
     "examples",
+    "gallery",
     "layering",
     "mirror",
     "quick",

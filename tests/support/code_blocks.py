@@ -17,6 +17,8 @@ BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^\1```$", re.S | re.M)
 # Their code needs a trainer, so tests/trainers/test_pages.py runs it.
 WITH_TRAINERS = ("docs/how-to/deepspeed-megatron.md", "docs/how-to/flower.md", "docs/how-to/trainers.md")
 COLUMNS = 80
+# Some lines of a block may be highlighted.
+PYTHON = re.compile(r'python( hl_lines="[\d ]+")?')
 TITLED = re.compile(r'python title="([\w.]+)"')
 
 
@@ -55,7 +57,7 @@ def run(page, alone=False):
     checked = 0
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder if alone else "."):
         for block in blocks(page.read_text(encoding="utf-8")):
-            if block.kind == "python":
+            if PYTHON.fullmatch(block.kind):
                 _compare(block.code, _printed(block.code, {} if alone else names), block.below or "")
             elif title := TITLED.fullmatch(block.kind):
                 Path(folder, title[1]).write_text(block.code, encoding="utf-8")
