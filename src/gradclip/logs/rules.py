@@ -7,11 +7,13 @@ from typing import Any, NamedTuple
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.spread import SpreadThreshold
+from gradclip.adaptive.steady import SteadyThreshold
 
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-_NAMES = "a number, adaptive, spread, quantile, skip or autoclip"
+_NAMES = "a number, adaptive, spread, steady, quantile, skip or autoclip"
+_BELOW = {"adaptive": SpreadThreshold, "spread": SpreadThreshold, "steady": SteadyThreshold}
 
 
 class Rule(NamedTuple):
@@ -39,15 +41,15 @@ class Rule(NamedTuple):
         kind, _, rest = text.partition(":")
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)
-        if kind in ("adaptive", "spread") and not math.isinf(skip):
+        if kind in _BELOW and not math.isinf(skip):
             raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {text!r:.60}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
         elif kind == "skip":
             skip = _SKIPPED_BY_DEFAULT if math.isinf(skip) else skip
-        elif kind not in ("adaptive", "spread", "quantile"):
+        elif kind not in (*_BELOW, "quantile"):
             raise ValueError(f"there is no rule {text!r:.60}. A rule is {_NAMES}. For example: quantile:factor=3")
-        made = SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold
+        made = _BELOW.get(kind, QuantileThreshold)
         known = [field.name for field in fields(made) if field.init]
         if unknown := sorted(given.keys() - set(known)):
             raise ValueError(f"the rule {text!r:.60} has no setting {unknown[0]!r:.40}. It has {', '.join(known)}.")
