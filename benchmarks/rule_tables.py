@@ -5,7 +5,7 @@ import math
 from report import head
 from training_figures import best, best_fixed, better, margin, widest_fixed, width
 
-COMPARED = ("AdaptiveNorm", "twice the median", "quantile 0.1", "quantile 0.5", "quantile 0.9")
+COMPARED = ("AdaptiveNorm", "SteadyThreshold", "twice the median", "quantile 0.1", "quantile 0.5", "quantile 0.9")
 COMPARED += ("AGC 0.01", "ZClip", "AutoClip", "smartclip", "none")
 
 

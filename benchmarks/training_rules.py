@@ -41,6 +41,7 @@ RULES = {
     "none": NoClipping,
     **{f"fixed {threshold:g}": partial(Fixed, threshold) for threshold in FIXED},
     "AdaptiveNorm": OursBySpread,
+    "SteadyThreshold": lambda: Ours(gradclip.SteadyThreshold()),
     "twice the median": partial(quantile, 2.0, 0.5),
     "quantile 0.1": partial(quantile, 1.0, 0.1),
     "quantile 0.5": partial(quantile, 1.0, 0.5),

@@ -57,6 +57,7 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
     before, _, after = text.partition("\nCLASSES\n")
     named = set(re.findall(r"\b\w+\b", before.partition("PACKAGE CONTENTS")[0]))
     results = "ClippedFunction ExampleOutputs NativeStatus NormHistory PartialNorm PerExampleInfo PrivateQuantileState"
+    results += " SteadyHistory"
     assert {*gradclip.__all__} - named == {
         *results.split(),
         "ClippingError",
@@ -67,6 +68,7 @@ def test_help_starts_with_a_map_and_shows_public_names_alone():
         "SensitivityReport",
         "Spike",
         "SpikeExplanation",
+        "SpreadThreshold",
         "UpdateCheck",
     }
     functions = re.findall(r"^    (\w+)\(", after.partition("\nFUNCTIONS\n")[2], re.MULTILINE)

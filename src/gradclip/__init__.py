@@ -34,7 +34,7 @@ Train with differential privacy
   noise for an epsilon, and what a run has spent         PrivateRun, made before the loop
 
 Choose a threshold
-  let it follow the norms of past steps                  AdaptiveNorm(), SpreadThreshold()
+  let it follow the norms of past steps                  AdaptiveNorm(), SteadyThreshold() for Adam
   the same, with differential privacy                    PrivateQuantile()
   see how often clipping happens, and get advice         Monitor()
   try thresholds with a short training                   find_max_norm(train)
@@ -54,11 +54,12 @@ import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from gradclip.adaptive.history import NormHistory
+from gradclip.adaptive.history import NormHistory, SteadyHistory
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.private import PrivateQuantile, PrivateQuantileState
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.spread import SpreadThreshold
+from gradclip.adaptive.steady import SteadyThreshold
 from gradclip.clip import (
     clip_by_global_norm,
     clip_by_layer_norm,
@@ -121,6 +122,8 @@ __all__ = [
     "Spike",
     "SpikeExplanation",
     "SpreadThreshold",
+    "SteadyHistory",
+    "SteadyThreshold",
     "UpdateCheck",
     "adaptive_grad_clip",
     "adaptive_grad_clip_",

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from gradclip import QuantileThreshold, SpreadThreshold
+from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
 from gradclip.logs.rules import Rule
 
 
@@ -17,6 +17,7 @@ from gradclip.logs.rules import Rule
             "spread:window=64,quantile=0.2",
             Rule("spread:window=64,quantile=0.2", None, SpreadThreshold(window=64, quantile=0.2)),
         ),
+        ("steady:factor=0.1", Rule("steady:factor=0.1", None, SteadyThreshold(factor=0.1))),
         ("quantile", Rule("quantile", None, QuantileThreshold())),
         (
             "quantile:factor=3,skip_above=2",
@@ -37,7 +38,10 @@ def test_rules_as_users_write_them(text, rule):
     [
         ("-1", "a fixed threshold must not be negative or NaN, got -1"),
         ("nan", "must not be negative or NaN"),
-        ("median", "there is no rule 'median'. A rule is a number, adaptive, spread, quantile, skip or autoclip"),
+        (
+            "median",
+            "there is no rule 'median'. A rule is a number, adaptive, spread, steady, quantile, skip or",
+        ),
         ("", "there is no rule ''"),
         ("quantile:foo=1", "the rule 'quantile:foo=1' has no setting 'foo'. It has factor, quantile, window, initial"),
         ("quantile:_fraction=1", "has no setting '_fraction'"),
@@ -47,6 +51,7 @@ def test_rules_as_users_write_them(text, rule):
         ("quantile:window=inf", "window must be a whole number"),
         ("quantile:quantile=2", "quantile must be from 0.0 to 1.0"),
         ("adaptive:skip_above=4", "the rule 'adaptive' cannot skip steps. Use quantile:skip_above=4 or skip"),
+        ("steady:skip_above=4", "the rule 'steady' cannot skip steps. Use quantile:skip_above=4 or skip"),
         ("skip:skip_above=0.5", "skip_above must be from 1.0"),
     ],
 )

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from gradclip import QuantileThreshold, SpreadThreshold
+from gradclip import QuantileThreshold, SpreadThreshold, SteadyThreshold
 
 RULES = [
     QuantileThreshold(),
@@ -23,6 +23,12 @@ SPREAD_RULES = [
     SpreadThreshold(factor=0.3, quantile=0.0, window=7),
     SpreadThreshold(factor=3.0, quantile=0.5, window=12, upper=50.0),
     SpreadThreshold(quantile=0.25, window=1, initial=1.0),
+]
+STEADY_RULES = [
+    SteadyThreshold(),
+    SteadyThreshold(factor=0.3, quantile=0.0, window=7),
+    SteadyThreshold(factor=3.0, quantile=0.9, window=12, lower=0.125, upper=50.0),
+    SteadyThreshold(window=1, initial=1.0),
 ]
 
 

@@ -35,6 +35,25 @@ class NormHistory(NamedTuple):
     count: Any
 
 
+@exportable
+class SteadyHistory(NamedTuple):
+    """The last norms observed, their number, and the threshold that they have led to.
+
+    Attributes:
+        norms: as in `gradclip.NormHistory`.
+        count: as in `gradclip.NormHistory`.
+        held: the threshold, an array of shape `shape`; 0 before the first norm.
+
+    """
+
+    norms: Any
+    count: Any
+    held: Any
+
+
+AnyHistory = NormHistory | SteadyHistory
+
+
 def norms_kept(low: float, high: float, form: Format) -> tuple[float, float]:
     """Return the smallest and largest norm to keep, if thresholds are `low` to `high` times a norm.
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from gradclip.adaptive.history import NormHistory
+from gradclip.adaptive.history import AnyHistory, SteadyHistory
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.settings import check_between
 from gradclip.adaptive.spread import rule_given
+from gradclip.adaptive.steady import SteadyThreshold
 from gradclip.backends.registry import entry_of, find, framework_of
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
@@ -29,12 +30,13 @@ class AdaptiveNorm:
 
     Each call clips to a threshold computed from the earlier steps, then observes its own norm before clipping. A call
     that raises observes nothing, unless it has clipped: the callback of a monitor may raise after that.
-    `gradclip.SpreadThreshold` and `gradclip.QuantileThreshold` have the formulas, and the proofs that the threshold
-    recovers after any history.
+    `gradclip.SpreadThreshold`, `gradclip.SteadyThreshold` and `gradclip.QuantileThreshold` have the formulas, and the
+    proofs that the threshold recovers after any history.
 
     Args:
-        rule: a `gradclip.SpreadThreshold`, the default, which also tames steps that are usually too long, or a
-            `gradclip.QuantileThreshold`, which limits spikes only and is the default with `skip_above`.
+        rule: a `gradclip.SpreadThreshold`, the default, which also tames steps that are usually too long; a
+            `gradclip.SteadyThreshold`, for Adam; or a `gradclip.QuantileThreshold`, which limits spikes only and is the
+            default with `skip_above`.
         skip_above: skip a step if its norm is more than `skip_above` times the threshold: its gradients become zeros.
             At least 1; `inf` skips none. It needs a `gradclip.QuantileThreshold`. The norm of a skipped step is still
             observed, so a level that lasts is accepted. With `gradclip.integrations.torch.fold_into`, optimizers with
@@ -50,7 +52,7 @@ class AdaptiveNorm:
 
     Raises:
         TypeError: a `rule` of a different type, or a `skip_above` that is not a number.
-        ValueError: `skip_above` is below 1 or NaN, or it comes with a `gradclip.SpreadThreshold`.
+        ValueError: `skip_above` is below 1 or NaN, or it comes with a rule that may be below the usual norm.
 
     >>> import gradclip
     >>> import numpy as np
@@ -96,7 +98,7 @@ class AdaptiveNorm:
         return float(threshold) if isinstance(self._history.norms, np.ndarray) else threshold
 
     @property
-    def history(self) -> NormHistory:
+    def history(self) -> AnyHistory:
         """The last norms observed, newest first."""
         return self._history
 
@@ -177,7 +179,7 @@ class AdaptiveNorm:
             return Seen(True, limit < value, limit * self.skip_above < value)
         return beyond or Seen(False, False, False)
 
-    def _beside(self, norm: Scalar, seen: Scalar) -> NormHistory:
+    def _beside(self, norm: Scalar, seen: Scalar) -> AnyHistory:
         """Move the history to the device of the norm (the host if its value is `seen`), in a dtype at least as wide."""
         wide = "float64" in (dtype_name(self._history.norms), dtype_name(norm))
         like = np.zeros((), np.float64 if wide else np.float32) if isinstance(seen, float) else norm
@@ -198,6 +200,7 @@ class AdaptiveNorm:
             **{name: int(count) for name, count in self._counts.items()},
             "norm": None if self.norm is None else float(self.norm),
             "threshold": None if self.threshold is None else float(self.threshold),
+            **({"held": float(self._history.held)} if isinstance(self._history, SteadyHistory) else {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,7 +209,7 @@ class AdaptiveNorm:
         If the state has a longer window, its newest norms are kept. Raises ValueError if the state's norms have a
         different order than those observed here, or if it is not a state of an `AdaptiveNorm`.
         """
-        if set(state) != set(_KEYS):
+        if {*state, "held"} != {*_KEYS, "held"}:
             raise ValueError(
                 f"an AdaptiveNorm's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. Pass "
                 "the result of its state_dict()."
@@ -220,6 +223,8 @@ class AdaptiveNorm:
         history = self.rule.init(np.zeros((), state["dtype"]))
         for norm in reversed(state["norms"][: self.rule.window]):
             history = self.rule.observe(history, norm)
+        if isinstance(self.rule, SteadyThreshold) and "held" in state:
+            history = self.rule.holding(history, float(state["held"]))
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
         self.norm, self.threshold = state["norm"], state["threshold"]
@@ -238,16 +243,17 @@ def _check_untraced(norm: Scalar) -> None:
         )
 
 
-def _as_of(history: NormHistory, like: Scalar, wide: bool) -> NormHistory:
+def _as_of(history: AnyHistory, like: Scalar, wide: bool) -> AnyHistory:
     """Move a history to the framework and device of an array, in float64 if `wide`, else float32."""
-    norms, count = history
     name = "float64" if wide else "float32"
     framework: Any = framework_of(like)
-    if entry_of(norms) is entry_of(like):
-        norms = norms if dtype_name(norms) == name else _astype(norms, name)
-        return NormHistory(framework.beside(norms, like), framework.beside(count, like))
-    counts = framework.like(like, "float32", np.float32(_host(count)))
-    return NormHistory(framework.like(like, name, _host(norms)), framework.namespace.astype(counts, int))
+    if entry_of(history.norms) is entry_of(like):
+        wider = (x if dtype_name(x) == name else _astype(x, name) for x in (history.norms, *history[2:]))
+        norms, *held = (framework.beside(x, like) for x in wider)
+        return type(history)(norms, framework.beside(history.count, like), *held)
+    norms, *held = (framework.like(like, name, _host(x)) for x in (history.norms, *history[2:]))
+    counts = framework.like(like, "float32", np.float32(_host(history.count)))
+    return type(history)(norms, framework.namespace.astype(counts, int), *held)
 
 
 def _astype(array: Scalar, name: str) -> Any:

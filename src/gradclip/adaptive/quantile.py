@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from gradclip.adaptive.history import NormHistory, namespace_of, norms_kept, of_framework, of_one_norm
+from gradclip.adaptive.history import AnyHistory, NormHistory, namespace_of, norms_kept, of_framework, of_one_norm
 from gradclip.adaptive.settings import check_between, check_window, framework_like
 from gradclip.core.formats import FLOAT32, FLOAT64, dtype_name
 from gradclip.core.values import Array
@@ -82,6 +82,15 @@ class QuantileThreshold:
     least_share: ClassVar[float] = 1.0
     """The smallest threshold, divided by `factor` and the quantile."""
 
+    most_share: ClassVar[float] = 1.0
+    """The largest threshold, divided by `factor` and the quantile."""
+
+    below_usual: ClassVar[bool] = False
+    """Whether the threshold may be far below the usual norm, so that a norm above it says nothing."""
+
+    arrays: ClassVar[int] = 2
+    """How many arrays a history holds."""
+
     factor: float = 2.0
     quantile: float = 0.5
     window: int = 128
@@ -104,7 +113,7 @@ class QuantileThreshold:
         object.__setattr__(self, "_fraction", fraction_of(self.quantile, self.window))
         bounds = (self.initial, self.lower, self.upper)
         for form in (FLOAT32, FLOAT64):
-            self._kept[form.name] = norms_kept(self.factor * self.least_share, self.factor, form)
+            self._kept[form.name] = norms_kept(self.factor * self.least_share, self.factor * self.most_share, form)
             self._bounds[form.name] = tuple(map(form.toward_zero, bounds))
         if self.lower > self.upper:
             raise ValueError(f"lower must not be above upper, got lower={self.lower!r} and upper={self.upper!r}.")
@@ -128,7 +137,7 @@ class QuantileThreshold:
         """
         return recovery_steps(self._fraction, self.window)
 
-    def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> NormHistory:
+    def init(self, like: HasDtype | None = None, shape: tuple[int, ...] = ()) -> AnyHistory:
         """Return an empty history.
 
         Args:
@@ -144,7 +153,7 @@ class QuantileThreshold:
         norms = xp.astype(framework.zeros((*shape, self.window), like), dtype)
         return NormHistory(xp.full_like(norms, math.inf), xp.astype(zeros, int))
 
-    def max_norm(self, history: NormHistory) -> Scalar:
+    def max_norm(self, history: AnyHistory) -> Scalar:
         """Return the threshold for the next step, a scalar of the history's framework and dtype, or one per layer.
 
         It depends only on norms observed so far, and does not wait for the device. Raises ValueError for a history with
@@ -154,24 +163,32 @@ class QuantileThreshold:
         if of_one_norm(norms):
             return self._number(norms, int(count))
         xp = namespace_of(norms)
-        initial, lower, upper = self._bounds[dtype_name(norms)]
         smallest = partial(_smallest, xp.sort(norms, axis=-1), count[..., None])
         # Keep one axis until the end: NumPy 1 would convert the product of a scalar to float64.
         found = self._of(smallest, self.factor, lambda x, least: xp.where(x < least, least, x))
-        threshold = xp.where(count[..., None] > 0, found, initial)
+        return self._within(norms, count[..., None], found)[..., 0]
+
+    def _within(self, norms: Array, count: Any, found: Array) -> Any:
+        """Return `initial` where nothing is counted, else what was found, limited to [lower, upper]."""
+        xp = namespace_of(norms)
+        initial, lower, upper = self._bounds[dtype_name(norms)]
+        threshold = xp.where(count > 0, found, initial)
         threshold = xp.where(threshold < lower, lower, threshold)
-        return xp.where(threshold > upper, upper, threshold)[..., 0]
+        return xp.where(threshold > upper, upper, threshold)
 
     def _number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
         """Compute `max_norm` for one norm at each step in NumPy arrays, with fewer operations."""
-        as_held = norms.dtype.type
-        # Compare sizes: looking up the name of a NumPy dtype is slow.
-        initial, lower, upper = map(as_held, self._bounds[FLOAT64.name if norms.itemsize == 8 else FLOAT32.name])
-        if not count:
-            return min(max(initial, lower), upper)
-        smallest = partial(_smallest_number, norms, count)
-        found = self._of(smallest, as_held(self.factor), lambda x, least: max(x, as_held(least)))
-        return min(max(found, lower), upper)
+        as_held, found = norms.dtype.type, None
+        if count:
+            smallest = partial(_smallest_number, norms, count)
+            found = self._of(smallest, as_held(self.factor), lambda x, least: max(x, as_held(least)))
+        return self._number_within(as_held, count, found)
+
+    def _number_within(self, as_held: Any, count: int, found: Any) -> np.floating[Any]:
+        """Compute `_within` for one number."""
+        # Compare types: looking up the name of a NumPy dtype is slow.
+        initial, lower, upper = map(as_held, self._bounds[FLOAT64.name if as_held is np.float64 else FLOAT32.name])
+        return min(max(found if count else initial, lower), upper)
 
     def _of(
         self, smallest: Callable[[tuple[int, int]], Any], factor: Scalar, at_least: Callable[[Any, float], Any]
@@ -179,7 +196,7 @@ class QuantileThreshold:
         """Compute the threshold from the quantiles that `smallest` finds; `at_least` raises a number to another."""
         return smallest(self._fraction) * factor
 
-    def observe(self, history: NormHistory, norm: Scalar | Sequence[Scalar]) -> NormHistory:
+    def observe(self, history: AnyHistory, norm: Scalar | Sequence[Scalar]) -> AnyHistory:
         """Add the norm before clipping to the history and return the new history. Only a finite positive norm is kept.
 
         Args:
@@ -208,8 +225,19 @@ class QuantileThreshold:
             xp.where(kept[..., None], shifted, norms), xp.where(kept & (count < self.window), count + 1, count)
         )
 
-    def _own(self, history: NormHistory) -> tuple[Any, Any]:
-        norms, count = history
+    def _quantile_number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
+        return _smallest_number(norms, count, self._fraction)
+
+    def _quantile_array(self, norms: Array, count: Any) -> Any:
+        return _smallest(namespace_of(norms).sort(norms, axis=-1), count[..., None], self._fraction)
+
+    def _own(self, history: AnyHistory) -> tuple[Any, Any]:
+        if len(history) != self.arrays:
+            raise ValueError(
+                f"the history has {len(history)} arrays, but those of a {type(self).__name__} have {self.arrays}. Pass "
+                "a history from its own init."
+            )
+        norms, count = history[:2]
         if norms.shape[-1] != self.window:
             raise ValueError(
                 f"the history holds {norms.shape[-1]} norms, but this rule's window is {self.window}. Pass a history "

@@ -59,6 +59,7 @@ class SpreadThreshold(QuantileThreshold):
     """
 
     least_share: ClassVar[float] = _LEAST**2
+    below_usual: ClassVar[bool] = True
 
     factor: float = 1.0
     quantile: float = 0.1
@@ -95,13 +96,14 @@ class SpreadThreshold(QuantileThreshold):
 def rule_given(rule: QuantileThreshold | None, *, skips: bool) -> QuantileThreshold:
     """Return the given rule, or the default: a `SpreadThreshold`, or a `QuantileThreshold` if steps are skipped.
 
-    Raises ValueError for a `SpreadThreshold` if steps are skipped, TypeError for what is no rule.
+    Raises ValueError for a rule that may be far below the usual norm if steps are skipped, TypeError for no rule.
     """
     if rule is None:
         return QuantileThreshold() if skips else SpreadThreshold()
-    if skips and isinstance(rule, SpreadThreshold):
+    given = QuantileThreshold.given(rule)
+    if skips and given.below_usual:
         raise ValueError(
-            "skip_above needs a threshold above the usual norm, but a SpreadThreshold may be far below it. Pass "
-            "rule=gradclip.QuantileThreshold(), or leave rule out."
+            f"skip_above needs a threshold above the usual norm, but a {type(given).__name__} may be far below it. "
+            "Pass rule=gradclip.QuantileThreshold(), or leave rule out."
         )
-    return QuantileThreshold.given(rule)
+    return given

@@ -32,8 +32,8 @@ _RULES = Annotated[
     list[str] | None,
     typer.Option(
         "--rule",
-        help="A number, adaptive, spread, quantile, skip or autoclip, with settings as in quantile:factor=3,window=64. "
-        "May be given several times.",
+        help="A number, adaptive, spread, steady, quantile, skip or autoclip, with settings as in "
+        "quantile:factor=3,window=64. May be given several times.",
         show_default=False,
     ),
 ]

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from gradclip.adaptive.history import NormHistory
+from gradclip.adaptive.history import AnyHistory
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.settings import check_between
 from gradclip.adaptive.spread import rule_given
@@ -33,7 +33,7 @@ class AdaptiveClipState(NamedTuple):
         skipped: the number of steps skipped so far.
     """
 
-    history: NormHistory
+    history: AnyHistory
     norm: jax.Array
     max_norm: jax.Array
     clipped: jax.Array

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.adaptive.quantile import QuantileThreshold
 from gradclip.adaptive.spread import SpreadThreshold
+from gradclip.adaptive.steady import SteadyThreshold
 from gradclip.words import shown
 
 _SKIP = "skip_above"
 _SKIPPED_BY_DEFAULT = 4.0
 _AUTOCLIP = {"factor": 1.0, "quantile": 0.9, "window": 1000.0}
-_NAMES = "a number, adaptive, spread, quantile, skip or autoclip"
+_NAMES = "a number, adaptive, spread, steady, quantile, skip or autoclip"
+_BELOW = {"adaptive": SpreadThreshold, "spread": SpreadThreshold, "steady": SteadyThreshold}
 
 
 class Rule(NamedTuple):
@@ -40,15 +42,15 @@ class Rule(NamedTuple):
         kind, _, rest = text.partition(":")
         given = _settings(text, rest)
         skip = given.pop(_SKIP, math.inf)
-        if kind in ("adaptive", "spread") and not math.isinf(skip):
+        if kind in _BELOW and not math.isinf(skip):
             raise ValueError(f"the rule {kind!r} cannot skip steps. Use quantile:{_SKIP}=4 or skip, not {shown(text)}.")
         if kind == "autoclip":
             given = _AUTOCLIP | given
         elif kind == "skip":
             skip = _SKIPPED_BY_DEFAULT if math.isinf(skip) else skip
-        elif kind not in ("adaptive", "spread", "quantile"):
+        elif kind not in (*_BELOW, "quantile"):
             raise ValueError(f"there is no rule {shown(text)}. A rule is {_NAMES}. For example: quantile:factor=3")
-        made = SpreadThreshold if kind in ("adaptive", "spread") else QuantileThreshold
+        made = _BELOW.get(kind, QuantileThreshold)
         known = [field.name for field in fields(made) if field.init]
         if unknown := sorted(given.keys() - set(known)):
             raise ValueError(f"the rule {shown(text)} has no setting {shown(unknown[0])}. It has {', '.join(known)}.")
