@@ -23,6 +23,9 @@ FROM_ROOT = {
 # The site has these as they are. Other files become pages.
 PLAIN = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
+# Sources have lines of up to 120 columns: their pages leave out what stands beside the text.
+WIDE = "---\nhide: [navigation, toc]\n---\n\n"
+QUOTES = '"""'
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
 
 
@@ -44,7 +47,10 @@ def page_of(source):
         return f"# {name}\n\n" + "\n".join(rows) + "\n"
     if source.suffix == ".md":
         return source.read_text(encoding="utf-8")
-    return f"# {name}\n\n```{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n```\n"
+    text = source.read_text(encoding="utf-8")
+    described = re.match(r'"""(.+)', text) if source.suffix == ".py" else None
+    short = f"**In short:** {described[1].removesuffix(QUOTES)}\n\n" if described else ""
+    return f"{WIDE}# {name}\n\n{short}```{LANGUAGES.get(source.suffix, '')}\n{text}\n```\n"
 
 
 class Stage:
