@@ -15,7 +15,7 @@ MINUTES ?= 30
 TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all trainers check attack lint docs parity bench accelerators gpu wheel portable release compilers versions sanitize clean
+.PHONY: help demo test test-all trainers check attack lint docs look parity bench accelerators gpu wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
 test test-all check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -51,6 +51,9 @@ lint: .venv-lint/ready  ## Check style and types
 	.venv-lint/bin/ruff check .
 	.venv-lint/bin/ruff format --check .
 	.venv-lint/bin/mypy
+
+look: docs  ## Open every page in Chromium, and fail if a reader would not see all of it
+	.venv-docs/bin/python scripts/site_widths.py
 
 docs: .venv-docs/ready  ## Build the documentation site in build/site/html, where warnings are errors, and test it
 	.venv-docs/bin/python scripts/site_pages.py

@@ -64,7 +64,7 @@ def of_short(rows):
     least, most = rounded(min(ratios), 2), rounded(max(ratios), 2)
     lines = (
         "**In short.** These are times on a CPU. For the gradients of GPT-2 small, PyTorch's function takes",
-        f"{theirs} ms if nothing is clipped, and {theirs_clipped} ms if it clips. "
+        f"{theirs} ms if nothing is clipped, and {theirs_clipped} ms if it clips.",
         f"gradclip's takes {ours} and {ours_clipped} ms.",
         f"In the first table, gradclip is {least} to {most} times as fast as the library",
         "that it replaces. Some calls [are slower](#where-gradclip-is-slower).",

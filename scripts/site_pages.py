@@ -26,7 +26,10 @@ FROM_ROOT = {
 # The site has these as they are. Other files become pages.
 PLAIN = (".md", ".png", ".svg", ".json")
 LINK = re.compile(r"(\]\()([^)\s#:]+)(#[^)\s]*)?(\))")
-NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
+# Sources have lines of up to 120 columns: their pages leave out what stands beside the text.
+WIDE = "hide: [navigation, toc]\n"
+NOT_SEARCHED = "search:\n  exclude: true\n"
+QUOTES = '"""'
 LANGUAGES = {".py": "python", ".toml": "toml", ".cpp": "cpp", ".hpp": "cpp"}
 
 
@@ -45,11 +48,19 @@ def page_of(source):
     name = source.relative_to(ROOT)
     if source.is_dir():
         rows = [f"- [{found.name}]({found.name})" for found in sorted(source.iterdir()) if found.is_file()]
-        return f"{NOT_SEARCHED}# {name}\n\n" + "\n".join(rows) + "\n"
+        return f"{_front(NOT_SEARCHED)}# {name}\n\n" + "\n".join(rows) + "\n"
     if source.suffix == ".md":
         return source.read_text(encoding="utf-8")
-    searched = "" if name.parts[0] == "examples" else NOT_SEARCHED
-    return f"{searched}# {name}\n\n```{LANGUAGES.get(source.suffix, '')}\n{source.read_text(encoding='utf-8')}\n```\n"
+    text = source.read_text(encoding="utf-8")
+    described = re.match(r'"""(.+)', text) if source.suffix == ".py" else None
+    short = f"**In short:** {described[1].removesuffix(QUOTES)}\n\n" if described else ""
+    settings = WIDE if name.parts[0] == "examples" else WIDE + NOT_SEARCHED
+    return f"{_front(settings)}# {name}\n\n{short}```{LANGUAGES.get(source.suffix, '')}\n{text}\n```\n"
+
+
+def _front(settings):
+    """Return what stands above the text of a page: its settings."""
+    return f"---\n{settings}---\n\n"
 
 
 class Stage:
