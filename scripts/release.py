@@ -1,7 +1,7 @@
 """Build what a release consists of, check it, and write its notes: `make release`.
 
-Everything goes to `dist`, except the notes: `build/release/notes.md`. Nothing is published. With `--trial`, what is not
-ready yet is only printed.
+Everything goes to `dist`, except the notes: `build/release/notes.md`. Nothing is published. If something is not ready,
+it is printed and nothing is built, or with `--trial` all the same.
 """
 
 import argparse
@@ -21,6 +21,7 @@ NOTES = ROOT / "build" / "release" / "notes.md"
 LINK = re.compile(r"\[([^\]]+)\]\((?!https?:)([^)\s]+)\)")
 # One wheel for every Python from 3.11, by the stable ABI.
 TAG = "-cp311-abi3-"
+NO_DOCKER = "Docker does not run here, so the wheel would be for this machine only"
 
 
 def project_of(root=ROOT):
@@ -30,7 +31,7 @@ def project_of(root=ROOT):
 def not_ready(root=ROOT):
     """Return what has to be done before the version can be released."""
     version = project_of(root)["version"]
-    heading = re.search(rf"^## {re.escape(version)}(.*)$", _text(root, "CHANGELOG.md"), re.M)
+    heading = _heading(_text(root, "CHANGELOG.md"), version)
     found = []
     if f'__version__ = "{version}"' not in _text(root, "src/gradclip/__init__.py"):
         found.append(f"src/gradclip/__init__.py has another version than {version}")
@@ -43,10 +44,18 @@ def not_ready(root=ROOT):
     return found
 
 
-def uncommitted(root=ROOT):
-    """Return the files that differ from the last commit."""
-    status = ["git", "status", "--porcelain"]
-    return subprocess.run(status, cwd=root, capture_output=True, text=True, check=True).stdout.splitlines()
+def not_committed(root=ROOT):
+    """Return what keeps the last commit from being the release: files that differ from it, and its missing tag."""
+    tag = f"v{project_of(root)['version']}"
+    found = [f"not committed: {line[3:]}" for line in _git(root, "status", "--porcelain")]
+    if tag not in _git(root, "tag", "--points-at", "HEAD"):
+        found.append(f"the last commit has no tag {tag}: run 'git tag {tag}'")
+    return found
+
+
+def _git(root, *arguments):
+    done = subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
 
 
 def _text(root, name):
@@ -55,12 +64,16 @@ def _text(root, name):
 
 def notes(changelog, version, repository=None):
     """Return the notes of a version: its section of the changelog. Links go to the repository, or become plain text."""
-    _, found, section = changelog.partition(f"\n## {version}")
-    if not found:
+    heading = _heading(changelog, version)
+    if heading is None:
         raise ValueError(f"the changelog has no section {version}. Write one that begins with '## {version}'.")
-    text = section.partition("\n")[2].partition("\n## ")[0].strip()
+    text = changelog[heading.end() :].partition("\n## ")[0].strip()
     address = f"[{{}}]({repository.rstrip('/')}/blob/v{version}/{{}})" if repository else "{} ({})"
     return LINK.sub(lambda link: address.format(link[1], link[2]), text) + "\n"
+
+
+def _heading(changelog, version):
+    return re.search(rf"^## {re.escape(version)}(?= |$)(.*)$", changelog, re.M)
 
 
 def wrong_tags(names):
@@ -75,15 +88,14 @@ def has_docker():
     )
 
 
-def build(python):
-    """Build the sdist, and from it the wheels: for all of Linux in docker, else one for this machine."""
+def build(python, in_docker):
+    """Build the sdist, and from it a wheel: in Docker for every Linux of this processor, else for this machine."""
     subprocess.run([python, "-m", "build", "--sdist", "--outdir", DIST, ROOT], check=True)
     (sdist,) = DIST.glob("*.tar.gz")
     check_contents(sdist)
-    if has_docker():
+    if in_docker:
         subprocess.run([python, "-m", "cibuildwheel", "--platform", "linux", "--output-dir", DIST, sdist], check=True)
         return
-    print("Docker does not run here. The wheel is for this machine only: it must not be published.")
     subprocess.run([python, "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", DIST, sdist], check=True)
     (wheel,) = DIST.glob("*.whl")
     alone = new_environment(".venv-wheel")
@@ -96,13 +108,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description="Build a release, check it, and write its notes.")
     parser.add_argument("--trial", action="store_true", help="only print what is not ready")
     trial = parser.parse_args(arguments).trial
-    left = not_ready() + [f"not committed: {line[3:]}" for line in uncommitted()]
+    in_docker = has_docker()
+    left = [*not_ready(), *not_committed(), *([] if in_docker else [NO_DOCKER])]
     if left and not trial:
         sys.exit("\n".join(["Not ready for a release:", *left, "`make release TRIAL=--trial` builds anyway."]))
     project = project_of()
     told = notes(_text(ROOT, "CHANGELOG.md"), project["version"], project.get("urls", {}).get("Repository"))
     shutil.rmtree(DIST, ignore_errors=True)
-    build(sys.executable)
+    build(sys.executable, in_docker)
     files = sorted(DIST.iterdir())
     if wrong := wrong_tags([file.name for file in files]):
         sys.exit(f"wheels must have the tag {TAG.strip('-')}, got {wrong}")

@@ -44,6 +44,7 @@ OF_THE_REPOSITORY = {
     "mirror",
     "quick",
     "readme",
+    "release",
     "scenarios",
     "site_pages",
     "training",
