@@ -42,6 +42,7 @@ OF_THE_REPOSITORY = {
     "gallery",
     "layering",
     "mirror",
+    "portable",
     "quick",
     "readme",
     "release",
