@@ -49,6 +49,7 @@ OF_THE_REPOSITORY = {
     "scenarios",
     "site_pages",
     "training",
+    "workflow",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {
