@@ -74,6 +74,7 @@ def test_a_processor_without_avx2_does_not_get_it():
     without = (
         "import sys; from types import SimpleNamespace;"
         "module = SimpleNamespace(variants=lambda: ['baseline'], use_variant=len, __spec__=object());"
+        "module.multiplies_polynomials = bool;"
         "module.describe_buffers = lambda arrays: (None, range(len(arrays)));"
         "sys.modules['gradclip.native._kernels'] = module;"
     )
