@@ -18,7 +18,7 @@ USES = {
     "demo": "run `gradclip demo`",
 }
 # Extras for those who change gradclip.
-OURS = {"test", "trainers", "bench", "docs", "lint"}
+OURS = {"test", "trainers", "bench", "docs", "lint", "release"}
 
 
 def table(project):
