@@ -17,11 +17,11 @@ How p is compared with a uniform number W exactly. W is known by its first 53 bi
 (k + 1) / 2**53. p in float64 is off by a relative error of less than 2**-31: where p >= 2**-54, no part of the
 exponent is above 66 if V <= 40, so its roundings add up to less than 2**-43, and `numpy.exp` may be wrong in the tenth
 digit. Where p is smaller, no part is above 1650 (y / s < 57), so the roundings stay below 2**-38. There W is never
-decided to be below p, which needs p > 2**-53, and it is above p if k is 1 or more. If k is 0, 1e-300 stands for a p that
-is flushed to 0. If both ends of W are on one side of p, whatever that error, the comparison is decided. If not, about
-once in 10**9 attempts, p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So W is
-uniform to all its bits, and all that is assumed about floating point is that `numpy.exp` is right to nine digits. Above
-a scale of 2**58, up to one attempt in 16 is beyond int64 and takes the decimals.
+decided to be below p, which needs p > 2**-53, and it is above p if k is 1 or more. If k is 0, 1e-300 stands for a p
+that is flushed to 0. If both ends of W are on one side of p, whatever that error, the comparison is decided. If not,
+about once in 10**9 attempts, p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So
+W is uniform to all its bits, and all that is assumed about floating point is that `numpy.exp` is right to nine digits.
+Above a scale of 2**58, up to one attempt in 16 is beyond int64 and takes the decimals.
 """
 
 import decimal
