@@ -72,7 +72,7 @@ def page_of(name, printed):
         told.strip(),
         f"![{PICTURES[name]}]({name}.svg)",
         f"It prints:\n\n```\n{printed}```",
-        f"The whole of [{name}.py]({path}):\n\n```python\n{code.strip()}\n```",
+        f"[The whole script]({path}):\n\n```python\n{code.strip()}\n```",
     )
     return "\n\n".join(parts) + "\n"
 

@@ -21,15 +21,17 @@ and extreme, and {inputs:,} random inputs. It computes the right result in exact
 from it. It writes this page and [a file of all rows](parity.json).
 
 - **same**: the results differ by at most 4 units in the last place (ulps), or both functions raise an error.
-- **better**: gradclip's result is nearer to the exact result. Or only gradclip keeps the bound, within 128 ulps of
-  the exact result. Or gradclip returns a result and the library raises an error. Or gradclip raises an error for a
-  threshold that no norm can satisfy, and the library returns numbers.
+- **better**: one of these holds.
+    - gradclip's result is nearer to the exact one.
+    - gradclip's result keeps the bound and is within 128 ulps of the exact one. The library's exceeds the bound.
+    - gradclip returns a result. The library raises an error.
+    - No norm can satisfy the threshold. gradclip raises an error, and the library returns numbers.
 - **different**: neither. Each such row quotes its reason from [the page on differences](differences.md).
 
 **Bound kept** counts the random inputs for which the norm of the result, in exact arithmetic, is at most the
 threshold. **Excess** is the largest relative amount by which the library's norm exceeds the threshold. The random
 inputs are ordinary: twelve normally distributed numbers with a norm above the threshold. They use each dtype of the
-function in turn. For sums over examples the input is one example, and both functions may exceed the bound by one
+function in turn. For sums over examples the input is one example. There, both functions may exceed the bound by one
 rounding to nearest. "–" means that the function does not clip, or that another row covers it.
 
 Each library has a table of its functions, and below it, folded, one of the rows that are not the same. Their numbers

@@ -157,3 +157,29 @@ def test_every_value_keeps_its_place():
     found = with_noise(values, 64.0, SystemDraws())
     assert (abs(found - values) < 64 * 60).all()
     assert len(set((found - values).tolist())) > 200
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.72, 0.0, -5.0, math.inf, math.nan, 2.0**61])
+def test_a_scale_for_which_the_proof_does_not_hold_is_refused(scale):
+    with pytest.raises(ValueError, match=r"must be from 1 to 2\*\*60"):
+        rejection.with_noise(np.arange(3), scale, seeded())
+
+
+def test_narrow_integers_do_not_wrap():
+    noised = rejection.with_noise(np.zeros(100, np.int32), 2.0**40, seeded())
+    assert noised.dtype == np.int64
+    assert np.abs(noised).max() > 2**31
+
+
+def test_a_chance_that_is_flushed_to_zero_is_left_to_decimals():
+    one = np.ones(1, np.int64)
+    yes, no = rejection._decided(rejection.target_of(1.0), 0 * one, 39 * one, np.zeros(1, np.uint64))
+    assert not yes[0]
+    assert not no[0]
+
+
+def test_traps_of_a_user_do_not_stop_the_noise(monkeypatch):
+    monkeypatch.setitem(decimal.DefaultContext.traps, decimal.Inexact, True)
+    low, high = rejection._exp_bounds(Fraction(1, 3), 40)
+    assert low < Fraction(math.exp(-1 / 3)) + Fraction(1, 2**50)
+    assert low < high

@@ -45,10 +45,11 @@ def add_noise(summed: Tree, sensitivity: Sensitivity, noise_multiplier: float, *
             the arrays' framework: a `numpy.random.Generator`, a `torch.Generator`, a JAX key, a `tf.random.Generator`.
 
     With "system" and "opendp", integers plus discrete Gaussian noise are released, and the noise has exactly that
-    distribution: nothing is assumed about floating point. Sums on a grid stay integers: multiply the result by
-    max_norm / grid, each with its own threshold if there are several. Floats are rounded to multiples of a step s
-    first, a power of two that follows from the sensitivity and the number of elements; the noise is larger for it, by
-    less than 2**-16. The result is a multiple of s, rounded to the dtype of the sum.
+    distribution. "opendp" assumes nothing about floating point, "system" that NumPy's `exp` is right to nine digits.
+    Sums on a grid stay integers: multiply the result by max_norm / grid, each with its own threshold if there are
+    several. Floats are rounded to multiples of a step s first, a power of two that follows from the sensitivity and the
+    number of elements; the noise is larger for it, by less than 2**-16. The result is a multiple of s, rounded to the
+    dtype of the sum.
 
     With a framework's generator, noise is fast and works under `jax.jit`, but it is NOT PROVEN: its floating-point
     numbers are not normally distributed in their last bits, which can reveal the sum (Mironov 2012), and the generator

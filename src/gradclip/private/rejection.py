@@ -14,11 +14,14 @@ rejected. So each accepted z has the wanted distribution. Attempts are independe
 their order, so the draws are independent.
 
 How p is compared with a uniform number W exactly. W is known by its first 53 bits, so it lies from k / 2**53 to
-(k + 1) / 2**53. p in float64 is off by a relative error of less than 2**-30: where p >= 2**-54, no part of the
+(k + 1) / 2**53. p in float64 is off by a relative error of less than 2**-31: where p >= 2**-54, no part of the
 exponent is above 66 if V <= 40, so its roundings add up to less than 2**-43, and `numpy.exp` may be wrong in the tenth
-digit. If both ends of W are on one side of p, whatever that error, the comparison is decided. If not, about once in
-10**9 attempts, p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So W is uniform
-to all its bits, and floating point only saves time.
+digit. Where p is smaller, no part is above 1650 (y / s < 57), so the roundings stay below 2**-38. There W is never
+decided to be below p, which needs p > 2**-53, and it is above p if k is 1 or more. If k is 0, 1e-300 stands for a p
+that is flushed to 0. If both ends of W are on one side of p, whatever that error, the comparison is decided. If not,
+about once in 10**9 attempts, p is computed in decimals, with bounds, and more bits of W are drawn until they decide. So
+W is uniform to all its bits, and all that is assumed about floating point is that `numpy.exp` is right to nine digits.
+Above a scale of 2**58, up to one attempt in 16 is beyond int64 and takes the decimals.
 """
 
 import decimal
@@ -47,18 +50,20 @@ class Target(NamedTuple):
 
 
 def target_of(scale: float) -> Target:
-    """Return how to draw noise of standard deviation `scale`, from 1 to 2**60.
+    """Return how to draw noise of standard deviation `scale`, from 1 to 2**60. Raises ValueError for others.
 
     >>> target_of(1024.0).bits
     10
     """
+    if not 1 <= scale <= 2.0**60:
+        raise ValueError(f"the standard deviation of noise on integers must be from 1 to 2**60, got {scale!r}.")
     bits = math.frexp(scale * 0.6931472)[1]  # above log 2
     return Target(scale, bits, _HALF_SQUARE * math.ldexp(scale, -bits) ** 2 * (1 + 2**-40))
 
 
 def with_noise(values: np.ndarray, scale: float, draws: Draws) -> np.ndarray:
     """Return int64 integers (1-D) plus independent noise. A sum beyond int64 becomes the nearest int64."""
-    target, sums, start = target_of(scale), np.empty_like(values), 0
+    target, sums, start = target_of(scale), np.empty(values.shape, np.int64), 0
     while start < values.size:
         for z in _accepted(draws, target, min(_AT_ONCE, 64 + 5 * (values.size - start) // 2)):
             own = values[start : start + z.size]
@@ -141,7 +146,10 @@ def _exp_bounds(gamma: Fraction, digits: int) -> tuple[Fraction, Fraction]:
     ends = []
     for rounding, sign in ((decimal.ROUND_CEILING, -1), (decimal.ROUND_FLOOR, 1)):
         with decimal.localcontext(
-            decimal.Context(prec=digits, rounding=rounding, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX)
+            # No traps: Python's defaults are those of `decimal.DefaultContext`, which a user may have changed.
+            decimal.Context(
+                prec=digits, rounding=rounding, Emin=decimal.MIN_EMIN, Emax=decimal.MAX_EMAX, clamp=0, traps=[]
+            )
         ):
             value = (-(Decimal(gamma.numerator) / Decimal(gamma.denominator))).exp()
             ends.append(Fraction(value) * (1 + sign * Fraction(10) ** (1 - digits)))
