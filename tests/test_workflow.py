@@ -32,6 +32,13 @@ def test_what_it_makes_is_a_target(job):
     assert set(named) <= TARGETS
 
 
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "RELEASING.md", "SECURITY.md"])
+def test_what_pages_tell_to_make_is_a_target(page):
+    named = re.findall(r"(?:^|`)make ([\w-]+)", (ROOT / page).read_text("utf-8"), re.M)
+    assert named
+    assert set(named) <= TARGETS
+
+
 def test_linux_runs_everything():
     assert commands("linux")[-1] == ".ci/run"
     assert os.access(CI_RUN, os.X_OK)
