@@ -144,6 +144,11 @@ def test_nothing_is_built_before_a_version_is_ready(monkeypatch, docker):
     ]
 
 
+def test_the_page_on_releases_names_the_pinned_cibuildwheel():
+    (pinned,) = [line for line in release.project_of()["optional-dependencies"]["release"] if "cibuildwheel" in line]
+    assert f"\npip install {pinned}\n" in (ROOT / "RELEASING.md").read_text("utf-8")
+
+
 def test_public_addresses_are_in_pyproject_only():
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"].get("urls", {})
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
