@@ -29,7 +29,7 @@ help:  ## Show this menu
 demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
 
-test: $(VENV)/ready  ## Set up and run the tests, with each value of each parameter once; under 10 minutes on two cores
+test: $(VENV)/ready  ## Set up and run the tests, with each value of each parameter once
 	$(BIN)/python -m pytest -m "quick and not gpu" --numprocesses 2 --dist worksteal
 	@$(MAKE) --no-print-directory lucid
 
