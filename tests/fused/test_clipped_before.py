@@ -75,7 +75,9 @@ def test_a_call_before_the_step_is_told_of_once(clip, closure, fused):
 
 
 @pytest.mark.parametrize(
-    ("clip", "norm"), [(nothing, 5.0), (measured, 5.0), (by_value, 8**0.5), (by_layers, 2.0)], ids=lambda one: str(one)
+    ("clip", "norm"),
+    [(nothing, 5.0), (measured, 5.0), (by_value, 8**0.5), (by_layers, 2.0)],
+    ids=lambda one: getattr(one, "__name__", one),
 )
 @pytest.mark.parametrize("fused", [False, True])
 def test_what_may_be_meant_is_not_told_of(clip, norm, fused):
