@@ -77,7 +77,9 @@ def test_huge_numbers(value):
         lambda: clipped_sum_sensitivity([1.0, value]),
         lambda: clipped_sum_sensitivity(1.0, normalize_by=value),
     ):
-        with pytest.raises(ValueError, match=r"must be a number within float64's range, got an (integer of|object of type Fraction)"):
+        with pytest.raises(
+            ValueError, match=r"must be a number within float64's range, got an (integer of|object of type Fraction)"
+        ):
             call()
 
 
