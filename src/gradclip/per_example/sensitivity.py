@@ -92,10 +92,8 @@ class Sensitivity:
         Raises ValueError if the rounding is unknown or the bound is infinite.
         """
         if math.isinf(self.bound + self.rounding):
-            raise ValueError(
-                f"the sensitivity of this sum is infinite, so no noise can hide one {self.unit}: "
-                f"{self.note or 'max_norm must be finite'}."
-            )
+            why = self.note or "max_norm must be finite"
+            raise ValueError(f"the sensitivity of this sum is infinite, so no noise can hide one {self.unit}: {why}.")
         if math.isnan(self.rounding):
             raise ValueError(
                 "the rounding of this sensitivity is unknown: it grows with the number of examples in a sum. Pass "
