@@ -166,7 +166,7 @@ def test_what_passes_gradients_on(wrapper):
 
 def test_the_example_in_the_docstring():
     results = doctest.testmod(integration)
-    assert (results.failed, results.attempted) == (0, 4)
+    assert (results.failed, results.attempted) == (0, 5)
 
 
 def test_variables_say_what_to_pass():
