@@ -114,7 +114,9 @@ def test_files_are_loaded_first(tmp_path):
     with path.open("rb") as file, pytest.raises(TypeError, match="Load the arrays of a file first"):
         norm_at_most(file, 5)
     with np.load(path, allow_pickle=False) as opened:
-        with pytest.raises(TypeError, match=r"of type NpzFile with 2 entries at the root\. Convert it with dict\(\.\.\.\)"):
+        with pytest.raises(
+            TypeError, match=r"of type NpzFile with 2 entries at the root\. Convert it with dict\(\.\.\.\)"
+        ):
             norm_at_most(opened, 5)
         assert norm_at_most(dict(opened), 5)
     assert norm_at_most(dict(np.load(path, allow_pickle=False)), 5)
