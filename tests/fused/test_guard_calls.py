@@ -61,6 +61,28 @@ def test_pytorch_is_left_as_it_was():
     assert announced.listeners == []
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_watcher_may_vanish_while_a_call_is_compiled():
+    torch.compiler.reset()
+    gc.collect()
+    watchers = [Ear()]
+    guard_calls.watch(watchers[0])
+
+    def backend(module, inputs):
+        watchers.clear()
+        gc.collect()
+        return module.forward
+
+    parameter = weight()
+    norm = torch.compile(gradclip.clip_grad_norm_, backend=backend, fullgraph=True)([parameter], 1.0)
+    assert not watchers
+    assert float(norm) == 5.0
+    assert parameter.grad.tolist() == pytest.approx([0.6, 0.8])
+    gradclip.clip_grad_norm_([weight()], 1.0)
+    assert announced.listeners == []
+
+
+
 def test_pytorch_is_left_as_it_was_when_an_optimizer_is_gone():
     gc.collect()
     before = clip_grad._clip_grads_with_norm_

@@ -82,8 +82,9 @@ def watch(watcher: Watcher) -> None:
     """Tell a watcher of all calls until `unwatch`."""
     _watchers.add(watcher)
     weakref.finalize(watcher, _put_back)
-    if not _replaced:
+    if _heard not in announced.listeners:
         announced.listeners.append(_heard)
+    if not _replaced:
         for owner, name, make in _PLACES:
             original = getattr(owner, name, None)
             if original is None:  # an older PyTorch
@@ -97,12 +98,22 @@ def unwatch(watcher: Watcher) -> None:
     """Tell a watcher no more. After the last one, put PyTorch's own functions back."""
     _watchers.discard(watcher)
     _put_back()
+    _stop_listening()
+
+
+def _stop_listening() -> None:
+    if not any(True for _ in _watchers) and _heard in announced.listeners:
+        announced.listeners.remove(_heard)
 
 
 def _put_back() -> None:
+    """Put PyTorch's own functions back once nobody watches.
+
+    It may run at any time, when memory is freed: even while a call is compiled, whose code has seen the listeners.
+    So they stay, and the next call that is not compiled removes them.
+    """
     if any(True for _ in _watchers) or not _replaced:
         return
-    announced.listeners.remove(_heard)
     for owner, name, original, made in _replaced:
         if getattr(owner, name) is made:  # else somebody has wrapped it since: it stays inside, and tells nobody
             setattr(owner, name, original)
@@ -117,6 +128,9 @@ def _tell(call: ClipCall) -> None:
 def _heard(call: announced.Call) -> None:
     """Tell of a call of gradclip."""
     if torch.compiler.is_compiling():
+        return
+    if not _watchers:
+        _stop_listening()
         return
     given, norm = call.arguments, None
     if call.function in _BY_GLOBAL_NORM:
