@@ -82,7 +82,6 @@ def test_a_watcher_may_vanish_while_a_call_is_compiled():
     assert announced.listeners == []
 
 
-
 def test_pytorch_is_left_as_it_was_when_an_optimizer_is_gone():
     gc.collect()
     before = clip_grad._clip_grads_with_norm_
