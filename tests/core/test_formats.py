@@ -29,6 +29,13 @@ def test_the_byte_order_is_no_part_of_a_name():
     assert formats.bare_name(np.dtype(">f4")) == formats.bare_name(np.dtype("<f4")) == "float32"
 
 
+def test_names_of_datetimes_in_two_units_do_not_keep_pytorch_from_compiling():
+    assert [formats.bare_name(np.dtype(name)) for name in ("M8[s]", "M8[ns]")] == ["datetime64[s]", "datetime64[ns]"]
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: formats.dtype_name(x) == "float32", backend="eager", fullgraph=True)
+    assert compiled(torch.ones(2))
+
+
 def test_complex_numbers_have_the_format_of_their_parts():
     assert formats.format_named("complex64") is FLOAT32
     assert formats.format_of(np.ones(1, complex)) is FLOAT64

@@ -66,9 +66,9 @@ def bare_name(dtype: Hashable) -> str:
         # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
         held = getattr(dtype, "names", None)
         name = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
-        # Not cached for TensorFlow: `torch.compile` cannot read a dict with its dtypes as keys, and they know their
-        # names.
-        if not hasattr(dtype, "as_numpy_dtype"):
+        # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names:
+        # `torch.compile` cannot read a dict with others as keys, such as datetimes in two units.
+        if (name in SUPPORTED or is_integer_name(name)) and not hasattr(dtype, "as_numpy_dtype"):
             _BARE_NAMES[dtype] = name
     return name
 
