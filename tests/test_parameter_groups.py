@@ -91,6 +91,16 @@ def test_keys_that_would_set_clipping(key):
         assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
 
 
+@pytest.mark.after_error
+@pytest.mark.parametrize("key", ["max_grad_norm", "clip_threshold"])
+def test_no_optimizer_of_torch_reads_a_threshold_of_another(key):
+    parameter = weight()
+    groups = torch.optim.AdamW([{"params": [parameter], key: 0.5}]).param_groups
+    with pytest.raises(ValueError, match=f"has the keys '{key}', which gradclip does not read.*under 'max_norm'"):
+        gradclip.clip_grad_norm_(groups, 1.0)
+    assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
+
+
 def test_all_such_keys_of_a_group_are_named():
     groups = torch.optim.AdamW([{"params": [weight()], "grad_clip": 1.0, "clip_grad": True}]).param_groups
     with pytest.raises(ValueError, match="the keys 'grad_clip', 'clip_grad', which"):

@@ -16,6 +16,25 @@ from gradclip.fused.guard_judge import threshold_of
 from gradclip.fused.guard_words import ClippingWarning, level_of_user
 
 _STEPS = 2
+_OWN = "max_grad_norm"
+"""In the parameter groups of optimizers that clip the global norm in their step, such as LAMB."""
+
+
+def warn_of_own_clipping(optimizer: Optimizer, max_norm: object) -> None:
+    """Warn if the steps of an optimizer clip again, to a lower threshold of their own. There, 0 is none."""
+    own = [group.get(_OWN) for group in optimizer.param_groups] if _OWN in optimizer.defaults else []
+    lowest = min((float(one) for one in own if isinstance(one, int | float) and 0 < one < math.inf), default=math.inf)
+    ours = [group.get("max_norm", max_norm) for group in optimizer.param_groups]
+    if lowest == math.inf or all(isinstance(one, int | float) and one <= lowest for one in ours):
+        return
+    kind = type(optimizer).__name__
+    warnings.warn(
+        f"{kind} clips its gradients itself, to {lowest:g}: {_OWN!r} in its parameter groups. It does so after this "
+        f"clipping, so thresholds above {lowest:g} have no effect. Leave one of the two out. To leave out {kind}'s, "
+        f"set group[{_OWN!r}] = math.inf for each group in optimizer.param_groups.",
+        ClippingWarning,
+        stacklevel=level_of_user(),
+    )
 
 
 class ClippedBefore:
