@@ -20,10 +20,17 @@ _OWN = "max_grad_norm"
 """In the parameter groups of optimizers that clip the global norm in their step, such as LAMB."""
 
 
+def own_thresholds(optimizer: Optimizer) -> list[float]:
+    """Return the threshold to which the step of an optimizer clips each group itself; inf for none, as it says by 0."""
+    if _OWN not in optimizer.defaults:
+        return [math.inf]
+    own = [group.get(_OWN) for group in optimizer.param_groups]
+    return [float(one) if isinstance(one, int | float) and one > 0 else math.inf for one in own]
+
+
 def warn_of_own_clipping(optimizer: Optimizer, max_norm: object) -> None:
-    """Warn if the steps of an optimizer clip again, to a lower threshold of their own. There, 0 is none."""
-    own = [group.get(_OWN) for group in optimizer.param_groups] if _OWN in optimizer.defaults else []
-    lowest = min((float(one) for one in own if isinstance(one, int | float) and 0 < one < math.inf), default=math.inf)
+    """Warn if the steps of an optimizer clip again, to a lower threshold of their own."""
+    lowest = min(own_thresholds(optimizer))
     ours = [group.get("max_norm", max_norm) for group in optimizer.param_groups]
     if lowest == math.inf or all(isinstance(one, int | float) and one <= lowest for one in ours):
         return
