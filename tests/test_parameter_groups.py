@@ -52,6 +52,7 @@ def test_groups_with_keys_of_schedulers(make):
     [
         {"lr": 0.1, "max_grad_norm": 1.0, "trust_clip": False, "grad_averaging": True},  # LAMB
         {"lr": 0.1, "clip_threshold": 1.0, "decay_rate": -0.8, "scale_parameter": True},  # Adafactor
+        {"lr": 0.1, "clipping_threshold": 1.0, "min_dim_size_to_factor": 32},  # another Adafactor
         {"lr": 0.1, "clip_lambda": None, "normalize": True, "norm_eps": 1e-8, "rank": 4, "use_muon": True},
         {
             "lr_scale": 0.5,

@@ -11,7 +11,9 @@ UNNAMED = object()
 _READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm"))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
 """In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
-_OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "clip_lambda", "clip_exp"))
+_OF_OPTIMIZERS = frozenset(
+    ("max_grad_norm", "clip_threshold", "clipping_threshold", "trust_clip", "clip_lambda", "clip_exp")
+)
 """Settings of LAMB, Adan, Adafactor, LARS and ADOPT that clip in the optimizer's own step."""
 _OF_TORCH = frozenset(("lr", "foreach", "differentiable"))
 """Settings that the optimizers of torch.optim have together. None of them clips by the settings above."""
@@ -44,7 +46,8 @@ def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> N
     if unread:
         raise ValueError(
             f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "
-            "them out. A group names its own threshold under 'max_norm', its processes under 'process_group' or 'mesh'."
+            "them out, or pass model.parameters() if they are the optimizer's own. A group names its own threshold "
+            "under 'max_norm', its processes under 'process_group' or 'mesh'."
         )
     if "max_norm" in group and not own_thresholds:
         raise ValueError(
