@@ -91,6 +91,15 @@ def test_none_holds_nothing_and_numbers_are_arrays(name, method):
     assert np.asarray(outputs.aux["one"]).tolist() == [1.0, 1.0]
 
 
+@every_framework
+@every_method
+def test_a_transform_that_returns_nothing(name, method):
+    loss, parameters, rows = setup(name)
+    clipped = gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda gradient: None, method=method)
+    with pytest.raises(TypeError, match=r"pre_clipping_transform must return the tree .*, got None"):
+        clipped(parameters, rows)
+
+
 def test_a_transform_that_fails_for_one_example_too_is_not_said_to_work():
     loss, parameters, rows = setup("torch")
     clipped = gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda gradient: "text")
