@@ -16,7 +16,7 @@ import torch
 import gradclip
 from gradclip import words
 from gradclip.advice import _NAMES, advice_on_name, how_to_convert
-from gradclip.integrations.torch import clip_grad_norm_
+from gradclip.integrations.torch import clip_at_step, clip_grad_norm_, clip_in_backward, fold_into
 from gradclip.words import with_advice
 
 TREE = {"w": np.array([3.0, 4.0])}
@@ -151,6 +151,14 @@ def test_names_that_advice_gives_are_there(name):
             lambda: clip_grad_norm_([], 1.0, nonfinite="skip"),
             "'nonfinite'. Call gradclip.clip_grad_norm_ instead, which takes it.",
         ),
+        (lambda: clip_at_step(None, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),
+        (lambda: clip_at_step(None, 1.0, norm_type=1), "'norm_type'. Pass ord= instead."),
+        (lambda: fold_into(None, clip_grad=1.0), "'clip_grad'. Pass max_norm= instead."),
+        (lambda: clip_in_backward([], gradient_clip_val=1.0), "'gradient_clip_val'. Pass max_norm= instead."),
+        (lambda: gradclip.guard(None, max_grad_norm=1.0), "'max_grad_norm'. Pass max_norm= instead."),
+        (lambda: gradclip.clip_grad_norm_([], gradient_clipping=1.0), "'gradient_clipping'. Pass max_norm= instead."),
+        (lambda: gradclip.clip_grad_value_([], clipvalue=1.0), "'clipvalue'. Pass clip_value= instead."),
+        (lambda: gradclip.clip_by_global_norm(TREE, global_clipnorm=1.0), "'global_clipnorm'. Pass max_norm= instead."),
         (lambda: gradclip.clip_by_unit_norm(TREE, 1.0, axis=0), "'axis'. Pass unit_axis= instead."),
         (lambda: gradclip.adaptive_grad_clip(TREE, TREE, clip_factor=1), "'clip_factor'. Pass clipping= instead."),
         (lambda: gradclip.clip_by_layer_norm(grads=TREE, max_norm=1), "'grads'. Pass tree= instead."),

@@ -52,6 +52,7 @@ def test_groups_with_keys_of_schedulers(make):
     [
         {"lr": 0.1, "max_grad_norm": 1.0, "trust_clip": False, "grad_averaging": True},  # LAMB
         {"lr": 0.1, "clip_threshold": 1.0, "decay_rate": -0.8, "scale_parameter": True},  # Adafactor
+        {"lr": 0.1, "clipping_threshold": 1.0, "min_dim_size_to_factor": 32},  # another Adafactor
         {"lr": 0.1, "clip_lambda": None, "normalize": True, "norm_eps": 1e-8, "rank": 4, "use_muon": True},
         {
             "lr_scale": 0.5,
@@ -89,6 +90,16 @@ def test_keys_that_would_set_clipping(key):
         with pytest.raises(ValueError, match=rf"parameters\[1\] has the keys '{key}', which gradclip does not read"):
             call(groups)
         assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize("key", ["max_grad_norm", "clip_threshold"])
+def test_no_optimizer_of_torch_reads_a_threshold_of_another(key):
+    parameter = weight()
+    groups = torch.optim.AdamW([{"params": [parameter], key: 0.5}]).param_groups
+    with pytest.raises(ValueError, match=f"has the keys '{key}', which gradclip does not read.*under 'max_norm'"):
+        gradclip.clip_grad_norm_(groups, 1.0)
+    assert parameter.grad.tolist() == [[3.0, 0.0], [4.0, 0.0]]
 
 
 def test_all_such_keys_of_a_group_are_named():

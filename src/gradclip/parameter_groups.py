@@ -11,8 +11,12 @@ UNNAMED = object()
 _READ = frozenset(("params", "param_names", "process_group", "mesh", "max_norm"))
 _SETS_CLIPPING = re.compile("clip|max_?(grad(ient)?_?)?norm|norm_type|nonfinite|skip_above|process_?group|mesh|^ord$")
 """In the keys of a parameter group: names of thresholds, orders and processes, in gradclip and in other libraries."""
-_OF_OPTIMIZERS = frozenset(("max_grad_norm", "clip_threshold", "trust_clip", "clip_lambda", "clip_exp"))
+_OF_OPTIMIZERS = frozenset(
+    ("max_grad_norm", "clip_threshold", "clipping_threshold", "trust_clip", "clip_lambda", "clip_exp")
+)
 """Settings of LAMB, Adan, Adafactor, LARS and ADOPT that clip in the optimizer's own step."""
+_OF_TORCH = frozenset(("lr", "foreach", "differentiable"))
+"""Settings that the optimizers of torch.optim have together. None of them clips by the settings above."""
 
 
 def is_group(entry: object) -> bool:
@@ -37,12 +41,13 @@ def without_thresholds(groups: Parameters) -> list[dict[str, Any]]:
 
 def check_keys(group: dict[str, Any], number: int, *, own_thresholds: bool) -> None:
     """Raise a ValueError for keys that would set clipping if they were read, among any that an optimizer may have."""
-    own = _OF_OPTIMIZERS if "lr" in group else frozenset()
+    own = _OF_OPTIMIZERS if "lr" in group and not group.keys() >= _OF_TORCH else frozenset()
     unread = [key for key in group if isinstance(key, str) and _SETS_CLIPPING.search(key) and key not in _READ | own]
     if unread:
         raise ValueError(
             f"parameters[{number}] has the keys {', '.join(map(repr, unread))}, which gradclip does not read. Leave "
-            "them out. A group names its own threshold under 'max_norm', its processes under 'process_group' or 'mesh'."
+            "them out, or pass model.parameters() if they are the optimizer's own. A group names its own threshold "
+            "under 'max_norm', its processes under 'process_group' or 'mesh'."
         )
     if "max_norm" in group and not own_thresholds:
         raise ValueError(

@@ -208,12 +208,21 @@ class Engine:
 
     param_groups = ()
 
+    def step(self):
+        """Step."""
+
 
 @pytest.mark.parametrize(
-    "given", ["Adam", None, Engine(), torch.nn.Linear(1, 1)], ids=lambda given: type(given).__name__
+    ("given", "advice"),
+    [
+        (Engine(), r"Engines step by themselves: .* gradclip\.integrations\.deepspeed\.follow or "),
+        *((one, r"call gradclip\.clip_grad_norm_\(parameters") for one in ("Adam", None, torch.nn.Linear(1, 1))),
+    ],
+    ids=lambda given: type(given).__name__,
 )
-def test_other_objects_are_refused(given):
-    with pytest.raises(TypeError, match=f"optimizer must be an optimizer of torch.optim.* got {type(given).__name__}"):
+def test_other_objects_are_refused(given, advice):
+    message = f"optimizer must be an optimizer of torch.optim.* got {type(given).__name__}.*{advice}"
+    with pytest.raises(TypeError, match=message):
         clip_at_step(given, 1.0)
 
 

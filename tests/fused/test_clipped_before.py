@@ -128,3 +128,45 @@ def test_torchs_functions_are_its_own_again_after_two_steps_and_after_remove():
     assert clip_grad._clip_grads_with_norm_ is not before[0]
     optimizer.step()
     assert (clip_grad._clip_grads_with_norm_, utils.clip_grad_value_) == before
+
+
+class ClipsItself(torch.optim.Optimizer):
+    """Clips in its step, as LAMB does."""
+
+    def __init__(self, params, max_grad_norm=1.0):
+        super().__init__(params, {"lr": 1.0, "max_grad_norm": max_grad_norm})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            norm = utils.get_total_norm([p.grad for p in group["params"]])
+            for p in group["params"]:
+                p.data -= p.grad * min(1.0, (group["max_grad_norm"] or math.inf) / norm)
+
+
+def told_of_own(own, ours, **group):
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = ClipsItself([{"params": [weight], **group}], own)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        clip_at_step(optimizer, ours)
+    weight.grad = GRADIENT.clone()
+    optimizer.step()
+    return [str(one.message) for one in seen], weight.detach().norm().item(), {one.filename for one in seen}
+
+
+@pytest.mark.parametrize(
+    ("own", "ours", "group"),
+    [(1.0, 2.0, {}), (1.0, gradclip.AdaptiveNorm(), {}), (3, 2.0, {"max_grad_norm": 1}), (1.0, 0.5, {"max_norm": 2.0})],
+)
+def test_an_optimizer_that_clips_to_less_is_told_of(own, ours, group):
+    (message,), length, files = told_of_own(own, ours, **group)
+    assert message.startswith("ClipsItself clips its gradients itself, to 1: 'max_grad_norm' in its parameter groups.")
+    assert length == pytest.approx(1.0)
+    assert files == {__file__}
+
+
+@pytest.mark.parametrize("own", [2.0, 5.0, math.inf, None, 0, 0.0])
+def test_an_optimizer_that_clips_to_no_less_is_not_told_of(own):
+    messages, length, _ = told_of_own(own, 2.0)
+    assert messages == []
+    assert length == pytest.approx(2.0)

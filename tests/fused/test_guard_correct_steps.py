@@ -164,3 +164,29 @@ def test_clip_in_backward(first, times):
         optimizer.step()
     watched.remove()
     assert (watched.reports, watched.looks) == ([], 4)
+
+
+class ClipsItself(torch.optim.SGD):
+    """Clips in its step, as LAMB does."""
+
+    def __init__(self, params, lr, max_grad_norm):
+        super().__init__(params, lr)
+        self.defaults["max_grad_norm"] = self.param_groups[0]["max_grad_norm"] = max_grad_norm
+
+    def step(self, closure=None):
+        torch.nn.utils.clip_grad_norm_(self.param_groups[0]["params"], self.param_groups[0]["max_grad_norm"] or 1e9)
+        super().step()
+
+
+@pytest.mark.parametrize(("own", "kinds"), [(1.0, []), (0.5, []), (0, ["not_clipped"]), (2.0, ["not_clipped"])])
+@pytest.mark.filterwarnings("ignore::gradclip.ClippingWarning")
+def test_an_optimizer_that_clips_in_its_own_step(own, kinds):
+    model = network()
+    optimizer = ClipsItself(model.parameters(), 1e-4, own)
+    watched = gradclip.guard(optimizer, 1.0, every=1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        loss_of(model).backward()
+        optimizer.step()
+    assert [one.kind for one in watched.reports] == kinds
+    watched.remove()

@@ -163,15 +163,16 @@ def test_zeros_stay_and_lists_may_be_empty():
     assert get_norm([]) == 0.0
 
 
+@pytest.mark.parametrize("threshold", [0.0, 1.0, math.inf])
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
-def test_an_update_that_is_not_finite_becomes_zero(bad):
+def test_an_update_that_is_not_finite_becomes_zero(bad, threshold):
     old = [np.array([1.0, 2.0], np.float32), np.array(3.0, np.float32), np.array(5)]
     new = [np.array([1.5, bad], np.float32), np.array(4.0, np.float32), np.array(6)]
-    made = clipped_parameters(new, old, 1.0)
+    made = clipped_parameters(new, old, threshold)
     assert (made.clipped, made.finite) == (False, False)
     assert [x.tolist() for x in made.parameters] == [[1.0, 2.0], 3.0, 5]
     update = [np.array([1.0, bad]), np.array(2.0), np.array(7)]
-    assert adaptive_clip_inputs_inplace(update, 1.0) is False
+    assert adaptive_clip_inputs_inplace(update, threshold) is False
     assert [x.tolist() for x in update] == [[0.0, 0.0], 0.0, 7]
 
 

@@ -152,7 +152,8 @@ def test_virtual_batches_give_the_step_of_the_whole_batch():
     assert_close([p.detach() for p in optimizer.params], whole, 1e-6)
 
 
-def test_empty_poisson_batches_give_noise():
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ew"])
+def test_empty_poisson_batches_give_noise(mode):
     dataset = TensorDataset(torch.randn(20, 1, 6, 6), torch.arange(20) % 3)
     module = model()
     module, optimizer, loader = PrivacyEngine().make_private(
@@ -161,6 +162,7 @@ def test_empty_poisson_batches_give_noise():
         data_loader=DataLoader(dataset, batch_size=1),
         noise_multiplier=1.0,
         max_grad_norm=1.0,
+        grad_sample_mode=mode,
     )
     torch.manual_seed(3)
     empty = 0

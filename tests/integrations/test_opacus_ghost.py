@@ -268,12 +268,20 @@ def test_scheduled_thresholds_count_from_the_next_batch():
 
 
 def test_a_model_that_does_not_train_is_called_as_it_is():
-    model, _, criterion, _ = private(PrivacyEngine())
-    x = data("perceptron")[:2][0]
+    model, optimizer, criterion, _ = private(PrivacyEngine())
+    x, y = data("perceptron")[:8]
+    with torch.no_grad():
+        plain = nn.functional.cross_entropy(model(x), y)
+        assert torch.equal(criterion(model(x), y), plain)
     model.eval()
     assert model(x).requires_grad
+    loss = criterion(model(x), y)
+    assert torch.equal(loss, plain)
+    loss.backward()
+    with pytest.raises(ValueError, match="Per sample gradient is not initialized"):  # no gradients of examples
+        optimizer.step()
     with pytest.raises(TypeError, match="what the model returned in its last call in training"):
-        criterion(model(x), torch.tensor([0, 1]))
+        criterion(model.train()(x).clone(), y)
 
 
 @pytest.mark.after_error

@@ -88,6 +88,8 @@ HOSTILE = {
     "norms of words": (b'{"log_history": [{"grad_norm": "high", "step": 1}]}', "has no numbers named grad_norm"),
     "lines of words": (b'{"grad_norm": "high"}\n' * 3, "has no numbers named grad_norm"),
     "decimal commas": (b"step;grad_norm\n1;0,5\n", "has no numbers named grad_norm"),
+    "a table without names": (b"1,2.5,0.9\n2,2.7,0.8\n", r"begins with numbers.*, such as step,grad_norm,loss\.$"),
+    "a column without a name": (b'"2.5"\n2.7\n', r"begins with numbers.*in a first line, such as grad_norm\.$"),
     "a table of nothing": (b"step,grad_norm\n", r"Its entries are grad_norm, step"),
     "a table without a norm": (b"step,loss\n1,2\n", r"Its entries are loss, step\. If one is the norm, name it"),
     "two norms": (b'[{"actor/grad_norm": 1, "critic/grad_norm": 2}]', r"several entries .*actor/grad_norm, critic/gra"),

@@ -73,6 +73,42 @@ def test_a_transform_of_several_arguments_gets_them_all():
     np.testing.assert_allclose(found, [0.6 + 0.6, 0.8 + 0.8], rtol=1e-6)  # norms 10 and 1
 
 
+@every_framework
+@every_method
+def test_none_holds_nothing_and_numbers_are_arrays(name, method):
+    loss, parameters, rows = setup(name)
+    clipped = gradclip.clipped_grad(
+        lambda p, x: (loss(p, x), {"nothing": None, "one": 1.0}),
+        1.0,
+        has_aux=True,
+        pre_clipping_transform=lambda gradient: {"a": gradient["a"], "b": None},
+        method=method,
+    )
+    summed, outputs = clipped(parameters, rows)
+    assert summed["b"] is None
+    np.testing.assert_allclose(np.asarray(summed["a"]), [0.6 + 0.3, 0.8 + 0.4], rtol=1e-6)
+    assert outputs.aux["nothing"] is None
+    assert np.asarray(outputs.aux["one"]).tolist() == [1.0, 1.0]
+
+
+@every_framework
+@every_method
+def test_a_transform_that_returns_nothing(name, method):
+    loss, parameters, rows = setup(name)
+    clipped = gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda gradient: None, method=method)
+    with pytest.raises(TypeError, match=r"pre_clipping_transform must return the tree .*, got None"):
+        clipped(parameters, rows)
+
+
+def test_a_transform_that_fails_for_one_example_too_is_not_said_to_work():
+    loss, parameters, rows = setup("torch")
+    clipped = gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda gradient: "text")
+    with pytest.raises(TypeError, match="invalid data type 'str'"):
+        clipped(parameters, rows)
+    with pytest.raises(RuntimeError, match='For one example it works: pass method="loop"'):
+        gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda g: g["a"] * g["b"].item())(parameters, rows)
+
+
 def test_a_transform_under_torch_compile():
     loss, parameters, rows = setup("torch")
     clipped = gradclip.clipped_grad(loss, 1.0, pre_clipping_transform=lambda gradient: {"a": gradient["a"] * 2.0})

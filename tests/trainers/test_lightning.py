@@ -262,3 +262,8 @@ def test_what_two_optimizers_log():
     names = {f"{name}_{n}" for name in ("grad_norm", "grad_norm_clipped", "clip_share") for n in (0, 1)}
     assert names == set(runner.callback_metrics)
     assert float(runner.callback_metrics["grad_norm_0"]) == pytest.approx(net.recorded[0].raw[-1], rel=1e-4)
+
+
+def test_the_keyword_of_lightning_leads_to_ours():
+    with pytest.raises(TypeError, match=r"argument 'gradient_clip_val'\. Pass max_norm= instead\."):
+        ClipCallback(gradient_clip_val=1.0)

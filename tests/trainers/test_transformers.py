@@ -140,6 +140,11 @@ def test_the_default_of_the_trainer_clips(tmp_path):
         Trainer(model(), args, callbacks=[ClipCallback(1.0)])
 
 
+def test_the_keyword_of_the_trainer_leads_to_ours():
+    with pytest.raises(TypeError, match=r"argument 'max_grad_norm'\. Pass max_norm= instead\."):
+        ClipCallback(max_grad_norm=1.0)
+
+
 # Going on
 
 

@@ -15,6 +15,7 @@ from gradclip.backends.torch.tensors import tensor_of
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling
+from gradclip.fused.clipped_before import warn_of_own_clipping
 from gradclip.fused.fold import FusedClipping
 from gradclip.fused.handle import StepClipping, check_unclipped, unwrapped
 from gradclip.fused.optimizers import check_fused, forget_scaler
@@ -26,6 +27,7 @@ from gradclip.monitor.monitor import Monitor
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.words import with_advice
 
 _SAYING_NOTHING = frozenset(("params", "param_names", "initial_lr"))
 """Keys of parameter groups that do not change how gradients are clipped. Schedulers add the last."""
@@ -114,6 +116,7 @@ def _all_follow(groups: list[dict[str, Any]], followed: list[_Followed]) -> bool
     return sum(len(one.groups) for one in followed) == len(groups)
 
 
+@with_advice
 def clip_at_step(
     optimizer: Optimizer,
     max_norm: Threshold | AdaptiveNorm,
@@ -179,7 +182,8 @@ def clip_at_step(
 
     Two clippings at once are a mistake: if a trainer or the loop has clipped all of these gradients by their global
     norm, too, one of the first two steps warns with a `gradclip.ClippingWarning`. It hears of gradclip's functions and
-    of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call.
+    of those of `torch.nn.utils`, which accelerate, Hugging Face's Trainer and Lightning call. This call also warns of
+    an optimizer that clips in its own step to a lower "max_grad_norm", as LAMB does.
 
     """
     # As if each group had a threshold: some may on other processes, and all must send messages of one length.
@@ -195,6 +199,7 @@ def clip_at_step(
         if isinstance(max_norm, Mapping):
             check_threshold(max_norm)  # only calls take patterns of names
         _ask(processes, request, parts_of(params, max_norm, alone=processes is ONE_PROCESS))
+    warn_of_own_clipping(found, max_norm)
     kind = FusedClipping if _folds(found, max_norm, request.nonfinite) else ClippingBeforeStep
     return kind(found, max_norm, request, monitor)
 

@@ -16,6 +16,32 @@ from gradclip.fused.guard_judge import threshold_of
 from gradclip.fused.guard_words import ClippingWarning, level_of_user
 
 _STEPS = 2
+_OWN = "max_grad_norm"
+"""In the parameter groups of optimizers that clip the global norm in their step, such as LAMB."""
+
+
+def own_thresholds(optimizer: Optimizer) -> list[float]:
+    """Return the threshold to which the step of an optimizer clips each group itself; inf for none, as it says by 0."""
+    if _OWN not in optimizer.defaults:
+        return [math.inf]
+    own = [group.get(_OWN) for group in optimizer.param_groups]
+    return [float(one) if isinstance(one, int | float) and one > 0 else math.inf for one in own]
+
+
+def warn_of_own_clipping(optimizer: Optimizer, max_norm: object) -> None:
+    """Warn if the steps of an optimizer clip again, to a lower threshold of their own."""
+    lowest = min(own_thresholds(optimizer))
+    ours = [group.get("max_norm", max_norm) for group in optimizer.param_groups]
+    if lowest == math.inf or all(isinstance(one, int | float) and one <= lowest for one in ours):
+        return
+    kind = type(optimizer).__name__
+    warnings.warn(
+        f"{kind} clips its gradients itself, to {lowest:g}: {_OWN!r} in its parameter groups. It does so after this "
+        f"clipping, so thresholds above {lowest:g} have no effect. Leave one of the two out. To leave out {kind}'s, "
+        f"set group[{_OWN!r}] = math.inf for each group in optimizer.param_groups.",
+        ClippingWarning,
+        stacklevel=level_of_user(),
+    )
 
 
 class ClippedBefore:

@@ -30,6 +30,7 @@ from gradclip.fused.step_parts import StepPart
 from gradclip.monitor.monitor import Monitor
 from gradclip.parameters import ParameterList
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.words import with_advice
 
 
 class FusedClipping(StepClipping):
@@ -108,6 +109,7 @@ class FusedClipping(StepClipping):
         vars(optimizer).update(before)
 
 
+@with_advice
 def fold_into(
     optimizer: Optimizer,
     max_norm: Threshold | AdaptiveNorm,

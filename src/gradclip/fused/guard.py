@@ -9,6 +9,7 @@ from gradclip.arguments import check_threshold
 from gradclip.core.norms import Order
 from gradclip.fused.guard_settings import Handle, OnMistake, Settings, seems_a_handle
 from gradclip.typing import Meshes, Ord, ProcessGroups, Threshold
+from gradclip.words import with_advice
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -19,6 +20,7 @@ else:
     ProcessGroup = Optimizer = Any
 
 
+@with_advice
 def guard(
     optimizer: Optimizer,
     max_norm: Threshold | AdaptiveNorm | Handle | None = None,

@@ -10,6 +10,7 @@ from torch.optim import Optimizer
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.distributed.processes import ONE_PROCESS, processes_of
 from gradclip.fused import guard_calls
+from gradclip.fused.clipped_before import own_thresholds
 from gradclip.fused.guard_calls import ClipCall
 from gradclip.fused.guard_judge import Facts, judged
 from gradclip.fused.guard_settings import Handle, Settings, as_number, seems_a_handle
@@ -194,8 +195,10 @@ class StepGuard:
             lambda some: self._norm_of(some) / divided,
             lambda: self._by_parts(parameters),
         )
+        clips_itself = max(own_thresholds(self.optimizer)) <= facts.max_norm < math.inf
         for kind, sentence in judged(facts):
-            self._tell(kind, sentence)
+            if not (kind == "not_clipped" and clips_itself):
+                self._tell(kind, sentence)
         if self._adaptive is not None and self._adaptive.steps == 0 and window.after_step and not self._only_own():
             self._tell("not_clipped", f"the optimizer got the norm {norm:.4g}, and nothing has used the AdaptiveNorm.")
         if self._ranks is not None:

@@ -33,10 +33,15 @@ def unwrapped(optimizer: object) -> Optimizer:
         found = inner
     if isinstance(found, Optimizer) and hasattr(found, "_optimizer_step_pre_hooks"):
         return found
+    what_to_do = (
+        "Engines step by themselves: for them, call gradclip.integrations.deepspeed.follow or "
+        "gradclip.integrations.megatron.follow."
+        if hasattr(optimizer, "step")
+        else "To clip the gradients of parameters, call gradclip.clip_grad_norm_(parameters, max_norm)."
+    )
     raise TypeError(
         f"optimizer must be an optimizer of torch.optim, or a subclass of torch.optim.Optimizer, got "
-        f"{type(optimizer).__name__}. Engines step by themselves: for them, call "
-        "gradclip.integrations.deepspeed.follow or gradclip.integrations.megatron.follow."
+        f"{type(optimizer).__name__}. {what_to_do}"
     )
 
 

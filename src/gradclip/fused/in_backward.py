@@ -18,7 +18,7 @@ from gradclip.fused.optimizers import with_memory_of_its_own
 from gradclip.inplace import clip_grad_norm_
 from gradclip.parameters import ParameterList
 from gradclip.typing import Ord, Parameters, Policy, Threshold
-from gradclip.words import listed
+from gradclip.words import listed, with_advice
 
 
 class ClippedInBackward:
@@ -127,6 +127,7 @@ def _is_clipped(parameter: torch.Tensor) -> bool:
     return any(isinstance(getattr(getattr(hook, "func", None), "__self__", None), ClippedInBackward) for hook in hooks)
 
 
+@with_advice
 def clip_in_backward(
     parameters: torch.nn.Module | Parameters,
     max_norm: Threshold | Mapping[str, Threshold],

@@ -85,10 +85,10 @@ def clipped_parameters(new: Arrays, old: Arrays, max_norm: float) -> ClippedUpda
         floats = [(sent[i], pairs[i][1]) for i in counted]
         updates = [np.asarray(x - o) for x, o in floats]
         shorter, norm = clip_by_global_norm(updates, max_norm, nonfinite="skip")
-        if _is_short(floats, float(norm), max_norm):
-            return ClippedUpdate(sent, clipped=False, finite=True)
         if not (np.isfinite(norm) or all(np.isfinite(update).all() for update in updates)):
             return ClippedUpdate([o.copy() for _, o in pairs], clipped=False, finite=False)
+        if _is_short(floats, float(norm), max_norm):
+            return ClippedUpdate(sent, clipped=False, finite=True)
         for i, update in zip(counted, shorter, strict=True):
             sent[i] = _each_part(_sum, pairs[i][1], np.asarray(update))
     return ClippedUpdate(sent, clipped=True, finite=True)
@@ -124,9 +124,10 @@ def adaptive_clip_inputs_inplace(input_arrays: MutableSequence[Any], clipping_no
     (True, [[0.6], 0.8])
     """
     floats = _floats(input_arrays)
-    if norm_at_most(floats, check_threshold(clipping_norm)):
-        return False
+    clipping_norm = check_threshold(clipping_norm)
     finite = all(np.isfinite(x).all() for x in floats)
+    if finite and norm_at_most(floats, clipping_norm):
+        return False
     clipped = iter(clip_by_global_norm(floats, clipping_norm, nonfinite="skip")[0])
     for i, array in enumerate(input_arrays):
         if not _is_floating(np.asarray(array), i):

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.words import with_advice
 
 with needed_for("lightning", "torch"):
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -52,6 +53,7 @@ class ClipCallback(Callback):
 
     """
 
+    @with_advice
     def __init__(
         self,
         max_norm: Threshold | AdaptiveNorm | Sequence[Threshold | AdaptiveNorm],

@@ -13,7 +13,7 @@ are Opacus' own. What the optimizer does with the gradients of the examples is g
 
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Any
+from typing import Any, NamedTuple
 
 from gradclip.integrations import needed_for
 from gradclip.integrations.opacus_ghost import GhostCriterion, GhostDPOptimizer, GhostModule
@@ -30,6 +30,7 @@ with needed_for("opacus", "torch"):
     import torch
     from opacus import optimizers
     from opacus.distributed import DifferentiallyPrivateDistributedDataParallel
+    from opacus.grad_sample import GradSampleModuleExpandedWeights
     from torch.distributed.fsdp import FSDPModule
     from torch.nn.parallel import DistributedDataParallel
 
@@ -42,6 +43,8 @@ __all__ = [
     "SimpleDistributedPerLayerOptimizer",
 ]
 
+_BY_FUNCTORCH = "ft_compute_sample_grad"
+"""The attribute of a layer in which Opacus keeps how functorch makes its gradients."""
 _MODES = ("hooks", "functorch", "ew", "ghost")
 _KINDS: dict[tuple[str, bool], type[DPOptimizer]] = {
     ("flat", False): DPOptimizer,
@@ -81,7 +84,9 @@ class PrivacyEngine(opacus.PrivacyEngine):
     @wraps(opacus.PrivacyEngine._prepare_model)
     def _prepare_model(self, module: torch.nn.Module, *, grad_sample_mode: str = "hooks", **rest: Any) -> Any:
         if grad_sample_mode != "ghost":
-            return super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **rest)
+            made = super()._prepare_model(module, grad_sample_mode=grad_sample_mode, **rest)
+            _allow_empty_batches(module)
+            return _ExpandedWeights.of(made) if type(made) is GradSampleModuleExpandedWeights else made
         self.validate(module=module, optimizer=None, data_loader=None)
         return GhostModule(module, loss_reduction=rest["loss_reduction"])
 
@@ -110,6 +115,43 @@ class PrivacyEngine(opacus.PrivacyEngine):
         generator = self.secure_rng if self.secure_mode else noise_generator
         kind = GhostDPOptimizer if grad_sample_mode == "ghost" else _KINDS[clipping, distributed]
         return kind(plain, generator=generator, secure_mode=self.secure_mode, **settings)
+
+
+class _ExpandedWeights(GradSampleModuleExpandedWeights):
+    """The wrapper of "ew". Poisson sampling makes empty batches, for which PyTorch has no gradients of examples."""
+
+    @classmethod
+    def of(cls, made: GradSampleModuleExpandedWeights) -> "_ExpandedWeights":
+        """Return this wrapper of the same module."""
+        return cls(made._module, batch_first=made.batch_first, loss_reduction=made.loss_reduction)
+
+    def forward(self, x: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        """Call the model. An empty batch has the gradients of no examples."""
+        if len(x):
+            return super().forward(x, *args, **kwargs)
+        if self.training and torch.is_grad_enabled():
+            for p in self._module.parameters():
+                if p.requires_grad and p.grad_sample is None:
+                    p.grad_sample = p.detach().new_zeros(0, *p.shape)
+        return self._module(x, *args, **kwargs)
+
+
+def _allow_empty_batches(module: torch.nn.Module) -> None:
+    """Make functorch's gradients of examples work for none: not every operation takes an empty batch under vmap."""
+    for layer in module.modules():
+        if (found := vars(layer).get(_BY_FUNCTORCH)) is not None and not isinstance(found, _OfExamples):
+            setattr(layer, _BY_FUNCTORCH, _OfExamples(found))
+
+
+class _OfExamples(NamedTuple):
+    """The gradients of a layer's parameters for each example, by functorch."""
+
+    by_functorch: Callable[..., Any]
+
+    def __call__(self, parameters: list[torch.Tensor], activations: torch.Tensor, backprops: torch.Tensor) -> Any:
+        if len(backprops):
+            return self.by_functorch(parameters, activations, backprops)
+        return [p.detach().new_zeros(0, *p.shape) for p in parameters]
 
 
 def _check_supported(module: torch.nn.Module, clipping: str, grad_sample_mode: str) -> None:

@@ -46,9 +46,13 @@ class GhostModule(GradSampleModuleNoOp):
 
     last: _Call | None = None
 
+    def builds_losses(self) -> bool:
+        """Return whether losses of the model are to be differentiated now, as in training."""
+        return self.training and torch.is_grad_enabled()
+
     def forward(self, *args: object, **kwargs: object) -> Any:
         """Call the model."""
-        if not (self.training and torch.is_grad_enabled()):
+        if not self.builds_losses():
             return self._module(*args, **kwargs)
         with torch.no_grad():
             output = self._module(*args, **kwargs)
@@ -93,6 +97,7 @@ class GhostCriterion:
 
     Call it as the criterion, with what the model returned in the last call first. All tensors in the arguments of both
     have the batch on axis 0. A criterion without an attribute `reduction` must return one number for a batch of one.
+    In evaluation, after `model.eval()` or under `torch.no_grad()`, it is called as it is.
 
     Raises:
         ValueError: the criterion's `reduction` is not that of the engine.
@@ -108,7 +113,9 @@ class GhostCriterion:
         self.module, self.optimizer, self.criterion, self.loss_reduction = module, optimizer, criterion, loss_reduction
         self._made: tuple[object, ClippedFunction] | None = None
 
-    def __call__(self, *args: object, **kwargs: object) -> "GhostLoss":
+    def __call__(self, *args: object, **kwargs: object) -> "GhostLoss | torch.Tensor":
+        if not self.module.builds_losses():
+            return self.criterion(*args, **kwargs)
         call = self.module.last
         if call is None or not args or args[0] is not call.output:
             raise TypeError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gradclip.adaptive.holder import AdaptiveNorm
 from gradclip.integrations import needed_for
 from gradclip.typing import Meshes, Ord, Policy, ProcessGroups, Threshold
+from gradclip.words import with_advice
 
 with needed_for("transformers", "torch"):
     from torch.optim import Optimizer
@@ -57,6 +58,7 @@ class ClipCallback(TrainerCallback, ExportableState):
 
     """
 
+    @with_advice
     def __init__(
         self,
         max_norm: Threshold | AdaptiveNorm,

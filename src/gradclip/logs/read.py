@@ -7,7 +7,7 @@ from gradclip.logs.events import is_event_file, of_events
 from gradclip.logs.files import is_text, start_of
 from gradclip.logs.json_files import no_norm, of_document, of_lines
 from gradclip.logs.rows import Keys, Log, LogError
-from gradclip.logs.tables import columns_of, of_table
+from gradclip.logs.tables import columns_of, holds_numbers, of_table, without_names
 from gradclip.logs.text import holds_norm, of_text
 
 _STATE = "trainer_state.json"
@@ -66,10 +66,13 @@ def _of_file(path: Path, key: str | None) -> Log:
         raise LogError(f"{path} holds nothing but spaces.")
     if _JSON.match(text):
         return (of_lines if len(_OBJECTS.findall(text)) > 1 else of_document)(path, key)
-    table = None if holds_norm(first) else columns_of(first)
+    numbers = holds_numbers(first)
+    table = None if numbers or holds_norm(first) else columns_of(first)
     if table is not None and Keys.among(table[0], key) is not None:
         return of_table(path, key)
     try:
         return of_text(path, key)
     except LogError as error:
+        if numbers:
+            raise without_names(path, first) from None
         raise (no_norm(path, table[0], key) if table is not None else error) from None

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from gradclip.logs.files import lines
 from gradclip.logs.json_files import no_norm
-from gradclip.logs.rows import Keys, Log, counted, plain
+from gradclip.logs.rows import Keys, Log, LogError, counted, number, plain
 
 _SEPARATORS = (",", ";", "\t")
 _OF_A_MESSAGE = re.compile(r"\[(?:INFO|DEBUG|WARNING|ERROR)\]")
+_AROUND = ",; \t\r\n\"'"
+_BETWEEN = re.compile(r"[,;\s\"']+")
 _BOUNDS = ("__MIN", "__MAX")  # columns that Weights & Biases adds
 
 
@@ -21,6 +23,20 @@ def columns_of(first: str) -> tuple[list[str], str] | None:
     if _OF_A_MESSAGE.search(first):
         return None
     return (names, separator) if len(names) > 1 or (names and plain(names[0]) == "grad_norm") else None
+
+
+def holds_numbers(first: str) -> bool:
+    """Say whether a line holds nothing but numbers, so that it names no columns."""
+    return all(number(one) is not None for one in _BETWEEN.split(first.strip(_AROUND)))
+
+
+def without_names(path: Path, first: str) -> LogError:
+    """Return the error for a table whose first line is one of numbers."""
+    names = "step,grad_norm,loss" if _BETWEEN.search(first.strip(_AROUND)) else "grad_norm"
+    return LogError(
+        f"{path} begins with numbers, so it does not say which of them are norms. Put the names of its columns in a "
+        f"first line, such as {names}."
+    )
 
 
 def of_table(path: Path, key: str | None) -> Log:

@@ -168,7 +168,8 @@ class ClippedFunction(FunctionSettings):
         fun = self._of_example(call)
         if self.argnums is None:
             return lambda *args: ((made := fun(*args))[0], ((), made[1]))
-        return call.verbs.with_gradient(fun, self.argnums, self.pre_clipping_transform)
+        transform = None if self.pre_clipping_transform is None else self._before_clipping
+        return call.verbs.with_gradient(fun, self.argnums, transform)
 
     def _planned(self, call: Call, rows: int, size: int | None) -> Plan:
         """Return how the gradients of a batch, or of microbatches of a size, are measured."""

@@ -47,6 +47,17 @@ class FunctionSettings:
     assumed: bool = False  # batch_argnums was left out
     observed: ObservedGradients = field(default_factory=ObservedGradients, init=False, repr=False)
 
+    def _before_clipping(self, gradient: object) -> Any:
+        """Return the transformed gradient of one example."""
+        assert self.pre_clipping_transform is not None
+        made = self.pre_clipping_transform(gradient)
+        if made is None:
+            raise TypeError(
+                "pre_clipping_transform must return the tree that is to be clipped, got None. Return the gradient also "
+                "if you have changed it in place."
+            )
+        return made
+
     def __post_init__(self) -> None:
         for name in ("fun", "pre_clipping_transform")[: 1 if self.pre_clipping_transform is None else 2]:
             check_function(name, getattr(self, name))

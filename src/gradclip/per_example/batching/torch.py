@@ -13,7 +13,14 @@ import torch
 
 from gradclip.backends.torch.framework import visible
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.per_example.batching.torch_example import Gradient, alone, batch_norm_named, example, explained
+from gradclip.per_example.batching.torch_example import (
+    Gradient,
+    TensorsOf,
+    alone,
+    batch_norm_named,
+    example,
+    explained,
+)
 from gradclip.per_example.batching.verbs import (
     Args,
     Axes,
@@ -42,6 +49,7 @@ class TorchBatching(Batching):
 
     def over_batch(self, fun: Function, axes: Axes, spmd_axis_name: Hashable) -> Function:
         def call(*args: object) -> Any:
+            listed = TensorsOf()
             # Passed as one list, because `vmap` does not accept None inside or in place of a batched argument.
             flats = [None if axis is None else flatten(arg) for axis, arg in zip(axes, args, strict=True)]
 
@@ -49,12 +57,14 @@ class TorchBatching(Batching):
                 rest = iter(leaves)
                 trees = [None if flat is None else flat.rebuild(islice(rest, len(flat.leaves))) for flat in flats]
                 given = zip(flats, trees, args, strict=True)
-                return fun(*[arg if flat is None else tree for flat, tree, arg in given])
+                made = fun(*[arg if flat is None else tree for flat, tree, arg in given])
+                return made if torch.compiler.is_compiling() else listed(made)
 
             # Gradients are computed inside the function. A graph around `vmap` would only hold memory.
             with torch.no_grad():
                 leaves = [leaf for flat in flats if flat is not None for leaf in flat.leaves]
-                return torch.func.vmap(of_leaves, randomness="different")(leaves)
+                made = torch.func.vmap(of_leaves, randomness="different")(leaves)
+            return made if torch.compiler.is_compiling() else listed.back(made)
 
         def watched(*args: object) -> Any:
             if torch.compiler.is_compiling():

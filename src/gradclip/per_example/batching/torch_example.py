@@ -20,6 +20,23 @@ from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, tr
 from gradclip.tree import FlatTree, flatten
 
 
+class TensorsOf:
+    """Turns a tree into the list of tensors that `torch.func` can return, and back: None is no tensor, a number is."""
+
+    def __init__(self) -> None:
+        self._flat: FlatTree | None = None
+
+    def __call__(self, tree: object) -> list[torch.Tensor]:
+        """Return the leaves of a tree."""
+        self._flat = flatten(tree)
+        return list(map(tensor_of, self._flat.leaves))
+
+    def back(self, leaves: Sequence[torch.Tensor]) -> Any:
+        """Return leaves in the tree of the last call."""
+        assert self._flat is not None
+        return self._flat.rebuild(leaves)
+
+
 class Gradient:
     """Turns `fun`, which returns `(value, aux)`, into a function that returns `(transform(gradient), (value, aux))`."""
 
@@ -30,11 +47,26 @@ class Gradient:
         self.transform = transform
         self.positions = argnums if isinstance(argnums, tuple) else (argnums,)
         self.single = not isinstance(argnums, tuple)
-        self.traced = transformed(torch.func.grad_and_value(fun, argnums, has_aux=True), transform)
+        self.traced = transformed(self._with_any_aux(argnums), transform)
 
     def __call__(self, *args: object) -> Any:
         """Return the gradient computed by `torch.func`."""
         return self.traced(*args)
+
+    def _with_any_aux(self, argnums: int | tuple[int, ...]) -> Function:
+        """Return a function of the gradient by `torch.func`, which takes tensors only, and the value with its aux."""
+
+        def call(*args: object) -> Any:
+            listed = TensorsOf()
+
+            def fun(*given: object) -> tuple[Any, list[torch.Tensor]]:
+                value, aux = self.fun(*given)
+                return value, listed(aux)
+
+            gradient, (value, leaves) = torch.func.grad_and_value(fun, argnums, has_aux=True)(*args)
+            return gradient, (value, listed.back(leaves))
+
+        return call
 
     def alone(self, *args: object) -> Any:
         """Return the gradient computed by autograd, with zeros for parameters that the value does not depend on."""
@@ -165,7 +197,9 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
         one = example(args, axes, 0)
         # The trial must not change the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
-            works = len(fun.unused(one)) < fun.count(one) if isinstance(fun, Gradient) else alone(fun, *one) is not None
+            works = not isinstance(fun, Gradient) or len(fun.unused(one)) < fun.count(one)
+            if works and (not isinstance(fun, Gradient) or fun.transform is not None):
+                works = alone(fun, *one) is not None
     except Exception:
         return error
     if not works:
