@@ -3,7 +3,7 @@
 import math
 
 from report import head
-from training_figures import best, best_fixed, better, margin, widest_fixed, width
+from training_figures import behind, best, best_fixed, better, margin, widest_fixed, width
 
 COMPARED = ("AdaptiveNorm", "SteadyThreshold", "twice the median", "quantile 0.1", "quantile 0.5", "quantile 0.9")
 COMPARED += ("AGC 0.01", "ZClip", "AutoClip", "smartclip", "none")
@@ -16,6 +16,15 @@ def of_best(tasks):
     return lines + "".join(
         _line(rule, [_figure(task, best(task, rule)) for task in tasks.values()]) for rule in COMPARED
     )
+
+
+def of_doubt(tasks):
+    """Return a line for each rule of gradclip: how far it is behind the best fixed threshold, and how sure that is."""
+    lines = head("behind the best fixed threshold", *(task["name"] for task in tasks.values()))
+    for rule in ("AdaptiveNorm", "SteadyThreshold"):
+        cells = [(*behind(task, rule), " points" * (task["figure"] == "accuracy") or "%") for task in tasks.values()]
+        lines += _line(rule, [f"{100 * by:+.1f} ± {100 * error:.1f}{unit}" for by, error, unit in cells])
+    return lines
 
 
 def of_widths(tasks):

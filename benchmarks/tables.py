@@ -29,7 +29,7 @@ from report import (
     library,
     rounded,
 )
-from rule_tables import of_advice, of_best, of_calm, of_recoveries, of_spikes, of_trainings, of_widths
+from rule_tables import of_advice, of_best, of_calm, of_doubt, of_recoveries, of_spikes, of_trainings, of_widths
 from speed_tables import of_chosen, of_short
 
 PEER = "torch.nn.utils.clip_grad_norm_"
@@ -246,6 +246,7 @@ class Table:
 
 TABLES = [
     Table("docs/adaptive.md", "best figures", TRAINING, of_best, "tasks"),
+    Table("docs/adaptive.md", "doubt", TRAINING, of_doubt, "tasks"),
     Table("docs/adaptive.md", "widths", TRAINING, of_widths, "tasks"),
     Table("docs/how-to/choose-a-threshold.md", "advice", TRAINING_ADVICE, of_advice, "tasks"),
     Table("docs/adaptive.md", "scenarios", SCENARIOS, of_calm, "scenarios"),

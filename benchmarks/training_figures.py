@@ -1,6 +1,7 @@
 """Figures of the trainings: medians, the best rate, and the width of the rates that work."""
 
 import math
+from itertools import product
 
 import numpy as np
 
@@ -38,6 +39,35 @@ def fixed(task):
 def best_fixed(task):
     """Return the best figure that any fixed threshold reaches at any rate."""
     return better(task)(best(task, rule) for rule in fixed(task))
+
+
+def behind(task, rule):
+    """Return by how much a rule is worse than the best fixed threshold, each at its best rate, with the standard error.
+
+    Accuracies differ in points, losses and errors by a share of the best. The error is that of the difference of the
+    medians if the seeds were drawn again: the standard deviation over all ways to draw as many of them with
+    replacement, the same for both. Thresholds and rates are those chosen on all seeds, so the choice itself adds to it.
+    """
+    both = [_at_best(task, one) for one in (rule, max(fixed(task), key=lambda one: -_badness(task, best(task, one))))]
+    worst = 0.0 if task["figure"] == "accuracy" else math.inf
+    figures = np.array([[worst if one is None else one for one in of_rule] for of_rule in both])
+    places = np.array(list(product(range(figures.shape[1]), repeat=figures.shape[1])))
+    found, others = np.median(figures, 1), np.median(figures[:, places], 2)
+    return _behind(task, *found), float(np.std(_behind(task, *others)))
+
+
+def _behind(task, figure, goal):
+    return goal - figure if task["figure"] == "accuracy" else figure / goal - 1
+
+
+def _badness(task, figure):
+    return -figure if task["figure"] == "accuracy" else figure
+
+
+def _at_best(task, rule):
+    """Return the figures of the seeds at the rate with the best median."""
+    found = [_badness(task, one) for one in medians(task, rule)]
+    return list(task["figures"][rule][f"{task['rates'][int(np.argmin(found))]:g}"].values())
 
 
 def widest_fixed(task):

@@ -5,6 +5,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -120,3 +121,18 @@ def test_the_default_rule_works_wherever_a_fixed_threshold_does(benchmark_module
         margin = figures.margin(task, figures.best_fixed(task), figures.best(task, "AdaptiveNorm"))
         assert margin > 0
         assert figures.width(task, "AdaptiveNorm") > 0
+
+
+def test_the_doubt_is_that_of_drawing_the_seeds_again(benchmark_module):
+    behind = benchmark_module("training_figures").behind
+
+    def task(figure, fixed, rule):
+        figures = {"fixed 1": fixed, "fixed 3": [9.0 if figure == "loss" else 0.0] * len(fixed), "rule": rule}
+        per_seed = {name: {"0.1": dict(zip("01234", found, strict=False))} for name, found in figures.items()}
+        return {"figure": figure, "rates": [0.1], "figures": per_seed}
+
+    assert behind(task("loss", [2.0, 2.0], [1.0, 3.0]), "rule") == pytest.approx((0.0, 0.125**0.5))
+    same_seeds = behind(task("loss", [1.0, 4.0, 9.0], [1.5, 6.0, 13.5]), "rule")
+    assert same_seeds == pytest.approx((0.5, 0.0))
+    points = behind(task("accuracy", [0.9, 0.9], [0.8, None]), "rule")
+    assert points == pytest.approx((0.5, np.std([0.1, 0.5, 0.5, 0.9])))

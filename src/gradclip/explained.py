@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gradclip.backends.on_host import fetched, framework_of
 from gradclip.monitor.spike import rounded
+from gradclip.per_example.call_arguments import shapes_of_batch
 from gradclip.per_example.transforms import clipped_grad
 from gradclip.tree import dotted, flatten
 from gradclip.typing import Mask, Method
+from gradclip.words import listed
 
 _SHOWN = 5  # examples
+_ALL_ZERO = (
+    "  All gradients are 0. If that is wrong: does the loss use the parameters that it is passed, and return no number "
+    "that was read out of its array?"
+)
 
 
 class LayerOfExample(NamedTuple):
@@ -76,7 +83,8 @@ class SpikeExplanation(NamedTuple):
         told = f"{len(self.examples):,} examples, median norm {self.median:.4g}"
         broken = sum(not example.finite for example in self.examples)
         heading = f"{told}, {broken:,} not finite" if broken else told
-        return "\n".join([heading, *(f"  {example}" for example in self.examples[:_SHOWN])])
+        zeros = [_ALL_ZERO] if self.examples and not any(example.norm for example in self.examples) else []
+        return "\n".join([heading, *zeros, *(f"  {example}" for example in self.examples[:_SHOWN])])
 
 
 def explain_spike(
@@ -116,8 +124,8 @@ def explain_spike(
         A `SpikeExplanation`: `examples`, ranked, each with `place`, `norm`, `times` the median, `loss` and `layers`.
 
     Raises:
-        TypeError, ValueError, RuntimeError: as `clipped_grad` and the function that it returns. TypeError: the call is
-        traced by JAX.
+        TypeError, ValueError, RuntimeError: as `clipped_grad` and the function that it returns. TypeError: `loss` does
+        not take as many arguments as the batch has, or the call is traced by JAX.
 
     The parameters do not change. Memory: `microbatch_size` gradients.
 
@@ -147,12 +155,39 @@ def explain_spike(
         prng_argnum=prng_argnum,
         method=method,
     )
+    _check_call(loss, params, batch, arguments, measured.batch_argnums)
     _, outputs = measured(params, *arguments, mask=mask)
     flat = flatten(outputs.norms)
     losses, *columns = _on_host([outputs.values, *flat.leaves])
     table = np.array(columns).reshape(len(columns), len(losses)).T
     kept = np.arange(len(losses)) if mask is None else np.flatnonzero(_on_host([mask])[0])
     return _ranked(table[kept], losses[kept], dotted(tuple(flat.paths())), kept.tolist())
+
+
+def _check_call(
+    loss: Callable[..., Any], params: Any, batch: Any, arguments: Sequence[Any], carriers: Sequence[int]
+) -> None:
+    """Raise a ValueError if an argument is not a batch of arrays, a TypeError if the loss does not take so many."""
+    shapes_of_batch([None, *(arg if place in carriers else None for place, arg in enumerate(arguments, 1))])
+    try:
+        inspect.signature(getattr(loss, "forward", loss)).bind(params, *arguments)
+    except ValueError:
+        return  # some functions show no signature
+    except TypeError as error:
+        raise TypeError(
+            f"the loss does not take the parameters and {_counted(batch, arguments)}: {error}. Write it as "
+            "loss(params, x, y) for the batch (x, y), and as loss(params, batch) for a dict or an array."
+        ) from error
+
+
+def _counted(batch: Any, arguments: Sequence[Any]) -> str:
+    """Say what a batch is, and how many arguments that makes."""
+    kind = f"a {type(batch).__name__}"
+    if isinstance(batch, Mapping):
+        return f"the batch, {kind} with the keys {listed([*batch])} that counts as one argument"
+    if arguments and arguments[0] is batch:
+        return f"the batch, {kind} that counts as one argument"
+    return f"the batch, {kind} of {len(arguments)} arguments"
 
 
 def _on_host(values: Sequence[Any]) -> list[np.ndarray]:

@@ -5,6 +5,8 @@ import math
 import matplotlib.image
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from gradclip.demo.picture import write_picture
 from gradclip.demo.results import KINDS, Sweep, Trained
@@ -32,3 +34,18 @@ def test_the_background_hides_that_of_the_page(tmp_path):
     assert pixels.shape[1] == 1200
     assert (pixels[..., 3] == 1).all()
     assert (pixels[0] == 1).all()
+
+
+def test_every_letter_has_12_pixels_on_a_screen_of_400(tmp_path, monkeypatch):
+    saved = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path: saved.append(figure))
+    write_picture(SWEEP, curves(1.0, 2.0), tmp_path / "demo.png")
+    (figure,) = saved
+    letters = [text for text in figure.findobj(Text) if text.get_text()]
+    assert len(letters) >= 11
+    points_a_pixel = 72 * figure.get_figwidth() / 400
+    assert min(text.get_fontsize() for text in letters) / points_a_pixel >= 12
+    figure.draw_without_rendering()
+    drawn = figure.get_tightbbox()
+    assert (drawn.x0, drawn.y0) >= (0, 0)
+    assert (drawn.x1, drawn.y1) <= tuple(figure.get_size_inches())

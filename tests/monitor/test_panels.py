@@ -4,11 +4,10 @@ import math
 
 import numpy as np
 import pytest
-from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 from gradclip.monitor import panels
-from gradclip.monitor.looks import Look, Palette
+from gradclip.monitor.looks import Look
 from gradclip.monitor.records import Columns, Step
 
 NORMS = [0.5, 2.0, math.nan, 3.0, math.inf, 0.0]
@@ -80,30 +79,6 @@ def test_losses():
     assert (axes.get_yscale(), axes.lines[0].get_ydata()[-1]) == ("linear", -1e200)
 
 
-def test_the_histogram_counts_every_positive_norm():
-    axes = drawn(panels.histogram, columns(NORMS))
-    assert sum(bar.get_height() for bar in axes.patches) == 3
-    assert legend(axes) == ["50%: 2", "90%: 2.8", "99%: 2.98", "threshold 1"]
-
-
-def test_a_bar_too_low_to_be_seen_has_a_mark():
-    axes = drawn(panels.histogram, columns([0.5] * 1000 + [446.0]))
-    colours = [line.get_color() for line in axes.lines if line.get_marker() == "o" and len(line.get_xdata())]
-    assert colours == [Palette().clipped]
-
-
-def test_the_histogram_shows_what_was_clipped_not_what_the_last_threshold_would_clip():
-    steps = [Step(i, 2.0, 4.0) for i in range(1, 6)]
-    steps += [Step(6, 9.0, 4.0), Step(7, 90.0, 4.0, skipped=True), Step(8, 0.5, 1.0)]
-    axes = drawn(panels.histogram, Columns.of(steps))
-    colours = Palette()
-    heights = dict.fromkeys((colours.norm, colours.clipped, colours.skipped), 0)
-    for bar in axes.patches:
-        heights[to_hex(bar.get_facecolor())] += bar.get_height()
-    assert heights == {colours.norm: 6, colours.clipped: 1, colours.skipped: 1}
-    assert legend(axes)[-1] == "last threshold 1"
-
-
 def test_few_steps_have_a_tick_each():
     for count in (1, 2, 3):
         axes = drawn(panels.norms_over_steps, columns([1.0] * count))
@@ -116,5 +91,5 @@ def test_few_steps_have_a_tick_each():
 @pytest.mark.parametrize("max_norm", [0.0, 1.0, 1e300, math.inf])
 def test_what_cannot_be_drawn_is_no_error(norms, max_norm):
     given = columns(norms, max_norm)
-    for panel in (panels.norms_over_steps, panels.share_clipped, panels.histogram):
+    for panel in (panels.norms_over_steps, panels.share_clipped):
         drawn(panel, given)

@@ -46,3 +46,11 @@ def test_columns_are_at_the_places_of_their_steps():
     np.testing.assert_array_equal(columns_of(table, steps, 5)[0], [2, 3, 3, math.nan, 4])
     np.testing.assert_array_equal(columns_of(table[:, :1], steps[:1], 5)[0], [1])
     assert columns_of(table, np.array([1, 2, 3, 1, 2]), 9).shape == (1, 3)  # two files, one after the other
+
+
+def test_a_step_that_is_not_sampled_counts_for_its_own_part():
+    table, steps = np.array([[1.0, 9.0, 2.0, 3.0]]), np.array([1, 15, 11, 31])
+    table, steps = table[:, [0, 2, 1, 3]], np.sort(steps)
+    sampled = np.array([True, True, False, True])
+    assert span_of(steps, sampled) == (40, 10)
+    np.testing.assert_array_equal(columns_of(table, steps, 99, sampled)[0], [1, 9, 2, 3])

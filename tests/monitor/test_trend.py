@@ -110,3 +110,19 @@ def test_medians_of_a_long_run_take_little_memory():
     tracemalloc.stop()
     assert found[60_000] == np.median(norms[60_000 - 128 : 60_000])
     assert found[-1] == np.median(norms[-129:-1])
+
+
+def test_a_fall_shows_through_noise_as_large_as_itself():
+    kinds = [judged(np.linspace(2, 1, 300) + 0.8 * NOISE[30 * i : 30 * i + 300]).kind for i in range(90)]
+    assert kinds.count("fell") >= 60
+
+
+def test_a_loss_that_came_back_to_its_start_did_not_fall():
+    assert judged(np.r_[np.full(9, 2.3), np.linspace(9.0, 2.4, 100), np.full(191, 2.3)]).kind == "flat"
+
+
+def test_noise_is_the_factor_that_chance_explains():
+    assert level(np.ones(100)).noise == 1.0
+    assert 20 < level(np.exp(2 * NOISE[:300])).noise < 50
+    assert level(np.array([1.0])).noise == 1.0
+    assert level(np.tile([1e-300, 1e300], 50)).noise < math.inf

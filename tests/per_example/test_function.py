@@ -120,7 +120,9 @@ def test_bad_calls():
     clipped = gradclip.clipped_grad(loss, 1.0, batch_argnums=(1, 2))
     with pytest.raises(ValueError, match=r"argument 1\['x'\] \(3, 2\), argument 2 \(2,\)"):
         clipped(jnp.ones(2), {"x": jnp.ones((3, 2))}, jnp.ones(2))
-    with pytest.raises(ValueError, match=r"argument 1 \(\), argument 2 \(2,\)"):
+    with pytest.raises(ValueError, match=r"argument 1 \(\), argument 2 \(2,\)\. Give each a row for each example"):
+        clipped(jnp.ones(2), jnp.ones(()), jnp.ones(2))
+    with pytest.raises(ValueError, match=r"argument 1 is 1\.0 of type float, not an array with the batch on axis 0"):
         clipped(jnp.ones(2), 1.0, jnp.ones(2))
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), [True]):
         with pytest.raises(ValueError, match="mask"):

@@ -47,6 +47,7 @@ def test_values_of_advice_are_candidates():
         ({"candidates": [math.nan]}, ValueError, "candidates must be numbers of at least 0, got nan"),
         ({"candidates": ["x"]}, ValueError, "got 'x'"),
         ({"candidates": 1.0}, ValueError, "candidates must be a list of numbers of at least 0, got 1.0"),
+        ({"candidates": "12"}, ValueError, "candidates must be a list of numbers of at least 0, got '12'"),
         ({"candidates": []}, ValueError, "got none. Leave it out"),
         ({"rates": [0.0]}, ValueError, "rates must be positive finite numbers, got 0.0"),
         ({"rates": [math.inf]}, ValueError, "rates must be positive finite numbers, got inf"),

@@ -7,6 +7,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from gradclip.search.runs import Run, losses_of
 
@@ -52,6 +53,16 @@ def test_an_error_names_the_arguments(workers):
 def test_what_is_no_number_is_refused():
     with pytest.raises(TypeError, match=r"train\(max_norm=0.5, seed=0\) returned None. It must return the final loss"):
         losses_of(returns_none, RUNS, 1)
+
+
+def test_text_is_no_number_even_if_it_reads_like_one():
+    with pytest.raises(TypeError, match=r"returned '1\.5'\. It must return the final loss as one number"):
+        losses_of(lambda *_: "1.5", RUNS[:1], 1)
+
+
+def test_a_tensor_with_a_graph_is_a_number():
+    weight = torch.ones((), requires_grad=True)
+    assert losses_of(lambda *_: 2 * weight, RUNS[:1], 1) == [2.0]
 
 
 @pytest.mark.parametrize(

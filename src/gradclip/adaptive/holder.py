@@ -20,7 +20,7 @@ from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
 from gradclip.core.pipeline import Seen
 from gradclip.typing import Scalar, Threshold
-from gradclip.words import with_advice
+from gradclip.words import shown, with_advice
 
 _KEYS = ("ord", "dtype", "norms", "steps", "clipped", "skipped", "norm", "threshold")
 
@@ -214,6 +214,7 @@ class AdaptiveNorm:
                 f"an AdaptiveNorm's state has {', '.join(_KEYS)}; got {', '.join(map(str, state)) or 'nothing'}. Pass "
                 "the result of its state_dict()."
             )
+        _check_numbers(state)
         order = None if state["ord"] is None else Order(float(state["ord"]))  # PyTorch also has orders below 1
         if None not in (order, self._order) and order != self._order:
             raise ValueError(
@@ -228,6 +229,18 @@ class AdaptiveNorm:
         counts = {name: int(state[name]) for name in self._counts}
         self._order, self._history, self._counts = order or self._order, history, counts
         self.norm, self.threshold = state["norm"], state["threshold"]
+
+
+def _check_numbers(state: Mapping[str, Any]) -> None:
+    """Raise a ValueError for numbers that no history has: the thresholds computed from them would be none."""
+    try:
+        wrong = [norm for norm in state["norms"] if not 0 < float(norm) < math.inf]
+        wrong += [held for held in (state.get("held", 0.0),) if not 0 <= float(held) < math.inf]
+        wrong += [name for name in (state["dtype"],) if name not in ("float32", "float64")]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the state is damaged: {error}. Pass the result of its state_dict().") from error
+    if wrong:
+        raise ValueError(f"the state is damaged: it holds {shown(wrong[0])}. Pass the result of its state_dict().")
 
 
 def _on_device(norm: Scalar) -> bool:

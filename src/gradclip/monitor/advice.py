@@ -8,11 +8,12 @@ import numpy as np
 
 from gradclip.monitor import wording
 from gradclip.monitor.records import Columns
-from gradclip.monitor.trend import FAR_RISEN, LEAST, SPIKE, Level, Losses, lost_from, medians_before
+from gradclip.monitor.trend import FAR_RISEN, LEAST, SPIKE, Level, Losses, lost_from, spikes_in
 
 State = Literal["spikes", "level", "leave", "too few"]
 _TINY = 1e-300  # thresholds below it stop training
 _MANY_CLIPPED = 0.1  # of the steps that are no spikes
+_NEXT_TO_NOTHING = 1e-3  # of the norms
 _FAR_ABOVE = 0.2  # of the loss at the start
 
 
@@ -81,9 +82,7 @@ class _Seen:
 
     @classmethod
     def of(cls, everything: Columns, columns: Columns) -> "_Seen":
-        norms = columns.norms.clip(max=1e300)  # a median adds two of them
-        most = SPIKE * medians_before(norms)
-        spikes = norms > most
+        spikes, most = spikes_in(columns.norms)
         let_through = spikes & (columns.max_norms > most) & ~columns.skipped
         losses = Losses.of(everything)
         level = Level.of(columns, spikes, losses)
@@ -102,6 +101,11 @@ class _Seen:
     def bad(self) -> bool:
         """Whether the loss rose, or stood still while the norms moved far, or the run ended in NaN."""
         return self.losses.bad or self.lost is not None or (self.losses.kind == "flat" and self.level.moved)
+
+    @property
+    def stuck(self) -> bool:
+        """Whether the loss stood still while the threshold left almost nothing of the gradients."""
+        return self.losses.kind == "flat" and self.in_use < _NEXT_TO_NOTHING * self.level.healthy
 
     @property
     def ended_at(self) -> int | None:
@@ -126,7 +130,7 @@ def advise(columns: Columns) -> Advice:
     values = tuple(dict.fromkeys(rounded))
     return Advice(
         values[0],
-        (*reasons, *wording.on_tiny(columns), *wording.on_policy(columns), *wording.on_zeros(columns)),
+        (*reasons, *wording.on_record(columns)),
         _candidates(seen, state, values),
         len(counted.norms),
         int(seen.spikes.sum()),
@@ -151,17 +155,20 @@ def _judged(seen: _Seen) -> tuple[State, wording.Proposal, tuple[str, ...], tupl
         exploded = seen.lost is not None or level.unsteady or level.moved
         first = wording.clip_every_step if exploded else wording.lower_the_rate
         return "level", first, (*said, *clipped, wording.ON_RATES), _below(seen)
-    if seen.share >= _MANY_CLIPPED and seen.in_use > 0:
+    if seen.share >= _MANY_CLIPPED and seen.in_use > 0 and not seen.stuck:
         values = (seen.in_use, 3 * seen.in_use, seen.in_use / 3) if losses.kind == "flat" else (seen.in_use,)
         return "leave", wording.leave(seen.moving), (*said, *clipped, wording.on_leaving(losses)), values
     if losses.kind == "unknown" and level.unsteady:
         values = (level.healthy / 3, level.healthy / 10, guard)
         return "level", wording.perhaps_too_long, (*said, *clipped, wording.ON_RATES), values
-    if losses.kind == "fell" and level.rise >= FAR_RISEN:
+    if losses.kind == "fell" and level.rising:
         return "level", wording.rising, (*said, *clipped), (level.middle, guard, level.middle / 3)
-    if (seen.moving and seen.in_use > 0) or level.middle <= seen.in_use < SPIKE * level.middle:
+    if ((seen.moving and seen.in_use > 0) or level.middle <= seen.in_use < SPIKE * level.middle) and not seen.stuck:
         return "leave", wording.leave(seen.moving), (*said, *clipped), (seen.in_use,)
-    return "spikes", wording.guard(losses), (*said, *clipped), _from(guard)
+    more = (wording.STUCK,) if seen.stuck else ()
+    if level.fallen_far and guard > FAR_RISEN * 2 * level.last:
+        return "spikes", wording.guards(losses), (*said, *clipped, *more), (guard, 2 * level.last)
+    return "spikes", wording.guard(losses, held=level.far_risen), (*said, *clipped, *more), _from(guard)
 
 
 def _one_bad_step(seen: _Seen) -> tuple[int, Level] | None:

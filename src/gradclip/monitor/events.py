@@ -27,12 +27,7 @@ def events(shown: Overview, most: int = _MOST) -> list[Event]:
     columns = shown.columns
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         factors = np.where(columns.max_norms > 0, columns.norms / columns.max_norms, columns.norms)
-    measured = {
-        spike.step: Layers(tuple(one.name for one in spike.layers), np.array([one.norm for one in spike.layers]))
-        for spike in shown.spikes
-        if spike.layers and not spike.raised
-    }
-    found = []
+    measured, found = shown.layers_of_spikes, []
     for what, chosen, weights in _kinds(columns, factors):
         places = np.flatnonzero(chosen)
         for place in places[np.argsort(-weights[places], kind="stable")][:most].tolist():

@@ -42,6 +42,19 @@ def positive(values: np.ndarray) -> np.ndarray:
     return np.where(np.isfinite(values) & (values > 0), np.clip(values.astype(np.float64), 1e-200, 1e200), np.nan)
 
 
+def usual_range(norms: np.ndarray) -> tuple[float, float]:
+    """Return the smallest and largest of the usual norms, of finite norms above 0.
+
+    That is from the 10th to the 90th percentile, and beyond these by a factor of 3, or by the square of the factor
+    between the percentile and the median, as far as there are norms.
+    """
+    low = float(np.percentile(norms, 10, method="higher"))
+    high = float(np.percentile(norms, 90, method="lower"))
+    middle = float(np.percentile(norms, 50, method="lower"))
+    low, high = min(low, middle), max(high, middle)
+    return max(norms.min(), low / max(3, (middle / low) ** 2)), min(norms.max(), high * max(3, (high / middle) ** 2))
+
+
 def along_steps(axes: Axes, steps: np.ndarray, look: Look) -> None:
     """Give the axes the steps of the run, as all panels of steps have them."""
     if len(steps):

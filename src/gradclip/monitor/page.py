@@ -31,12 +31,13 @@ _CAPTIONS = {
         "Norms before clipping of the layers with the largest medians, largest first. Below them are up to four other "
         "layers that had a spike, a norm above 10 times their median. A column that covers several steps shows the "
         "largest norm. Pink is far above what is usual for the layers. The scale leaves it out, so a spike does not "
-        "flatten the other colours.",
+        "flatten the other colours. A triangle below is a spike whose layers were not measured.",
     ),
     "histogram": (
         "Distribution of norms",
         "Norms before clipping. Clipped steps are orange, skipped steps violet. The dashed line is the last threshold. "
-        "Percentiles cover all steps shown.",
+        "Percentiles cover all steps shown. Norms far from all others are collected in one bar at the end; a line that "
+        "lies there too is drawn in it.",
     ),
 }
 _STATES = {

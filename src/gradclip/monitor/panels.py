@@ -5,9 +5,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from matplotlib.transforms import blended_transform_factory
 
-from gradclip.monitor.looks import PLAIN, ROUND, Look, along_steps, legend, positive, style
+from gradclip.monitor.looks import ROUND, Look, along_steps, legend, positive
 from gradclip.monitor.points import bins_of, envelope, largest
-from gradclip.monitor.records import Columns, percentiles
+from gradclip.monitor.records import Columns
 
 
 def norms_over_steps(axes: Axes, columns: Columns, look: Look) -> None:
@@ -77,48 +77,6 @@ def share_clipped(axes: Axes, columns: Columns, look: Look) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{100 * value:.3g}%"))
     axes.set_ylabel("share of steps")
     along_steps(axes, steps, look)
-
-
-def histogram(axes: Axes, columns: Columns, look: Look) -> None:
-    """Draw a histogram of the norms by outcome, with the last threshold and percentiles."""
-    colours, threshold = look.palette, float(columns.max_norms[-1]) if len(columns.max_norms) else np.inf
-    norms = positive(columns.norms)
-    axes.set_xscale("log")
-    if np.isfinite(norms).any():
-        _bars(axes, norms, columns, look)
-        for which, line in ((50, "-"), (90, "-."), (99, ":")):
-            value = percentiles(norms, (which,))[which]
-            axes.axvline(value, color=colours.ink, lw=1.1, ls=line, label=f"{which}%: {value:.3g}")
-    if 0 < threshold < np.inf and np.isfinite(norms).any():
-        label = f"{'' if (columns.max_norms == threshold).all() else 'last '}threshold {threshold:.3g}"
-        axes.axvline(positive(columns.max_norms)[-1], color=colours.threshold, lw=1.5, ls="--", label=label)
-    axes.set_xlabel("norm before clipping (log scale)")
-    axes.set_ylabel("steps")
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=ROUND, integer=True))
-    axes.yaxis.set_major_formatter(PLAIN)
-    style(axes, look)
-    if axes.get_legend_handles_labels()[0]:
-        legend(axes, look)
-
-
-def _bars(axes: Axes, norms: np.ndarray, columns: Columns, look: Look) -> None:
-    """Draw the bars, and a mark on each part of a bar that is too low to be seen."""
-    colours, finite = look.palette, norms[np.isfinite(norms)]
-    count = int(np.clip(3 * np.sqrt(finite.size), 5, 50))
-    edges, below = np.geomspace(finite.min() * 0.97, finite.max() * 1.03, count + 1), np.zeros(count)
-    tallest = np.histogram(finite, edges)[0].max()
-    for colour, chosen in (
-        (colours.norm, ~(columns.clipped | columns.skipped)),
-        (colours.clipped, columns.clipped),
-        (colours.skipped, columns.skipped),
-    ):
-        counts, _ = np.histogram(norms[chosen & np.isfinite(norms)], edges)
-        if counts.any():
-            axes.bar(edges[:-1], counts, np.diff(edges), below, align="edge", color=colour, linewidth=0)
-        below += counts
-        low = (counts > 0) & (below < tallest / 60)
-        middles = np.sqrt(edges[1:][low]) * np.sqrt(edges[:-1][low])
-        axes.plot(middles, below[low], color=colour, marker="o", ls="none", ms=5, clip_on=False, zorder=3)
 
 
 def _threshold_label(columns: Columns) -> str:

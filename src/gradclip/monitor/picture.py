@@ -19,6 +19,7 @@ try:
     from matplotlib.figure import Figure
 
     from gradclip.monitor import layer_map, panels
+    from gradclip.monitor.histogram import histogram
     from gradclip.monitor.looks import Look, Palette
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(
@@ -89,9 +90,10 @@ def _panels(shown: Overview, look: Look) -> dict[str, Callable[[Axes], None]]:
     drawn: dict[str, Callable[[Axes], None]] = {
         name: partial(panel, columns=columns, look=look) for name, panel in of_steps.items()
     }
-    if shown.layers is not None:
-        drawn["layers"] = partial(layer_map.layers_over_steps, table=shown.layers, steps=columns.steps, look=look)
-    drawn["histogram"] = partial(panels.histogram, columns=columns, look=look)
+    layers = layer_map.LayerMap.of(shown)
+    if layers is not None:
+        drawn["layers"] = partial(layer_map.layers_over_steps, drawn=layers, steps=columns.steps, look=look)
+    drawn["histogram"] = partial(histogram, columns=columns, look=look)
     return drawn
 
 

@@ -38,22 +38,35 @@ def largest(y: np.ndarray, chosen: np.ndarray, most: int) -> np.ndarray:
     return np.array(found, int)
 
 
-def span_of(steps: np.ndarray) -> tuple[int, int]:
-    """Return how many steps the run covers, and the smallest gap between two steps. The last step adds one gap."""
-    gap = max(1, int(np.diff(steps).min())) if len(steps) > 1 else 1
+def span_of(steps: np.ndarray, sampled: np.ndarray | None = None) -> tuple[int, int]:
+    """Return how many steps the run covers, and the smallest gap between two of those sampled, by default all.
+
+    The last step adds one gap.
+    """
+    usual = steps if sampled is None else steps[sampled]
+    gap = max(1, int(np.diff(usual).min())) if len(usual) > 1 else 1
     return int(np.ptp(steps)) + gap, gap
 
 
-def columns_of(table: np.ndarray, steps: np.ndarray, most: int) -> np.ndarray:
+def columns_of(table: np.ndarray, steps: np.ndarray, most: int, sampled: np.ndarray | None = None) -> np.ndarray:
     """Reduce a table (rows, steps) to at most `most` columns of equal width, placed by step number.
 
     Each column holds the largest value of its part, or NaN if all are NaN. A part without steps repeats the one before.
+    A step that is not `sampled` counts for its own part only, and makes the columns no narrower.
     """
-    span, gap = span_of(steps)
-    count = min(most, span // gap)
+    usual = np.ones(len(steps), bool) if sampled is None else sampled
+    span, gap = span_of(steps, usual)
+    count = max(1, min(most, span // gap))
     places = (steps - steps.min()) * count // span
-    joined = np.full((count, len(table)), -np.inf)
-    np.maximum.at(joined, places, np.where(np.isnan(table), -np.inf, table).T)
     held = np.zeros(count, int)
-    held[places] = places
-    return np.where(joined == -np.inf, np.nan, joined)[np.maximum.accumulate(held)].T
+    held[places[usual]] = places[usual]
+    repeated = _largest_of(table.T[usual], places[usual], count)[np.maximum.accumulate(held)]
+    joined = np.maximum(repeated, _largest_of(table.T[~usual], places[~usual], count))
+    return np.where(joined == -np.inf, np.nan, joined).T
+
+
+def _largest_of(rows: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
+    """Return the largest rows at each place; minus infinity without any."""
+    joined = np.full((count, rows.shape[1]), -np.inf)
+    np.maximum.at(joined, places, np.where(np.isnan(rows), -np.inf, rows))
+    return joined

@@ -166,12 +166,16 @@ class LayerTable(NamedTuple):
     def _of(self, places: list[int]) -> "LayerTable":
         return LayerTable(self.steps, tuple(self.names[place] for place in places), self.norms[:, places])
 
-    def shown(self, count: int, spikes: int = 4, factor: float = 10.0) -> "LayerTable":
+    def shown(
+        self, count: int, spikes: int = 4, factor: float = 10.0, sampled: np.ndarray | None = None
+    ) -> "LayerTable":
         """Return the layers with the largest medians, and last those that had a spike: at most `spikes` of them.
 
         A spike is a norm above `factor` times the median of the layer. Those with the largest spikes are returned.
+        Medians are of the steps `sampled`, by default of all.
         """
-        medians, order = self.medians(), self._order()
+        usual = self if sampled is None else self._replace(steps=self.steps[sampled], norms=self.norms[sampled])
+        medians, order = usual.medians(), usual._order()
         highest = np.nanmax(np.where(np.isfinite(self.norms), self.norms, 0.0), axis=0)
         rest = [place for place in order[count:] if highest[place] > factor * medians[place]]
         also = sorted(rest, key=lambda place: -highest[place])[:spikes]
@@ -222,6 +226,15 @@ class Overview(NamedTuple):
         """Collect it from the kept steps."""
         last = steps[-1] if steps else None
         return cls(Columns.of(steps), LayerTable.of(steps), last, counts, top, tuple(spikes), steps, handling)
+
+    @property
+    def layers_of_spikes(self) -> dict[int, Layers]:
+        """The layer norms of the spikes that were measured, by step: they may be kept with the spike alone."""
+        return {
+            spike.step: Layers(tuple(one.name for one in spike.layers), np.array([one.norm for one in spike.layers]))
+            for spike in self.spikes
+            if spike.layers and not spike.raised
+        }
 
     @property
     def top_layers(self) -> dict[str, float]:

@@ -5,11 +5,18 @@ from collections.abc import Callable
 import numpy as np
 
 from gradclip.monitor.records import TINY, Columns, Step
-from gradclip.monitor.trend import BEFORE, SPIKE, Level, Losses
+from gradclip.monitor.trend import BEFORE, LEAST, SPIKE, Level, Losses
 
 Proposal = Callable[[tuple[float, ...]], str]
 NO_LOSS = "The loss was not recorded, so this cannot tell a healthy level from one that is too high."
+_FEW_LOSSES = (
+    f"Only {{}} finite losses were recorded. It takes {LEAST} to tell a healthy level from one that is too high."
+)
 RECORD = f"{NO_LOSS} Pass loss= to monitor.record, or call monitor.note(loss=...) before each clipping call."
+STUCK = (
+    "The threshold in use leaves less than a thousandth of each gradient. With SGD the steps are that much shorter, so "
+    "the loss may stand still for that reason alone."
+)
 ON_RATES = (
     "With SGD, a threshold that clips every step acts as part of the learning rate. With Adam and others that divide "
     "by the size of the gradients, it changes little: lower the learning rate instead."
@@ -26,11 +33,21 @@ def too_few(least: int, there: int) -> str:
     return f"This needs {least} steps with a finite norm above 0; there are {there}."
 
 
-def guard(losses: Losses) -> Proposal:
-    """Return what proposes a threshold above a healthy level."""
+def guard(losses: Losses, *, held: bool) -> Proposal:
+    """Return what proposes a threshold above a healthy level; `held` says that the level rose before it held."""
     sure = {"fell": "The level of the norms is healthy", "unknown": "The level of the norms is steady"}
     start = sure.get(losses.kind, "The norms are steady, but the loss did not fall")
+    start = "The level of the norms rose, then held" if held else start
     return lambda values: f"{start}. To clip only spikes: max_norm = {values[0]:g}"
+
+
+def guards(losses: Losses) -> Proposal:
+    """Return what proposes two thresholds, above a level that fell far and above the one it fell to."""
+    start = {"fell": "The level of the norms is healthy, but it fell far"}.get(losses.kind, "The norms fell far")
+    return lambda values: (
+        f"{start}. To clip only spikes: max_norm = {values[0]:g} from the start, {values[1]:g} from here on. Or one "
+        "that follows: gradclip.AdaptiveNorm(gradclip.QuantileThreshold())."
+    )
 
 
 def clip_every_step(values: tuple[float, ...]) -> str:
@@ -79,13 +96,13 @@ def on_losses(losses: Losses) -> str:
     """Say what the loss did."""
     start, best, end = (f"{number:.3g}" for number in (losses.start, losses.best, losses.end))
     return {
-        "unknown": RECORD,
+        "unknown": _FEW_LOSSES.format(losses.recorded) if losses.recorded else RECORD,
         "fell": f"The loss fell from {start} to {end}.",
         "rose": f"The loss rose from {start} to {end}. If this loss should fall, the steps are too long. If it should "
         "rise, as an accuracy or a reward, record its negative.",
         "rebounded": f"The loss fell from {start} to {best} at step {losses.best_until:,}, then rose to {end}.",
-        "flat": f"The loss did not move: {start} at the start, {end} at the end. If guessing gives this loss, the "
-        "learning rate is far too low or too high.",
+        "flat": f"The loss did not move by more than its noise: {start} at the start, {end} at the end. If guessing "
+        "gives this loss, the learning rate is far too low or too high.",
     }[losses.kind]
 
 
@@ -97,9 +114,12 @@ def on_level(level: Level) -> str:
     if level.rise >= 1.5:
         return f"{text}. The level rose: from {level.first:.3g} at the first steps to {level.last:.3g} at the last."
     if level.rise <= 1 / 3:
+        text = f"{text}. The level fell: from {level.first:.3g} at the first steps to {level.last:.3g} at the last."
+        if level.guard < level.first / 2:
+            return f"{text} The higher one lasted for a few steps only and is not counted."
         return (
-            f"{text}. The level fell: from {level.first:.3g} at the first steps to {level.last:.3g} at the last. A "
-            "fixed threshold fits only one of them, here the higher one. A threshold that follows the norms fits both."
+            f"{text} A fixed threshold fits only one of them, here the higher one. A threshold that follows the norms "
+            "fits both."
         )
     return f"{text}."
 
@@ -165,6 +185,20 @@ def on_tiny(columns: Columns) -> tuple[str, ...]:
         small = columns.clipped & (columns.max_norms > 0) & (columns.max_norms < TINY * columns.norms)
     count = int(small.sum())
     return (_steps(count, f"with a coefficient below {TINY:g} {{}} recorded. {_ON_TINY}"),) if count else ()
+
+
+def on_missing(columns: Columns) -> tuple[str, ...]:
+    """Say at how many steps the loss is known, unless it is at all of them or at too few."""
+    known = np.flatnonzero(np.isfinite(columns.losses))
+    if not LEAST <= len(known) < len(columns.losses):
+        return ()
+    last = int(columns.steps[known[-1]])
+    return (f"The loss is finite at {len(known):,} of {len(columns.losses):,} steps, the last of them step {last:,}.",)
+
+
+def on_record(columns: Columns) -> tuple[str, ...]:
+    """Say what the record shows beside norms and losses: what is missing, policies, tiny coefficients, zeros."""
+    return (*on_missing(columns), *on_tiny(columns), *on_policy(columns), *on_zeros(columns))
 
 
 def on_zeros(columns: Columns) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ converted to a dict first, and back to its own type before the function sees it.
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import copy
-from numbers import Integral
+from numbers import Integral, Number
 from typing import Any
 
 import optree
@@ -74,13 +74,9 @@ def not_said(name: str, others: tuple[int, ...]) -> str:
 def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
     """Return the length of axis 0, which all leaves and the mask must share.
 
-    Raises a ValueError that names the leaves if they do not.
+    Raises a ValueError that names the leaves if they do not, and as `shapes_of_batch`.
     """
-    shapes = {}
-    for i, arg in enumerate(mapped_args):
-        flat = flatten(arg)
-        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
-            shapes[f"argument {i}{path}"] = tuple(getattr(leaf, "shape", ()))
+    shapes = shapes_of_batch(mapped_args)
     if mask is not None:
         shapes["mask"] = shape_of_mask(mask)
     first = next(iter(shapes.values()), ())
@@ -91,7 +87,8 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
         found = [f"{name} {shape}" for name, shape in (one, *others) if name]
         raise ValueError(
             "the arguments in batch_argnums, and the mask, must all have the same size along axis 0, the batch; "
-            f"the shapes are {listed(found) or 'missing: there are no arrays'}."
+            f"the shapes are {listed(found) or 'missing: there are no arrays'}. Give each a row for each "
+            "example, and leave arguments that every example needs whole out of batch_argnums."
         )
     if first[0] is None:
         raise ValueError(
@@ -99,6 +96,33 @@ def batch_size(mapped_args: Sequence[Any], mask: Mask) -> int:
             "all batches the same size, for example with dataset.batch(64, drop_remainder=True)."
         )
     return first[0]
+
+
+def shapes_of_batch(mapped_args: Sequence[Any]) -> dict[str, tuple[int, ...]]:
+    """Return the shape of each leaf of the arguments, by name. Raises a ValueError for the first that is no array."""
+    shapes = {}
+    for i, arg in enumerate(mapped_args):
+        flat = flatten(arg)
+        for leaf, path in zip(flat.leaves, flat.paths(), strict=True):
+            if not hasattr(leaf, "shape"):
+                raise ValueError(f"argument {i}{path} is {_no_array(leaf)}")
+            shapes[f"argument {i}{path}"] = tuple(leaf.shape)
+    return shapes
+
+
+def _no_array(leaf: object) -> str:
+    """Return what a leaf of a batch is instead of an array, and what to pass."""
+    if isinstance(leaf, str | bytes):
+        more = "Leave text out of the batch, or pass numbers in its place"
+    elif isinstance(leaf, Number):
+        more = "Pass numbers of several examples as one array, and a number for all of them outside batch_argnums"
+    elif hasattr(leaf, "__iter__") or hasattr(leaf, "__getitem__"):
+        more = (
+            "It gives batches or examples and is none itself: pass the arrays of one batch, such as next(iter(loader))"
+        )
+    else:
+        more = "Pass arrays of shape (batch, ...)"
+    return f"{typed(leaf)}, not an array with the batch on axis 0. {more}."
 
 
 def check_positions(

@@ -29,7 +29,7 @@ from gradclip.per_example.function_settings import FunctionSettings
 from gradclip.per_example.ghost.plan import Plan, made_everywhere
 from gradclip.per_example.ghost.step import Clip, in_factors, parameters_of, planned_for, why_none
 from gradclip.per_example.microbatches import Memory, examples_in
-from gradclip.per_example.outputs import ExampleOutputs, value_and_aux
+from gradclip.per_example.outputs import ExampleOutputs, check_loss, value_and_aux
 from gradclip.per_example.prepared import Call, Clipped
 from gradclip.tree import flatten
 from gradclip.typing import Mask
@@ -159,7 +159,10 @@ class ClippedFunction(FunctionSettings):
                 given[i] = closed(kind, given[i])
             *given, kwargs = given
             result = self.fun(*given, **kwargs)
-            return value_and_aux(result, has_aux=self.has_aux, keep_batch_dim=self.keep_batch_dim)
+            value, aux = value_and_aux(result, has_aux=self.has_aux, keep_batch_dim=self.keep_batch_dim)
+            if self.argnums is not None:
+                check_loss(value)
+            return value, aux
 
         return fun
 

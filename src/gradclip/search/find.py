@@ -70,7 +70,7 @@ def find_max_norm(
 def _numbers(name: str, values: Iterable[float], least: float, most: float) -> list[float]:
     """Return the values ascending, each once. Raises ValueError for one that is out of the range."""
     which = "numbers of at least 0" if least == 0 else "positive finite numbers"
-    if isinstance(values, Real) or not isinstance(values, Iterable):
+    if isinstance(values, Real | str | bytes) or not isinstance(values, Iterable):
         raise ValueError(f"{name} must be a list of {which}, got {shown(values)}.")
     found = []
     for value in values:

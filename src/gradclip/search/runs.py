@@ -36,7 +36,10 @@ class Run(NamedTuple):
         except Exception as error:
             raise RuntimeError(f"{self} raised {type(error).__name__}: {error}") from error
         try:
-            loss = float(returned)  # type: ignore[arg-type]
+            if isinstance(returned, str | bytes):
+                raise TypeError("text is no number")
+            # PyTorch warns of a tensor that is still part of a graph.
+            loss = float(returned.detach() if hasattr(returned, "detach") else returned)  # type: ignore[arg-type]
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(
                 f"{self} returned {shown(returned)}. It must return the final loss as one number: lower is better, NaN "

@@ -142,9 +142,9 @@ def test_a_checkpoint_of_which_nothing_comes_in_factors():
 
 
 def test_a_loss_that_is_no_scalar_in_the_loop():
-    with pytest.raises(ValueError, match=r"must return a scalar tensor for each example, got Tensor of shape .*1, 2"):
+    with pytest.raises(ValueError, match=r"must return one number for each example, got an array of shape \(1, 2\)"):
         gradclip.clipped_grad(lambda p, x: p * x, 1.0, method="loop")(torch.ones(2), torch.ones(3, 2))
-    with pytest.raises(ValueError, match="got float of shape None"):
+    with pytest.raises(ValueError, match=r"got a float, which has no gradient\. Return the tensor, without \.item"):
         gradclip.clipped_grad(lambda p, x: 1.0, 1.0, method="loop")(torch.ones(2), torch.ones(3, 2))
 
 

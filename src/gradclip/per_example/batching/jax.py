@@ -4,7 +4,8 @@ A microbatch is a slice of the batch. The last one is padded with rows that the 
 one compiled program. Slicing happens outside that program, so a long batch is not copied.
 """
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,12 @@ from gradclip.per_example.batching.verbs import (
     transformed,
 )
 
+READS_VALUES = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+
 
 class JaxBatching(Batching):
     """`Batching` for JAX."""
@@ -37,7 +44,8 @@ class JaxBatching(Batching):
         call = jax.value_and_grad(fun, argnums, has_aux=True)
 
         def gradient(*args: object, **kwargs: object) -> Any:
-            kept, grads = call(*args, **kwargs)
+            with reading_explained():
+                kept, grads = call(*args, **kwargs)
             return grads, kept
 
         return transformed(gradient, transform)
@@ -133,6 +141,19 @@ class JaxLoop(JaxBatching):
             return lax.map(of_one, [arg for axis, arg in zip(axes, args, strict=True) if axis is not None])
 
         return call
+
+
+@contextmanager
+def reading_explained() -> Iterator[None]:
+    """Add to errors of a function that reads values while it is traced what to write instead."""
+    try:
+        yield
+    except READS_VALUES as error:
+        error.add_note(
+            "gradclip has JAX trace the loss, as jax.jit does, so it must not read values. Return the array without "
+            ".item() or float(). Write jnp.where or jax.lax.cond for `if`, and jax.numpy for numpy."
+        )
+        raise
 
 
 def _rows(tree: object, i: jax.Array | int, size: int, rows: int) -> Any:

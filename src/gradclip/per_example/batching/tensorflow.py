@@ -3,7 +3,8 @@
 `tf.function` records each function once for each shape. Later eager calls with the same settings run the graph.
 """
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -139,7 +140,8 @@ class Gradient:
         _check_parameters(leaves)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(list(leaves.values()))
-            value, aux = self._fun(*given, **kwargs)
+            with _reading_explained():
+                value, aux = self._fun(*given, **kwargs)
             value = _loss(value)
         found = dict(zip(leaves, tape.gradient(value, list(leaves.values())), strict=True))
         unused = {name for name, grad in found.items() if grad is None}
@@ -187,14 +189,24 @@ def _check_parameters(leaves: Mapping[str, tf.Tensor]) -> None:
 def _loss(value: object) -> tf.Tensor:
     """Return the loss of one example as a scalar tensor. A tape would silently sum a loss with more elements."""
     loss = _tensor(value)
-    if loss.shape.rank:
-        raise ValueError(
-            f"the loss must return a scalar tensor for each example, got shape {tuple(loss.shape)}. Return its mean "
-            "or sum, for example with tf.reduce_mean."
-        )
     if not loss.dtype.is_floating:
         raise TypeError(f"the loss must return a real floating-point number, got {loss.dtype.name}.")
     return loss
+
+
+@contextmanager
+def _reading_explained() -> Iterator[None]:
+    """Add to errors of a function that reads values while its graph is recorded what to write instead."""
+    try:
+        yield
+    except (AttributeError, TypeError, NotImplementedError) as error:
+        if not tf.executing_eagerly() and "symbolic" in str(error).lower():
+            error.add_note(
+                "gradclip has TensorFlow record the loss as a graph, so it must not read values. Return the tensor "
+                'without .numpy() or float(), and write tf.where or tf.cond for `if`. Or pass method="loop" to run '
+                "one example at a time, eagerly."
+            )
+        raise
 
 
 def _on_rows(fun: Function, flats: Sequence[FlatTree | None], args: Args, rows: Sequence[tf.Tensor]) -> Any:

@@ -16,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from gradclip.backends.torch.tensors import tensor_of
-from gradclip.per_example.batching.verbs import Args, Axes, Function, mapped, transformed
+from gradclip.per_example.batching.verbs import Args, Axes, Function, NoLossError, mapped, transformed
 from gradclip.tree import FlatTree, flatten
 
 
@@ -114,10 +114,9 @@ def _recordable(x: Any) -> Any:
 
 def _gradients(value: torch.Tensor, leaves: Sequence[torch.Tensor]) -> Sequence[torch.Tensor | None]:
     """Return the gradients of a loss, with None for leaves that it does not depend on."""
-    shape = getattr(value, "shape", None)
-    if shape != ():
-        raise ValueError(
-            f"the loss must return a scalar tensor for each example, got {type(value).__name__} of shape {shape}."
+    if not isinstance(value, torch.Tensor):
+        raise NoLossError(
+            f"a {type(value).__name__}, which has no gradient. Return the tensor, without .item(), float() or .numpy()."
         )
     # Autograd raises an error for a value without a graph, that is, one that depends on no parameter.
     return torch.autograd.grad(value, leaves, allow_unused=True) if value.requires_grad else [None] * len(leaves)
@@ -197,16 +196,23 @@ def explained(error: Exception, fun: Function, args: Args, axes: Axes) -> Except
         one = example(args, axes, 0)
         # The trial must not change the caller's random numbers.
         with torch.random.fork_rng(devices=[]):
-            works = not isinstance(fun, Gradient) or len(fun.unused(one)) < fun.count(one)
-            if works and (not isinstance(fun, Gradient) or fun.transform is not None):
-                works = alone(fun, *one) is not None
+            depends = not isinstance(fun, Gradient) or len(fun.unused(one)) < fun.count(one)
+            tried = depends and (not isinstance(fun, Gradient) or fun.transform is not None)
+            if tried and alone(fun, *one) is None:
+                return error
+    except NoLossError as wrong:
+        return wrong
     except Exception:
         return error
-    if not works:
-        return error
-    first = str(error).strip().partition("\n")[0][:200]
+    failed = f"torch.func.vmap cannot run this function on a batch ({str(error).strip().partition(chr(10))[0][:200]})."
+    if not depends:
+        return RuntimeError(
+            f"{failed} For one example it runs, but its loss depends on no parameter: return the loss without .item(), "
+            ".detach() or torch.tensor(...), and compute it with the parameters that are passed, by "
+            "torch.func.functional_call(model, parameters, (x,))."
+        )
     return RuntimeError(
-        f"torch.func.vmap cannot run this function on a batch ({first}). For one example it works: pass "
+        f"{failed} For one example it works: pass "
         'method="loop" to process one example at a time. .item(), branches on values, in-place writes to buffers, and '
         'sparse gradients need it. Recurrent layers and checkpointing also work with method="auto" or "ghost", unless '
         "a setting needs gradients."

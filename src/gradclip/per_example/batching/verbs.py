@@ -18,6 +18,13 @@ Run = Callable[..., Made]
 _CONSTANTS = (bool, int, float, complex, str, bytes, type(None))
 
 
+class NoLossError(ValueError):
+    """A function to differentiate has returned something else than one number for an example."""
+
+    def __init__(self, got: str) -> None:
+        super().__init__(f"the loss must return one number for each example, got {got}")
+
+
 class Programs(dict[Any, Any]):
     """Compiled programs for the calls of one function. A copy or pickle starts empty."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from gradclip.backends.jax.placement import varying_alike
-from gradclip.per_example.batching.jax import JaxBatching
+from gradclip.per_example.batching.jax import READS_VALUES, JaxBatching, reading_explained
 from gradclip.per_example.batching.jax_programs import eager
 from gradclip.per_example.batching.verbs import Args, Axes, Function
 from gradclip.per_example.ghost.costs import Autograd
@@ -26,11 +26,6 @@ from gradclip.tree import flatten
 
 Found = TypeVar("Found")
 
-_READS_VALUES = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.NonConcreteBooleanIndexError,
-)
 _UNTRACED = "the function reads values while it is traced"
 
 
@@ -126,7 +121,7 @@ class _Traced:
         leaves = jax.tree.leaves(_differentiated(args, argnums))
         try:
             program, results = jax.make_jaxpr(of_leaves, return_shape=True)(*leaves)
-        except _READS_VALUES:
+        except READS_VALUES:
             return None
         first = jax.tree.leaves(results[0])
         return cls(program, jax.tree.structure(results)) if len(first) == 1 and first[0].shape == () else None
@@ -176,7 +171,8 @@ def _run_one(fun: Function, argnums: Argnums, args: Args, chosen: Sequence[int])
     traced = _Traced.of(fun, argnums, args) if chosen else None
     taps, untapped = ({}, dict.fromkeys(chosen, _UNTRACED)) if traced is None else traced.tapped(chosen)
     if traced is None or len(untapped) == len(chosen):
-        (value, aux), made = jax.value_and_grad(fun, argnums, has_aux=True)(*args)
+        with reading_explained():
+            (value, aux), made = jax.value_and_grad(fun, argnums, has_aux=True)(*args)
         return value, aux, dict(enumerate(jax.tree.leaves(made))), [], [], untapped
     leaves = dict(enumerate(jax.tree.leaves(_differentiated(args, argnums))))
     rest = {i: leaf for i, leaf in leaves.items() if i not in chosen or i in untapped}

@@ -1,0 +1,32 @@
+"""A state that no `AdaptiveNorm` has written."""
+
+import math
+
+import numpy as np
+import pytest
+
+import gradclip
+from gradclip import AdaptiveNorm
+
+
+@pytest.mark.after_error
+@pytest.mark.parametrize(
+    ("damaged", "said"),
+    [
+        ({"held": math.nan}, "it holds nan"),
+        ({"held": -1.0}, "it holds -1.0"),
+        ({"held": "x"}, "could not convert string"),
+        ({"norms": [1.0, math.nan]}, "it holds nan"),
+        ({"norms": [math.inf]}, "it holds inf"),
+        ({"norms": None}, "not iterable"),
+        ({"dtype": "int8"}, "it holds 'int8'"),
+    ],
+)
+def test_a_damaged_state_is_refused_and_changes_nothing(damaged, said):
+    first = AdaptiveNorm(gradclip.SteadyThreshold())
+    for norm in (8.0, 5.0):
+        gradclip.clip_grad_norm_(np.array([norm]), first)
+    before = first.state_dict()
+    with pytest.raises(ValueError, match=f"the state is damaged: .*{said}.* Pass the result of its state_dict"):
+        first.load_state_dict({**before, **damaged})
+    assert first.state_dict() == before
