@@ -284,6 +284,6 @@ def entered(
     if not to_write:
         return Taken(gradients, backend, arrays)
     gradients.check_replaceable(backend)
-    if gradients.left[0] or backend.collide(gradients.grads, arrays):
+    if gradients.grads and (gradients.left[0] or backend.collide(gradients.grads, arrays)):
         gradients = gradients.settled(backend, arrays, apart=apart)
     return Taken(gradients, backend, gradients.enter(backend) if gradients.meeting else arrays)

@@ -3,7 +3,7 @@
 from gradclip.choice import Choice
 from gradclip.distributed.processes import telling
 from gradclip.parameter_choice import chosen
-from gradclip.parameter_groups import have_thresholds
+from gradclip.parameter_groups import as_tuple, have_thresholds
 from gradclip.parameters import ParameterList
 from gradclip.typing import Integers, Meshes, Parameters, ProcessGroups, Where
 
@@ -25,4 +25,4 @@ def chosen_parameters(
     """
     with telling(parameters, process_group, mesh, each=each or have_thresholds(parameters)):
         params = ParameterList.of(parameters, own_thresholds=True)
-        return chosen(params, choice, alone=process_group is None and mesh is None)
+        return chosen(params, choice, alone=not (as_tuple(process_group) or as_tuple(mesh)))

@@ -21,6 +21,7 @@ from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of,
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.leaves import layers_of, split_by
 from gradclip.parameter_choice import others_left
+from gradclip.parameter_groups import as_tuple
 from gradclip.parameters import ParameterList, reusable
 from gradclip.tree import FlatTree
 from gradclip.typing import Integers, Meshes, Parameters, ProcessGroups, Thresholds, Where
@@ -48,7 +49,7 @@ class Call(NamedTuple):
         if process_group is None and mesh is None:
             parameters = reusable(parameters)
         with telling(parameters, process_group, mesh, each=True):
-            alone = process_group is None and mesh is None
+            alone = not (as_tuple(process_group) or as_tuple(mesh))
             params = others_left(ParameterList.of(parameters), choice_of(where, integers), alone=alone)
         return cls(name, params, processes_of(params, process_group, mesh, each=True))
 

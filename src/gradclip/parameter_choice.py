@@ -6,9 +6,10 @@ from itertools import compress
 from typing import Any
 
 from gradclip.choice import EVERY, Choice
-from gradclip.leaves import left_in
+from gradclip.leaves import left_in, names_in
 from gradclip.parameter_groups import UNNAMED
 from gradclip.parameters import ParameterList
+from gradclip.tree import flatten
 from gradclip.words import listed
 
 
@@ -33,9 +34,14 @@ def _of(params: ParameterList, choice: Choice, alone: bool, choose: _Chooser) ->
         return params
     alone = alone and all(beside is UNNAMED for beside in params.beside)
     params = replace(params, choosing=replace(choice, alone=alone))
-    if choice.where is None or params.tree is not None:
+    if choice.where is None or (alone and params.tree is not None):
         return params
-    places = params.choice.left(params.names_for("where"))
+    names = params.names_for("where") if params.tree is None else names_in(flatten(params.tree))
+    places = params.choice.left(names)
+    if len(places) == len(names):
+        params = replace(params, unmatched=choice.no_match(names))
+    if params.tree is not None:
+        return params
     counting = {id(one) for place, one in enumerate(params.parameters) if place not in places}
     # A parameter under two names counts if one of them is chosen.
     return choose(params, {place for place in places if id(params.parameters[place]) not in counting})

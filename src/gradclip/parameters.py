@@ -31,7 +31,7 @@ class ParameterList:
 
     If the gradients themselves were passed, `tree` holds them: a tree of NumPy arrays. `groups` are the parameter
     groups as they were passed. The parameters are those that count, by the `choice` if the call is `choosing`;
-    `left` are others that have a gradient, by their id.
+    `left` are others that have a gradient, by their id. If the choice chooses none, `unmatched` says so.
     """
 
     parameters: Sequence[Any]
@@ -42,6 +42,7 @@ class ParameterList:
     groups: Sequence[Mapping[str, Any]] = ()
     choosing: Choice | None = None  # not `EVERY` as the default: PyTorch cannot compile that
     left: dict[int, Any] = field(default_factory=dict)
+    unmatched: str = ""
     _gradients: Any = field(init=False, repr=False, default=None)
     _summed: bool = field(init=False, repr=False, default=False)
 

@@ -10,12 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
+from itertools import chain
 
 import numpy as np
 
 from gradclip.backends.host import exact
 from gradclip.backends.host.arrays import HostArray, viewed_arrays, wide_chunks
 from gradclip.backends.host.backend import HOST
+from gradclip.backends.host.exact_powers import PowerSum, excess_of_powers
 from gradclip.checks.measured import Gauge
 from gradclip.core.norms import Order
 from gradclip.files.stored import Stored
@@ -85,6 +87,10 @@ def _power_sum(arrays: Sequence[Stored], order: Order) -> Fraction:
     if order.extreme:
         squares = (exact.extreme_square(piece, order.p) for piece in _pieces(arrays, order))
         return (max if order.p > 0 else min)(squares, default=Fraction(0))
+    if order.p > 2:
+        powers = PowerSum(int(order.p))
+        powers.add(_wide_chunks(arrays, order))
+        return powers.total()
     total = Fraction(0)
     for piece in _pieces(arrays, order):
         of_piece = exact.power_sum(HOST, viewed_arrays([piece]), order.p, patient=True)
@@ -95,16 +101,15 @@ def _power_sum(arrays: Sequence[Stored], order: Order) -> Fraction:
 
 def _above_in_pairs(arrays: Sequence[Stored], power: int, max_norm: Fraction) -> tuple[float, float] | None:
     """Return the same from sums in pairs of numbers; None if their error may matter."""
-
-    def chunks() -> Iterator[np.ndarray]:
-        for piece in _pieces(arrays, Order(float(power))):
-            yield from wide_chunks(piece)
-
-    beyond = exact.excess_of_powers(chunks, power, max_norm)
+    beyond = excess_of_powers(_wide_chunks(arrays, Order(float(power))), power, max_norm)
     unit = Fraction(2) ** (math.frexp(max_norm)[1] * power)
     if beyond is None or not max_norm or abs(beyond) * unit <= max_norm**power * _PAIRS_ENOUGH:
         return None
     return _norm_and_excess(beyond * unit + max_norm**power, power, max_norm)
+
+
+def _wide_chunks(arrays: Sequence[Stored], order: Order) -> Iterator[np.ndarray]:
+    return chain.from_iterable(map(wide_chunks, _pieces(arrays, order)))
 
 
 def _pieces(arrays: Sequence[Stored], order: Order) -> Iterator[HostArray]:

@@ -17,6 +17,7 @@ from gradclip.core import accumulators
 from gradclip.core.formats import BFLOAT16, FLOAT16, SUPPORTED, is_empty_name, is_integer_name
 from gradclip.core.norms import Norm, Order
 from gradclip.files.stored import FileError, Stored
+from gradclip.files.sums import Asked, threads
 
 _AT_ONCE = 4096
 """Norms of pieces that are added up together. One by one, that would take longer than measuring a piece."""
@@ -65,7 +66,11 @@ def measured(arrays: Sequence[Stored], order: Order) -> Measured:
     for place, x in enumerate(arrays):
         nans = infinities = 0
         try:
-            for piece in x.pieces():
+            known = gauge.norms_at_once(x)
+            for size, norm in known or ():
+                elements += size
+                totals.add(place, norm)
+            for piece in x.pieces() if known is None else ():
                 norm = gauge.norm(piece)
                 elements += piece.size
                 if not math.isfinite(norm.value):
@@ -100,6 +105,21 @@ class Gauge:
         self._arrays: Any = None
         self._quick = False
 
+    def norms_at_once(self, x: Stored) -> list[tuple[int, Norm]] | None:
+        """Return the sizes and norms of all pieces of an array whose sums of powers can be had without its pieces.
+
+        None if they cannot, or if a sum is not finite or so small that something may be lost.
+        """
+        sums = getattr(x, "sums", None) if self._order.p in (1, 2) else None
+        found = sums and sums(Asked(self._order.p, self._halves, threads(self._threads)))
+        if found is None or not all(ENOUGH < total < math.inf for _, total in found):
+            return None
+        return [(size, self._norm_of(total, size)) for size, total in found]
+
+    def _norm_of(self, total: float, size: int) -> Norm:
+        root = math.sqrt(total) if self._order.p == 2 else total
+        return Norm(root, None, kernels_norm_error(size, self._order.p, self._halves), 0.0)
+
     def norm(self, piece: HostArray) -> Norm:
         """Return the norm of a piece. Its value is finite exactly if all elements are."""
         if piece is not self._piece:
@@ -109,8 +129,7 @@ class Gauge:
         if self._quick:
             total = self._arrays.kernels.sum(self._order.p, 1.0, self._halves, self._threads)[0]
             if ENOUGH < total < math.inf:
-                root = math.sqrt(total) if self._order.p == 2 else total
-                return Norm(root, None, kernels_norm_error(piece.size, self._order.p, self._halves), 0.0)
+                return self._norm_of(total, piece.size)
         return HOST.norms(self._arrays, self._order)
 
 

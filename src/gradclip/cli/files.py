@@ -95,6 +95,11 @@ class Renamed:
         """Yield the pieces of the array."""
         return self.of.pieces()
 
+    @property
+    def sums(self) -> Any:
+        """What the array offers beside its pieces, if anything."""
+        return getattr(self.of, "sums", None)
+
 
 def norm(
     files: _FILES, minus: _MINUS = None, ord: _ORD = "2", as_json: _JSON = False, together: _TOGETHER = False
@@ -241,12 +246,8 @@ class Bar:
 
         console = Console(stderr=True)
         if console.is_terminal:
-            columns = (
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                DownloadColumn(),
-                TransferSpeedColumn(),
-            )
+            text = TextColumn("{task.description}", markup=False)
+            columns = text, BarColumn(), DownloadColumn(), TransferSpeedColumn()
             self.shown = Progress(*columns, console=console, transient=True)
             self.shown.add_task(self.name, total=total)
             self.shown.start()

@@ -22,7 +22,7 @@ are reported only if two different magnitudes occur. Gradients that are zero or 
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -95,6 +95,24 @@ def marks(subject: object, processes: int, *, largest: bool) -> tuple[float, flo
     limit = 1 << (52 - processes.bit_length())
     first, second = (1 + int.from_bytes(half, "big") % limit for half in (digest[:8], digest[8:]))
     return float(first), float(-first if largest else second)
+
+
+def raise_problem(told: Sequence[tuple[int, Asked, str, str]]) -> NoReturn:
+    """Raise what went wrong: an error on another process, or arguments that differ.
+
+    `told` has each process's rank, arguments, process groups and error message; it is empty if they are not known.
+    """
+    problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
+    if problems:
+        raise RuntimeError(
+            "the call failed on another process, so the norm over all processes is unknown: "
+            f"{listed(problems, '; ')} Nothing has been changed."
+        )
+    where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
+    raise ValueError(
+        f"the processes passed different arguments: {where}. Pass the same arguments and process groups in every "
+        "process. Nothing has been changed."
+    )
 
 
 def differences(of_ranks: Iterable[tuple[int, Asked, str]]) -> str:

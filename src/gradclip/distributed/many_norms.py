@@ -38,7 +38,8 @@ Reduce = Callable[[list[Any], Group, tuple[int, ...]], Any]
 class ManyNorms(Together):
     """The processes that share many norms.
 
-    `hear` takes the reduced flags, and returns whether the call can go on. `look` takes the arrays before.
+    `hear` takes the reduced flags, and returns whether the call can go on. `look` takes the arrays before. `chosen`
+    says whether the call chooses any gradient of this process.
     """
 
     def __init__(
@@ -47,8 +48,11 @@ class ManyNorms(Together):
         reduce: Reduce,
         hear: Callable[[Backend, list[Any]], Any],
         look: Callable[[Backend, Arrays], None],
+        *,
+        chosen: bool = True,
     ) -> None:
         self._shardings, self._reduce, self._hear, self._look = shardings, reduce, hear, look
+        self._chosen = chosen
         self._holders: Any = 1.0
         self._known: tuple[Several, _Shares] | None = None
 
@@ -59,7 +63,7 @@ class ManyNorms(Together):
         self._look(backend, parts[0].arrays)
         sent = [shares.filled(backend, part, order) for part in parts]
         finite = sent[0][1] if len(sent) == 1 else xp.all(xp.stack([one for _, one in sent]))
-        own = flags(backend, parts[0].arrays, 1, finite)
+        own = flags(backend, parts[0].arrays, int(self._chosen), finite)
         vectors = {sharding: joined(xp, [x for each, _ in sent for x in each[sharding]]) for sharding in sent[0][0]}
         reached, found = self._shardings.reduced_each(own, vectors, self._reduce, cut)
         self._holders, sure = reached[0], self._hear(backend, reached)

@@ -5,7 +5,7 @@ Gradients sharded over the same process groups share accumulators, which are red
 
 Four extra numbers (flags) travel with the accumulators:
 - the number of norms added up, which bounds the rounding error; inf if any process holds a non-finite element, even in
-  a replica that the norm does not count;
+  a replica that the norm does not count. A process where `where=` chooses none adds no norm, so 0 says that all do;
 - the number of processes that hold float64;
 - the number of processes that failed to prepare their gradients, so that an error on one process ends the call on all,
   times 2**20, plus the number of those that ask for the norm of each gradient, for a monitor;
@@ -53,7 +53,7 @@ from gradclip.core.nonfinite import PROPAGATE, Nonfinite, explained, nonfinite_l
 from gradclip.core.norms import Norm, Order
 from gradclip.core.protocols import Backend
 from gradclip.core.values import Array
-from gradclip.distributed.agreement import Asked, Replicas, asked, differences, marks, replicas_explained
+from gradclip.distributed.agreement import Asked, Replicas, asked, marks, raise_problem, replicas_explained
 from gradclip.distributed.lacking import filled as filled_up
 from gradclip.distributed.many_norms import ManyNorms
 from gradclip.distributed.sent import filled, flags
@@ -62,10 +62,9 @@ from gradclip.distributed.unsaid import check_shows_units
 from gradclip.distributed.watching import Watching
 from gradclip.parameters import ParameterList
 from gradclip.typing import Threshold
-from gradclip.words import listed
 
-_FLOAT64, _FAILED, _DIFFER = 1, 2, 3
-"""The indices of three of the flags."""
+_NORMS, _FLOAT64, _FAILED, _DIFFER = range(4)
+"""The indices of the flags."""
 
 _ONE_FAILED = 2.0**20
 
@@ -89,7 +88,7 @@ class ProcessGroups(Holders):
         self._replicas = Replicas(groups(self._named), self._shardings)
         self._each = each
         self._watching: Watching | None = None
-        self._many = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look)
+        self._many = ManyNorms(self._shardings, self._reduce_each, self._heard, self._look, chosen=not params.unmatched)
         self.together = self._many
 
     # The call
@@ -125,7 +124,7 @@ class ProcessGroups(Holders):
         self._waits = True
         with self.preparing():
             yield
-        self._check_all_agree(*self._sent_without_gradients(failed=False))
+        self._check(self._sent_without_gradients(failed=False))
 
     def anywhere(self, found: bool) -> bool:
         """Return whether any process found something."""
@@ -165,14 +164,14 @@ class ProcessGroups(Holders):
             self._replicas.look(norms, divided)
         known = [filled(xp, norm, order, some) for norm, some in zip(norms, divided, strict=True)]
         finite = xp.all(xp.isfinite(xp.stack([norm.value for norm in norms])))
-        own = flags(backend, arrays, len(norms), finite)
+        own = flags(backend, arrays, 0 if self._params.unmatched else len(norms), finite)
         if self._watching is not None:
             own[_FAILED] = own[_FAILED] + self._watching.asking(order)
         reached, total = self._reduced(xp, own, known)
-        sure, finite = self._heard(backend, reached), xp.isfinite(reached[0])
+        sure, finite = self._heard(backend, reached), xp.isfinite(reached[_NORMS])
         if self._watching is not None and reached[_FAILED] > 0:
             self._watching.measure(backend, arrays, order, self._many)
-        norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[0], 1.0))
+        norm = accumulators.norm_of(backend, total, order, xp.where(finite, reached[_NORMS], 1.0))
         sure = sure & (finite | ~xp.isfinite(norm.value))
         return Norm(xp.where(sure, norm.value, math.nan), norm.divisor, norm.error, norm.floor)
 
@@ -183,12 +182,13 @@ class ProcessGroups(Holders):
             self._replicas.look([backend.norms(some, self._order) for some in divided], divided)
 
     def _heard(self, backend: Backend, flags: Sequence[Any]) -> Any:
-        """Return whether no process failed and all passed the same; raise if this process can see that it is not so."""
+        """Return whether nothing is wrong on any process (see `_check`); raise if this process can see what is."""
         failed, differ = flags[_FAILED] >= _ONE_FAILED, flags[_DIFFER]
         self._holds_float64 = backend.concrete and bool(flags[_FLOAT64] > 0)
         if self._looks:
-            self._check_all_agree(failed, differ)
-        return failed + differ == 0
+            self._check(flags)
+        agreed = failed + differ == 0
+        return agreed & (flags[_NORMS] > 0) if self._params.unmatched else agreed
 
     def norm_dtype(self, arrays: Arrays) -> str:
         """Return the dtype of the norm: float64 if any process holds float64 (on devices: if this one does)."""
@@ -250,21 +250,30 @@ class ProcessGroups(Holders):
     def _tell(self, error: Exception) -> None:
         if not self._waits:
             self._params.take_part_in_sums()
-        _, differ = self._sent_without_gradients(failed=True)
+        differ = self._sent_without_gradients(failed=True)[_DIFFER]
         self._problem = f"{type(error).__name__}: {error}"
         if self._all_look or (self._looks and differ == 0):
             self._told()
 
-    def _sent_without_gradients(self, *, failed: bool) -> tuple[Array, Array]:
-        """Take part in the reductions of a call without gradients; return how many failed, and how many differ."""
-        own = [np.float64(number) for number in (0, 0, failed * _ONE_FAILED, 0)]
+    def _sent_without_gradients(self, *, failed: bool) -> list[Array]:
+        """Take part in the reductions of a call without gradients; return the flags."""
+        own = [np.float64(number) for number in (not self._params.unmatched, 0, failed * _ONE_FAILED, 0)]
         if self._each:
             reached, _ = self._shardings.reduced_each(own, {}, self._reduce_each, cut)
         else:
             empty = HOST.enter([])
             known = [filled(HOST.xp, HOST.norms(empty, self._order), self._order, empty)] * len(self._shardings)
             reached, _ = self._reduced(HOST.xp, own, known)
-        return reached[_FAILED] >= _ONE_FAILED, reached[_DIFFER]
+        return reached
+
+    def _check(self, flags: Sequence[Any]) -> None:
+        """Raise if a process failed, if arguments differ, or if `where=` chooses nothing on any process."""
+        self._check_all_agree(flags[_FAILED] >= _ONE_FAILED, flags[_DIFFER])
+        if self._params.unmatched and not flags[_NORMS] > 0:
+            raise ValueError(
+                f"where chooses nothing on any process. On this one, rank {rank()}: {self._params.unmatched} Nothing "
+                "has been changed."
+            )
 
     def _check_all_agree(self, failed: Array, differ: Array) -> None:
         """Raise if a process failed to prepare its gradients or passed different arguments."""
@@ -275,17 +284,7 @@ class ProcessGroups(Holders):
         told = self._told() if self._all_look or differ == 0 else []
         if self._problem:
             raise ValueError(self._problem)
-        problems = [f"rank {rank}: {problem}" for rank, _, _, problem in told if problem]
-        if problems:
-            raise RuntimeError(
-                "the call failed on another process, so the norm over all processes is unknown: "
-                f"{listed(problems, '; ')} Nothing has been changed."
-            )
-        where = differences(one[:3] for one in told) if told else "max_norm, ord, nonfinite or process groups differ"
-        raise ValueError(
-            f"the processes passed different arguments: {where}. Pass the same arguments and process groups in every "
-            "process. Nothing has been changed."
-        )
+        raise_problem(told)
 
     def _told(self) -> list[Any]:
         """Return each process's rank, arguments, process groups and error message."""

@@ -13,7 +13,7 @@ def check_unsaid(params: ParameterList) -> None:
 
     Raises ValueError for FSDP1 shards. Warns if one of several processes passes an empty list.
     """
-    if not params.parameters and params.tree is None:
+    if not params.parameters and params.tree is None and not params.unmatched:
         warnings.warn(
             f"this process, rank {rank()}, passes no parameters. Its norm is 0, and processes that "
             "hold distributed tensors will wait for it. Pass the parameters even if they have no gradients, or pass "

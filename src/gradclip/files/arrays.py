@@ -11,6 +11,7 @@ from gradclip.files.dtypes import Dtype
 from gradclip.files.layout import Layout
 from gradclip.files.source import PIECE, Source
 from gradclip.files.stored import FileError, shown
+from gradclip.files.sums import READ_BY_KERNELS, Asked, Stretch, Sums
 
 
 class Bytes(Protocol):
@@ -19,6 +20,12 @@ class Bytes(Protocol):
     @property
     def to_read(self) -> int:
         """How many bytes of the file `ranges` reads."""
+
+    def stretch(self) -> Stretch | None:
+        """Return where they lie in the file as they are; None if they do not."""
+
+    def check(self, checksum: int) -> None:
+        """Raise FileError if this is not the checksum of the stretch, if that has one."""
 
     def ranges(self, most: int) -> Iterator[np.ndarray]:
         """Yield all bytes in order, `most` at a time and then the rest, in memory that is used again."""
@@ -38,6 +45,12 @@ class PlainBytes:
     @property
     def to_read(self) -> int:
         return self.size
+
+    def stretch(self) -> Stretch:
+        return Stretch(self.source, self.offset, self.size)
+
+    def check(self, checksum: int) -> None:
+        return
 
     def ranges(self, most: int) -> Iterator[np.ndarray]:
         return self.source.ranges(self.offset, self.size, most)
@@ -69,6 +82,21 @@ class FileArray:
     def bytes_to_read(self) -> int:
         """How many bytes of the file `pieces` reads. Numbers that do not count are not read."""
         return self.stored.to_read if self.kind.counts else 0
+
+    def stretch(self) -> Stretch | None:
+        """Return where the numbers lie, if the kernels can read them there."""
+        found = self.stored.stretch() if self.kind.counts and self.layout.dense else None
+        return found if found is not None and found.readable else None
+
+    def sums(self, asked: Asked) -> Sums | None:
+        """Return the sum of powers of each piece that `pieces` yields; None if the kernels cannot read the numbers."""
+        table = self.kind.byte_table
+        found = None if table is None and (self.kind.converts or self.dtype not in READ_BY_KERNELS) else self.stretch()
+        if found is None:
+            return None
+        sums = found.sums(self.dtype, asked) if table is None else found.counted(table, asked)
+        self.stored.check(found.checksum)
+        return sums
 
     def pieces(self) -> Iterator[HostArray]:
         """Yield 1-D pieces that cover the array, in the order of memory."""

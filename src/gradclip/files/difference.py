@@ -10,6 +10,7 @@ from gradclip.backends.host.arrays import HostArray, as_float
 from gradclip.core.formats import is_complex_name
 from gradclip.files.arrays import FileArray
 from gradclip.files.stored import FileError, StoredFile, shown
+from gradclip.files.sums import READ_BY_KERNELS, Asked, Sums
 from gradclip.native import describe_buffers
 from gradclip.words import listed
 
@@ -37,6 +38,16 @@ class Difference:
     def shape(self) -> tuple[int, ...]:
         """The shape of both."""
         return self.left.shape
+
+    def sums(self, asked: Asked) -> Sums | None:
+        """Return the sums of powers of all pieces; None if the kernels cannot read both files."""
+        one, other = self.left.stretch(), self.right.stretch()
+        kind = self.left.kind
+        if one is None or other is None or one.checks or other.checks or kind.converts:
+            return None
+        if kind.raw != self.right.kind.raw or self.left.layout != self.right.layout or kind.name not in READ_BY_KERNELS:
+            return None
+        return one.differences(other, kind.name, asked) if kind.name == self.right.dtype else None
 
     def pieces(self) -> Iterator[HostArray]:
         """Yield 1-D pieces of the difference."""

@@ -36,5 +36,5 @@ def _array(source: Source, member: Member) -> FileArray:
         )
     packed.skip = header.start
     if not header.kind.counts:
-        packed.check()
+        packed.check_all()
     return FileArray(member.name.removesuffix(_SUFFIX), header.kind, header.layout, packed)

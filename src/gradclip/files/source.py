@@ -80,8 +80,16 @@ class Source:
                 done += count
         except OSError as error:
             self.refuse(f"it cannot be read: {error.strerror}.")
+        self.has_read(done)
+
+    def number(self) -> int:
+        """Return the system's number of the open file, for those who read it themselves."""
+        return self._in_use().fileno()
+
+    def has_read(self, count: int) -> None:
+        """Say that so many bytes have been read."""
         if self._progress is not None:
-            self._progress(done)
+            self._progress(count)
 
     def memory(self) -> np.ndarray:
         """Return a piece of memory. Give it back with `give_back`."""

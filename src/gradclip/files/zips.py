@@ -11,6 +11,7 @@ import numpy as np
 
 from gradclip.files.source import PIECE, Source
 from gradclip.files.stored import FileError, shown
+from gradclip.files.sums import Stretch
 from gradclip.native import checksum
 
 STORED, DEFLATED = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
@@ -156,6 +157,18 @@ class MemberBytes:
         """How many bytes of the file `ranges` reads."""
         return self.member.packed
 
+    def stretch(self) -> Stretch | None:
+        """Return where the bytes lie if they are stored as they are."""
+        if self.member.method != STORED:
+            return None
+        skip, size = self.skip, self.member.size - self.skip
+        return Stretch(self.source, self.member.offset + skip, size, checks=True, checksum=checksum(self.start(skip)))
+
+    def check(self, checksum: int) -> None:
+        """Raise FileError if this is not the checksum of all bytes."""
+        if checksum != self.member.checksum:
+            self.source.refuse(f"'{shown(self.member.name)}' is damaged: its checksum (CRC-32) is wrong.")
+
     def start(self, size: int) -> bytes:
         """Return the first bytes, fewer if the member is shorter."""
         size = min(size, self.member.size)
@@ -172,8 +185,7 @@ class MemberBytes:
             found = checksum(piece.data, found)
             if size > 0:
                 yield piece
-        if found != self.member.checksum:
-            self.source.refuse(f"'{shown(self.member.name)}' is damaged: its checksum (CRC-32) is wrong.")
+        self.check(found)
 
     def _stored(self, most: int) -> Iterator[tuple[np.ndarray, int]]:
         """Yield pieces of a stored member, each with its size; the size of those to skip is negative."""
@@ -203,11 +215,11 @@ class MemberBytes:
             memory[:] = self._in_memory()[offset : offset + len(memory)].data
             return
         if not self._checked:
-            self.check()
+            self.check_all()
             self._checked = True
         self.source.read(self.member.offset + self.skip + offset, memory)
 
-    def check(self) -> None:
+    def check_all(self) -> None:
         """Read all bytes, only for the checksum."""
         for _ in self.ranges(PIECE):
             pass

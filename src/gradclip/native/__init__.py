@@ -82,6 +82,16 @@ def checksum(data: memoryview | bytes, before: int = 0) -> int:
     return kernels.crc32(data, before) if _fast_checksum else zlib.crc32(data, before)
 
 
+def reads_files() -> bool:
+    """Return whether the kernels read files themselves."""
+    return kernels is not None and kernels.reads_files()
+
+
+def checks_files() -> bool:
+    """Return whether they compute checksums meanwhile."""
+    return reads_files() and _fast_checksum
+
+
 @cache
 def default_threads() -> int:
     """Return OMP_NUM_THREADS if it is set, else the number of processors that this process may use."""

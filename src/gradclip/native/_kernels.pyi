@@ -75,6 +75,32 @@ def gram_squares(
     sizes: Arrays,
     threads: int,
 ) -> None: ...
+def reads_files() -> bool: ...
+def file_sums(
+    from_: tuple[int, int],
+    count: int,
+    dtype: str,
+    p: float,
+    in_float: bool,
+    piece: int,
+    memory: Any,
+    checks: bool,
+    threads: int,
+) -> tuple[list[float], int, int, bool]: ...
+def difference_sums(
+    from_: tuple[int, int],
+    other: tuple[int, int],
+    count: int,
+    dtype: str,
+    p: float,
+    piece: int,
+    memory: Any,
+    threads: int,
+) -> tuple[list[float], int, int, bool]: ...
+def crc32_joined(first: int, second: int, size: int) -> int: ...
+def byte_counts(
+    from_: tuple[int, int], count: int, memory: Any, checks: bool
+) -> tuple[list[float], int, int, bool]: ...
 def fuses() -> bool: ...
 def variants() -> list[str]: ...
 def use_variant(name: str) -> None: ...

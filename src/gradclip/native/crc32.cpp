@@ -44,6 +44,12 @@ constexpr int64_t remainder_of_power(int n) {
   return static_cast<int64_t>(found) << 1;
 }
 
+uint32_t product(uint32_t x, uint32_t y) {
+  uint32_t found = 0;
+  for (; x; x <<= 1, y = times_x(y)) found ^= x >> 31 ? y : 0;  // the highest bit has power 0
+  return found;
+}
+
 constexpr std::size_t kBlock = 16, kPair = 32, kAtOnce = 4;
 
 }  // namespace
@@ -144,3 +150,11 @@ uint32_t crc32(const std::byte* bytes, std::size_t count, uint32_t before) {
 }
 
 #endif
+
+uint32_t crc32_joined(uint32_t first, uint32_t second, int64_t size) {
+  uint32_t power = 0x00800000;  // x**8: a byte
+  for (; size > 0; size /= 2, power = product(power, power)) {
+    if (size % 2) first = product(power, first);
+  }
+  return first ^ second;
+}

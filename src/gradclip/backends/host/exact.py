@@ -5,13 +5,12 @@ threshold 5. Magnitudes and squares are added exactly: terms are cut at a common
 has at most 53 bits and is exact in any order, and the remainders are cut again (Rump, Ogita and Oishi, "Accurate
 floating-point summation", 2008). The square of a float64 is two terms: the rounded square and its rounding error
 (Dekker, "A floating-point technique for extending the available precision", 1971). Powers above 2 are first computed as
-pairs of numbers with some 100 bits. If that does not decide, equal magnitudes are counted, and their powers added as
-integers of any size.
+pairs of numbers with some 100 bits. If that does not decide, they are added as integers of any size
+(`exact_powers`).
 """
 
 import math
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from fractions import Fraction
 from itertools import chain
 from typing import Any, Protocol
@@ -19,16 +18,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from gradclip.backends.host.arrays import HostArray, HostArrays, split, viewed_arrays, wide_chunks
+from gradclip.backends.host.exact_powers import PowerSum, counted, excess_of_powers, joined, square, times_power_of_two
 from gradclip.core.arrays import Arrays
 
 LARGEST_POWER = 1024
-_LARGEST_IN_PAIRS = 256
 _MOST_WORK = 1_000_000  # distinct magnitudes times the order: about 0.2 s
 _FAR_APART, _LARGEST_SCALE = 400, 1000
-_PAIRS_ERROR = 2.0**-70
-_PLAIN_VALUES = 4
-
-Pairs = tuple[np.ndarray, np.ndarray]
 
 
 class Threaded(Protocol):
@@ -76,18 +71,23 @@ def power_sum(backend: Threaded, arrays: Arrays, p: float, *, patient: bool = Fa
     power = int(p)
     if power <= 2:
         return _plain_sum(backend, arrays, power)
-    most = math.inf if patient else _MOST_WORK // power
-    counted: Counter[float] = Counter()
-    for chunk in _wide_chunks(arrays)():
-        counted.update(_counted(np.abs(chunk[chunk != 0])))
-        if len(counted) > most:
+    chunks, total = joined(_wide_chunks(arrays)), PowerSum(power)
+    if patient:
+        total.add(chunks)
+        return total.total()
+    seen: set[float] = set()
+    for chunk in chunks:
+        magnitudes, counts = counted(chunk)
+        seen.update(magnitudes.tolist())
+        if len(seen) > _MOST_WORK // power:
             return math.nan
-    return sum((count * Fraction(v) ** power for v, count in counted.items()), Fraction(0))
+        total.add_counted(magnitudes, counts)
+    return total.total()
 
 
-def _wide_chunks(arrays: Iterable[HostArray]) -> Callable[[], Iterator[np.ndarray]]:
-    """Return a function that yields the real numbers of arrays in host memory as float64 pieces."""
-    return lambda: chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
+def _wide_chunks(arrays: Iterable[HostArray]) -> Iterator[np.ndarray]:
+    """Yield the real numbers of arrays in host memory as float64 pieces."""
+    return chain.from_iterable(wide_chunks(part) for x in arrays for part in x.parts())
 
 
 # Magnitudes and squares
@@ -98,16 +98,10 @@ def _plain_sum(backend: Threaded, arrays: Arrays, p: int) -> Fraction:
     total = Fraction(0)
     if known:
         digits, exponent = known.exact_sum(p, backend.threads())
-        total += _times_power(int.from_bytes(digits, "little"), exponent)
-    for chunk in _wide_chunks(others)():
+        total += times_power_of_two(int.from_bytes(digits, "little"), exponent)
+    for chunk in _wide_chunks(others):
         total += sum(_parts_of_sum(chunk, p), Fraction(0))
     return total
-
-
-def _times_power(number: int, exponent: int) -> Fraction:
-    """Return number * 2**exponent."""
-    zeros = (number & -number).bit_length() - 1 if number else 0
-    return Fraction(number >> zeros) * Fraction(2) ** (exponent + zeros)
 
 
 def _parts_of_sum(x: np.ndarray, p: int) -> Iterator[Fraction]:
@@ -141,103 +135,8 @@ def _exact_parts(terms: np.ndarray) -> Iterator[float]:
 
 def _exact_squares(x: np.ndarray) -> list[np.ndarray]:
     """Return terms whose exact sum is that of the squares of `x`, numbers far from the ends of the range."""
-    square, lacking = _square((x, None))
-    return [square, lacking] if lacking.any() else [square]
-
-
-# Higher powers
-
-
-def excess_of_powers(
-    chunks: Callable[[], Iterable[np.ndarray]], power: int, max_norm: float | Fraction
-) -> Fraction | None:
-    """Return the sum of the powers minus that of `max_norm`, in some unit; None if the error may be larger."""
-    if power > _LARGEST_IN_PAIRS:
-        return None
-    exponent = math.frexp(max_norm)[1]
-    limit = (Fraction(max_norm) / Fraction(2) ** exponent) ** power
-    total = Fraction(0)
-    for chunk in chunks():
-        high, low = _power(np.ldexp(np.abs(chunk), -exponent), power)
-        for terms in (high, low):
-            numbers = _condensed(terms)
-            if not np.isfinite(numbers).all():
-                return None
-            total += sum(map(Fraction, numbers))
-    difference = total - limit
-    return difference if abs(difference) > limit * Fraction(_PAIRS_ERROR) else None
-
-
-def _condensed(terms: np.ndarray) -> tuple[float, float]:
-    """Return two numbers that add up to the sum of at most 2**20 terms, with a relative error below 2**-80.
-
-    Terms are added in pairs. The rounding error of each addition, found exactly (Knuth's TwoSum), goes into a separate
-    sum. Over 20 levels these errors are at most 20 * 2**-53 of the sum, and adding 2**20 of them errs by at most 2**20
-    * 2**-53 of that.
-    """
-    errors = 0.0
-    while terms.size > 1:
-        half = terms.size // 2
-        left, right = terms[:half], terms[half : 2 * half]
-        total = left + right
-        shift = total - left
-        errors += float(np.sum((left - (total - shift)) + (right - shift)))
-        terms = np.concatenate([total, terms[2 * half :]])
-    return (float(terms[0]), errors) if terms.size else (0.0, 0.0)
-
-
-def _power(x: np.ndarray, power: int) -> Pairs:
-    """Return x**power as pairs of numbers, with a relative error below power * 2**-100 if nothing underflows."""
-    base: tuple[np.ndarray, Any] = (x, None)
-    result: Any = None
-    while True:
-        if power % 2:
-            result = base if result is None else _times(result, base)
-        power //= 2
-        if not power:
-            return result[0], np.zeros_like(x) if result[1] is None else result[1]
-        base = _square(base)
-
-
-def _square(x: tuple[np.ndarray, Any]) -> Pairs:
-    return _times(x, x)
-
-
-def _times(x: tuple[np.ndarray, Any], y: tuple[np.ndarray, Any]) -> Pairs:
-    """Multiply pairs of numbers. A low part of None is zero; if both are None, the product is exact (Dekker)."""
-    (a, a_low), (b, b_low) = x, y
-    product = a * b
-    head, tail = _halves(a)
-    other_head, other_tail = (head, tail) if b is a else _halves(b)
-    lacking = ((head * other_head - product) + head * other_tail + tail * other_head) + tail * other_tail
-    if a_low is not None:
-        lacking += a_low * b
-    if b_low is not None:
-        lacking += a * b_low
-    if a_low is None and b_low is None:
-        return product, lacking
-    total = product + lacking
-    return total, lacking - (total - product)
-
-
-def _halves(x: np.ndarray) -> Pairs:
-    """Split each number into two parts of at most 26 bits."""
-    shifted = x * 134217729.0
-    head = shifted - (shifted - x)
-    return head, x - head
-
-
-def _counted(magnitudes: np.ndarray) -> dict[float, int]:
-    """Return how often each number occurs; fast if there are few distinct ones, as in sign gradients."""
-    found: dict[float, int] = {}
-    for _ in range(_PLAIN_VALUES):
-        if not magnitudes.size:
-            return found
-        others = magnitudes[magnitudes != magnitudes[0]]
-        found[float(magnitudes[0])] = magnitudes.size - others.size
-        magnitudes = others
-    values, counts = np.unique(magnitudes, return_counts=True)
-    return found | dict(zip(values.tolist(), counts.tolist(), strict=True))
+    squares, lacking = square((x, None))
+    return [squares, lacking] if lacking.any() else [squares]
 
 
 # The largest and the smallest magnitude, and orders without an exact power sum
@@ -251,21 +150,42 @@ def _extreme_at_most(arrays: Arrays, p: float, max_norm: float | Fraction) -> bo
 
 def extreme_square(x: HostArray, p: float) -> Fraction:
     """Return the exact square of an extreme magnitude, found among the elements close to it in float64."""
-    near = set()
+    best = max if p > 0 else min
+    found = []
     for pieces in zip(*map(wide_chunks, x.parts()), strict=True):
         real = np.abs(pieces[0])
         imaginary = np.abs(pieces[1]) if len(pieces) > 1 else np.zeros_like(real)
         sizes = np.hypot(real * 0.25, imaginary * 0.25)
         extreme = sizes.max() if p > 0 else sizes.min()
         close = np.abs(sizes - extreme) <= extreme * 2.0**-50 + 2.0**-1070
-        near |= set(zip(real[close].tolist(), imaginary[close].tolist(), strict=True))
-    return (max if p > 0 else min)(Fraction(a) ** 2 + Fraction(b) ** 2 for a, b in near)
+        pairs = _closest(np.maximum(real, imaginary)[close], np.minimum(real, imaginary)[close], p)
+        found.append(best(Fraction(a) ** 2 + Fraction(b) ** 2 for a, b in pairs))
+    return best(found)
+
+
+def _closest(large: np.ndarray, small: np.ndarray, p: float) -> Iterable[tuple[float, float]]:
+    """Return those of pairs of numbers a >= b >= 0 of about one size, one of which has the extreme a**2 + b**2.
+
+    They are few, whatever the pairs: the sums lie within 2**-90, and no two have the same a.
+    """
+    exponent = int(np.frexp(large.max())[1])
+    (a, a_low), (b, b_low) = (square((np.ldexp(part, -exponent), None)) for part in (large, small))
+    total = a + b
+    low = ((a - total) + b) + (a_low + b_low)  # exact but for the last addition, because a >= b
+    beyond = (total - total[0]) + (low - low[0])
+    extreme = beyond.max() if p > 0 else beyond.min()
+    close = np.abs(beyond - extreme) <= 2.0**-90
+    large, small = large[close], small[close]
+    order = np.lexsort((small if p > 0 else -small, large))
+    large, small = large[order], small[order]
+    last = np.append(large[1:] != large[:-1], True)
+    return zip(large[last].tolist(), small[last].tolist(), strict=True)
 
 
 def _alone_at_most(arrays: Arrays, max_norm: float | Fraction) -> bool:
     """Return whether at most one element is nonzero and its magnitude, which is then the norm, is <= `max_norm`."""
     found: list[float] = []
-    for chunk in _wide_chunks(arrays)():
+    for chunk in _wide_chunks(arrays):
         found += np.abs(chunk[chunk != 0])[:2].tolist()
         if len(found) > 1:
             return False
