@@ -39,9 +39,12 @@ def convolution(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     factor = as_multiplied(given, made)
 
     def factors(e: torch.Tensor, some: slice = _ALL) -> Dense:
-        # With the channels last, a row of a window is one piece of memory.
-        by_place = _padded(factor[some], pads).movedim(2, -1).contiguous().movedim(-1, 2)
-        patches = windows.of(by_place, tuple(e.shape[3:]))
+        padded, counts = _padded(factor[some], pads), tuple(e.shape[3:])
+        # One row of a window is one piece of memory, or, where the product is made, one row of the result.
+        if some is not _ALL and groups == 1 and padded.shape[2] * windows.sizes[-1] < counts[-1]:
+            patches = _positions_last(windows.of(padded, counts), axes)
+        else:
+            patches = windows.of(padded.movedim(2, -1).contiguous().movedim(-1, 2), counts)
         return dense(roles, patches.unflatten(2, (groups, -1)), e.unflatten(2, (groups, -1)), _positions(e))
 
     return _kept(tap, roles, func.__name__, given, made, factors, _positions(made), x, bias)
@@ -146,6 +149,13 @@ class _Windows:
             x = x.unfold(first + i, self.widths[i], self.strides[i]).narrow(first + i, 0, count)
             x = x[..., :: self.steps[i]]
         return x
+
+
+def _positions_last(patches: torch.Tensor, axes: int) -> torch.Tensor:
+    """Return patches of shape (batch, n, channels, *counts, *sizes) whose positions are neighbors in memory."""
+    order = (0, *range(3 + axes, 3 + 2 * axes), 2, 1, *range(3, 3 + axes))
+    back = [order.index(axis) for axis in range(patches.dim())]
+    return patches.permute(order).contiguous().permute(back)
 
 
 def _padded(x: torch.Tensor, pads: Sequence[tuple[int, int]]) -> torch.Tensor:
