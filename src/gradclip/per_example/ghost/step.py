@@ -107,12 +107,12 @@ def in_factors(
     `made` does the same with gradients that are made. A framework may take the derivative from it. `note` is told
     whether factors may cancel: a function may use parameters in other ways than when it was planned.
     """
-    tools = tools_of(call.framework)
+    tools, axes = tools_of(call.framework), call.axes
 
     def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
         parameters = parameters_of(args, argnums)
         products = [leaf.how == "product" for leaf in plan.leaves]
-        found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped, products)
+        found = tools.taps.run(fun, argnums, args, axes, plan.tapped, products)
         by = tools.products(concrete=False)
         gradients = [
             multiplied(by, gradient) if product else gradient
