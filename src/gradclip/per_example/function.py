@@ -149,13 +149,14 @@ class ClippedFunction(FunctionSettings):
         return verbs.over_batch(of_example, axes, None)
 
     def _of_example(self, call: Call) -> Function:
-        """Return a function of one example: `(value, aux)`."""
+        """Return a function of one example: `(value, aux)`. It holds no arrays, because JAX keeps functions."""
+        kinds = call.kinds
 
         def fun(*args: Any) -> Any:
             given = list(args)
             for i in self.batch_argnums if self.keep_batch_dim else ():
                 given[i] = mapped(lambda x: x[None], given[i])
-            for i, kind in call.kinds.items():
+            for i, kind in kinds.items():
                 given[i] = closed(kind, given[i])
             *given, kwargs = given
             result = self.fun(*given, **kwargs)

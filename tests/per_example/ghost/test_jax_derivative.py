@@ -74,3 +74,14 @@ def test_parts_of_a_parameter_under_vmap():
         return jax.jit(jax.vmap(lambda w: clipped(w, x)))(w)
 
     np.testing.assert_allclose(summed("ghost"), summed("materialize"), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("jitted", [False, True])
+def test_no_tracer_outlives_its_trace(jitted):
+    rng = np.random.default_rng(0)
+    w, x = jnp.asarray(rng.standard_normal((64, 64)), jnp.float32), jnp.asarray(rng.standard_normal((8, 64)), "f")
+    clipped = gradclip.clipped_grad(lambda w, x: jnp.tanh(x @ w).sum(), 1.0, method="ghost", pad_to=8)
+    call = jax.jit(lambda *args: clipped(*args)) if jitted else clipped
+    with jax.checking_leaks():
+        checked = call(w, x)
+    np.testing.assert_allclose(checked, clipped(w, x), rtol=1e-6)

@@ -4,9 +4,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import gradclip
+from gradclip.per_example.ghost import torch_terms
 from gradclip.per_example.ghost.records import Made
-from tapped_torch import distance, gradients_by_loop, tapped_gradients
+from gradclip.per_example.ghost.torch_taps import TorchTaps
+from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
 
 DTYPE = torch.float64
 
@@ -55,6 +59,46 @@ def test_convolutions_have_a_term_for_each_position(module, shape, positions, ma
     if module.bias is not None:
         assert uses["bias"].reason == f"bias of {use.operation}"
         assert isinstance(result.gradients[0], Made)
+
+
+@pytest.mark.parametrize("size", [1, 2**11, 2**21])
+@pytest.mark.parametrize(("module", "shape"), [layer[:2] for layer in LAYERS], ids=lambda x: f"{x}")
+def test_gradients_that_are_made_come_piece_by_piece(module, shape, size, monkeypatch):
+    monkeypatch.setattr(torch_terms, "_PIECE", size)
+    torch.manual_seed(0)
+    module.to(DTYPE)
+    params = {name: torch.randn_like(x) for name, x in module.named_parameters()}
+    loss = lambda p, x: last(torch.func.functional_call(module, p, (x,)))
+    x = torch.randn(5, *shape, dtype=DTYPE)
+    flags = [True] * len(params)
+    result = TorchTaps().run(with_aux(loss), 0, (params, x), (None, 0), flags, flags)
+    assert all(isinstance(gradient, Made) for gradient in result.gradients)
+    found = {name: gradient.rows for name, gradient in zip(sorted(params), result.gradients, strict=True)}
+    assert distance(found, gradients_by_loop(loss, params, x)) < 1e-10
+
+
+class Largest(TorchDispatchMode):
+    """Sees the most elements of a tensor that has memory of its own."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and made.is_contiguous():
+            self.elements = max(self.elements, made.numel())
+        return made
+
+
+def test_patches_of_all_examples_are_never_there_together():
+    params = {"w": torch.randn(32, 16, 5, 5, generator=torch.Generator().manual_seed(0)) / 20}
+    clipped = gradclip.clipped_grad(lambda p, x: F.conv2d(x, p["w"]).tanh().sum(), 1.0, pad_to=128)
+    x = torch.randn(128, 16, 14, 14, generator=torch.Generator().manual_seed(1))
+    (leaf,) = clipped.plan(params, x).leaves
+    assert (leaf.how, leaf.terms) == ("product", 100)
+    clipped(params, x)
+    with Largest() as seen:
+        clipped(params, x)
+    assert seen.elements == 128 * 32 * 16 * 5 * 5  # the gradients; all patches would have 100 in the place of 32
 
 
 def test_patches_are_parts_of_the_input():

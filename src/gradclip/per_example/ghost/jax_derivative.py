@@ -23,17 +23,20 @@ def with_derivative(clip: Clip, made: Clip) -> Clip:
             return clip(args, mask)
         leaves, structure = jax.tree.flatten((list(args), mask))
         places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, jax.Array)]
+        arrays = [leaves[place] for place in places]
+        # JAX keeps the functions, which must not keep tracers of a trace that is over.
+        others = [None if isinstance(leaf, jax.Array) else leaf for leaf in leaves]
 
         def on_arrays(function: Clip) -> Callable[..., Any]:
             def of_arrays(*arrays: jax.Array) -> Any:
-                given = list(leaves)
+                given = list(others)
                 for place, array in zip(places, arrays, strict=True):
                     given[place] = array
                 return function(*jax.tree.unflatten(structure, given))
 
             return of_arrays
 
-        return _derived(on_arrays(clip), on_arrays(made), [leaves[place] for place in places])
+        return _derived(on_arrays(clip), on_arrays(made), arrays)
 
     return call
 

@@ -48,7 +48,15 @@ class JaxTaps(AnyTaps):
         except (TypeError, IndexError):  # it reads values
             return None
 
-    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
+    def run(
+        self,
+        fun: Function,
+        argnums: Argnums,
+        args: Args,
+        axes: Axes,
+        tapped: Sequence[bool],
+        made_soon: Sequence[bool] = (),
+    ) -> Tapped:
         chosen = [i for i, flag in enumerate(tapped) if flag]
         static: list[Any] = []
 

@@ -107,15 +107,16 @@ def in_factors(
     `made` does the same with gradients that are made. A framework may take the derivative from it. `note` is told
     whether factors may cancel: a function may use parameters in other ways than when it was planned.
     """
-    tools = tools_of(call.framework)
+    tools, axes = tools_of(call.framework), call.axes
 
     def clip(args: Sequence[Any], mask: Array | None) -> tuple[Any, ...]:
         parameters = parameters_of(args, argnums)
-        found = tools.taps.run(fun, argnums, args, call.axes, plan.tapped)
+        products = [leaf.how == "product" for leaf in plan.leaves]
+        found = tools.taps.run(fun, argnums, args, axes, plan.tapped, products)
         by = tools.products(concrete=False)
         gradients = [
-            multiplied(by, gradient) if leaf.how == "product" else gradient
-            for gradient, leaf in zip(found.gradients, plan.leaves, strict=True)
+            multiplied(by, gradient) if product else gradient
+            for gradient, product in zip(found.gradients, products, strict=True)
         ]
         note(ghost=plan.ghost, cancels=any(terms_of(gradient) > 1 for gradient in gradients))
         summed, norms = clip_factors(tools.products, parameters, gradients, settings, mask)

@@ -40,5 +40,16 @@ class Taps(ABC):
         return ""
 
     @abstractmethod
-    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
-        """Run `fun` and its derivative over the batch. Parameters whose flag in `tapped` is True come in parts."""
+    def run(
+        self,
+        fun: Function,
+        argnums: Argnums,
+        args: Args,
+        axes: Axes,
+        tapped: Sequence[bool],
+        made_soon: Sequence[bool] = (),
+    ) -> Tapped:
+        """Run `fun` and its derivative over the batch. Parameters whose flag in `tapped` is True come in parts.
+
+        `made_soon`: whether these parts will be multiplied for each example. If so, they may come as gradients.
+        """

@@ -17,6 +17,7 @@ from gradclip.per_example.ghost.torch_products import whole_bias
 from gradclip.per_example.ghost.torch_run import NO_BOX, Tap, as_multiplied, unviewed
 from gradclip.per_example.ghost.torch_terms import Product, Roles, dense, roles_of
 
+_ALL = slice(None)
 _PLAIN = (torch.conv1d, torch.conv2d, torch.conv3d)
 _TRANSPOSED = (torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d)
 
@@ -37,13 +38,16 @@ def convolution(func: Operation, args: Arguments, kwargs: Keywords) -> Any:
     given, made = _computed(tap, func, x, axes, bias, stride, padding, dilation, groups)
     factor = as_multiplied(given, made)
 
-    def finish(e: torch.Tensor) -> Dense:
-        # With the channels last, a row of a window is one piece of memory.
-        by_place = _padded(factor, pads).movedim(2, -1).contiguous().movedim(-1, 2)
-        patches = windows.of(by_place, tuple(e.shape[3:]))
+    def factors(e: torch.Tensor, some: slice = _ALL) -> Dense:
+        padded, counts = _padded(factor[some], pads), tuple(e.shape[3:])
+        # One row of a window is one piece of memory, or, where the product is made, one row of the result.
+        if some is not _ALL and groups == 1 and padded.shape[2] * windows.sizes[-1] < counts[-1]:
+            patches = _positions_last(windows.of(padded, counts), axes)
+        else:
+            patches = windows.of(padded.movedim(2, -1).contiguous().movedim(-1, 2), counts)
         return dense(roles, patches.unflatten(2, (groups, -1)), e.unflatten(2, (groups, -1)), _positions(e))
 
-    return _kept(tap, roles, func.__name__, given, made, finish, _positions(made), x, bias)
+    return _kept(tap, roles, func.__name__, given, made, factors, _positions(made), x, bias)
 
 
 @handles(*_TRANSPOSED)
@@ -62,11 +66,11 @@ def transposed_convolution(func: Operation, args: Arguments, kwargs: Keywords) -
     given, made = _computed(tap, func, x, axes, bias, stride, padding, output_padding, groups, dilation)
     factor = as_multiplied(given, made)
 
-    def finish(e: torch.Tensor) -> Dense:
-        patches = windows.of(_padded(e, pads), tuple(factor.shape[3:]))
-        return dense(roles, factor.unflatten(2, (groups, -1)), patches.unflatten(2, (groups, -1)), _positions(factor))
+    def factors(e: torch.Tensor, some: slice = _ALL) -> Dense:
+        patches = windows.of(_padded(e, pads), tuple(factor.shape[3:])).unflatten(2, (groups, -1))
+        return dense(roles, factor[some].unflatten(2, (groups, -1)), patches, _positions(factor))
 
-    return _kept(tap, roles, func.__name__, given, made, finish, _positions(given), x, bias)
+    return _kept(tap, roles, func.__name__, given, made, factors, _positions(given), x, bias)
 
 
 def _arguments(
@@ -147,6 +151,13 @@ class _Windows:
         return x
 
 
+def _positions_last(patches: torch.Tensor, axes: int) -> torch.Tensor:
+    """Return patches of shape (batch, n, channels, *counts, *sizes) whose positions are neighbors in memory."""
+    order = (0, *range(3 + axes, 3 + 2 * axes), 2, 1, *range(3, 3 + axes))
+    back = [order.index(axis) for axis in range(patches.dim())]
+    return patches.permute(order).contiguous().permute(back)
+
+
 def _padded(x: torch.Tensor, pads: Sequence[tuple[int, int]]) -> torch.Tensor:
     return F.pad(x, [pad for pair in reversed(pads) for pad in pair]) if any(map(any, pads)) else x
 
@@ -171,13 +182,13 @@ def _kept(
     name: str,
     given: torch.Tensor,
     made: torch.Tensor,
-    finish: Any,
+    factors: Any,
     positions: int,
     x: torch.Tensor,
     bias: Any,
 ) -> torch.Tensor:
     """Keep the terms, and return the result of one example, with its bias."""
-    tap.keep_term(roles.place, positions, name, made, given, finish)
+    tap.keep_term(roles.place, positions, name, made, given, factors, of_some=factors)
     axes = made.dim() - 3
     if whole_bias(bias):
         bias.tap.keep_bias((1, *range(3, made.dim())), tuple(made.shape), name)

@@ -16,7 +16,7 @@ from gradclip.per_example.ghost.torch_attention import AttentionAtOnce, own_code
 from gradclip.per_example.ghost.torch_checkpoints import Again, same_parameters
 from gradclip.per_example.ghost.torch_parameter import TappedParameter, whole
 from gradclip.per_example.ghost.torch_run import Leaf, Run
-from gradclip.per_example.ghost.torch_terms import materialized, nothing_of, parts_of
+from gradclip.per_example.ghost.torch_terms import materialized, multiplied, nothing_of, parts_of
 from gradclip.per_example.ghost.torch_vmap import current_level
 from gradclip.tree import FlatTree, flatten
 
@@ -133,9 +133,14 @@ class Pass:
             leaf.terms = []
 
 
-def gradient_of(leaf: Leaf, cotangents: Sequence[torch.Tensor | None]) -> Gradient:
-    """Return the gradient of a parameter, given the cotangents that its run asked for."""
+def gradient_of(leaf: Leaf, cotangents: Sequence[torch.Tensor | None], *, made_soon: bool = False) -> Gradient:
+    """Return the gradient of a parameter, given the cotangents that its run asked for.
+
+    `made_soon`: the factors will be multiplied for each example, so they need not all be there together.
+    """
     with torch.no_grad():
+        if made_soon and (rows := _made_in_pieces(leaf, cotangents)) is not None:
+            return Made(rows)
         made: torch.Tensor | None = None
         placed: list[tuple[Place, Dense | Rows]] = []
         for term in leaf.terms:
@@ -158,6 +163,16 @@ def gradient_of(leaf: Leaf, cotangents: Sequence[torch.Tensor | None]) -> Gradie
         total = torch.zeros(leaf.batch.shape, dtype=leaf.weight.dtype, device=leaf.weight.device)
         total = materialized(parts, total)
         return Made(total if made is None else total + made)
+
+
+def _made_in_pieces(leaf: Leaf, cotangents: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
+    """Return the gradient of each example if it is one term that comes in pieces."""
+    if not (leaf.tapped and len(leaf.terms) == 1):
+        return None
+    (term,) = leaf.terms
+    cotangent = cotangents[term.edge]
+    whole_leaf = term.place is not None and term.place.box == tuple(leaf.weight.shape)
+    return multiplied(term, cotangent) if whole_leaf and cotangent is not None else None
 
 
 def _refused(x: object) -> str:

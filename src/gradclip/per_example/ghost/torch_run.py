@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from gradclip.per_example.ghost.records import Made, Place
+from gradclip.per_example.ghost.records import Dense, Made, Place
 from gradclip.per_example.ghost.torch_layout import Layout
 from gradclip.per_example.ghost.torch_terms import Product, Roles, Term, dense, roles_of
 from gradclip.per_example.ghost.torch_vmap import batch_of, current_level, one_of
@@ -133,11 +133,12 @@ class Tap:
         finish: Callable[[torch.Tensor], Any],
         *,
         embedding: bool = False,
+        of_some: Callable[[torch.Tensor, slice], Dense] | None = None,
     ) -> None:
         """Keep how the factors follow from the cotangents of `made`, and that the input must not change."""
         if self.run.recording:
-            edge = self.run.edge(made)
-            self.leaf.terms.append(Term(place, positions, name, edge, finish, given, given._version, embedding))
+            edge, version = self.run.edge(made), given._version
+            self.leaf.terms.append(Term(place, positions, name, edge, finish, given, version, embedding, of_some))
 
     def keep_bias(self, axes: tuple[int, ...], sizes: tuple[int, ...], name: str) -> None:
         """Keep that this was added to the last result that was kept, all along these axes of it; it has these sizes."""

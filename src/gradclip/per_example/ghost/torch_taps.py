@@ -61,10 +61,18 @@ class TorchTaps(Taps):
                 reason = f"the function fails under torch.func.vmap ({first})"
         return [_described(one, i, reason=reason) for i in range(len(one.parameters))]
 
-    def run(self, fun: Function, argnums: Argnums, args: Args, axes: Axes, tapped: Sequence[bool]) -> Tapped:
+    def run(
+        self,
+        fun: Function,
+        argnums: Argnums,
+        args: Args,
+        axes: Axes,
+        tapped: Sequence[bool],
+        made_soon: Sequence[bool] = (),
+    ) -> Tapped:
         with batch_norm_named():
             try:
-                return _run(Call(fun, argnums, args, axes), tapped)
+                return _run(Call(fun, argnums, args, axes), tapped, made_soon or [False] * len(tapped))
             except Exception as error:
                 better = explained(error, Gradient(fun, argnums), args, axes)
                 if better is error:
@@ -72,9 +80,10 @@ class TorchTaps(Taps):
                 raise better from error
 
 
-def _run(call: Call, tapped: Sequence[bool]) -> Tapped:
+def _run(call: Call, tapped: Sequence[bool], made_soon: Sequence[bool]) -> Tapped:
     done, reasons, _ = _finished(call, tapped)
-    gradients = [gradient_of(leaf, done.cotangents) for leaf in done.leaves]
+    pairs = zip(done.leaves, made_soon, strict=True)
+    gradients = [gradient_of(leaf, done.cotangents, made_soon=soon) for leaf, soon in pairs]
     reasons |= {i: leaf.reason for i, leaf in enumerate(done.leaves) if leaf.reason}
     done.close()
     untapped = {i: reason for i, reason in sorted(reasons.items()) if tapped[i]}

@@ -15,6 +15,9 @@ from gradclip.per_example.ghost.torch_layout import Layout
 
 Labels = tuple[object, ...]
 
+_PIECE = 2**21
+"""The bytes of factors that are cut out and multiplied at a time: they stay in a processor's cache."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Product:
@@ -97,7 +100,8 @@ class Term:
     """A use of a parameter in the forward pass. `edge` is where the cotangent of its result appears.
 
     `finish` turns the cotangents into factors, or into the gradient of each example if `place` is None. `kept` is the
-    input, and `version` counts the writes to it, because a changed input gives a wrong gradient.
+    input, and `version` counts the writes to it, because a changed input gives a wrong gradient. `of_some` returns the
+    factors of some examples, given their cotangents and numbers, if factors take much more memory than the input.
     """
 
     place: Place | None
@@ -108,6 +112,7 @@ class Term:
     kept: torch.Tensor | None = None
     version: int = 0
     embedding: bool = False
+    of_some: Callable[[torch.Tensor, slice], Dense] | None = None
 
     def check(self) -> None:
         """Raise a RuntimeError if the input has been written to since."""
@@ -143,19 +148,43 @@ def overlap(places: Sequence[Place]) -> str:
     return ""
 
 
+def multiplied(term: Term, cotangent: torch.Tensor) -> torch.Tensor | None:
+    """Return the matrices of each example in the shape of their box, made piece by piece, in at least float32.
+
+    None if the term does not come in pieces.
+    """
+    place, of_some = term.place, term.of_some
+    if place is None or of_some is None:
+        return None
+    blocks, rows, columns = place.shape
+    of_one = blocks * term.positions * (rows + columns) * cotangent.element_size()
+    size = max(1, _PIECE // max(1, of_one))
+    wide = torch.promote_types(cotangent.dtype, torch.float32)
+    made = cotangent.new_empty((len(cotangent), blocks, rows, columns), dtype=wide)
+    for start in range(0, len(cotangent), size):
+        piece = slice(start, start + size)
+        left, right = (x.to(wide).flatten(0, 1) for x in of_some(cotangent[piece], piece))
+        torch.bmm(left.mT, right, out=made[piece].flatten(0, 1))
+    return _in_box(made, place)
+
+
+def _in_box(matrices: torch.Tensor, place: Place) -> torch.Tensor:
+    """Return matrices of shape (batch, blocks, rows, columns) in the shape of their box."""
+    order = [0] * len(place.axes)
+    for i, axis in enumerate(place.axes):
+        order[axis] = i + 1
+    sizes = [place.view[axis] for axis in place.axes]
+    return matrices.reshape(-1, *sizes).permute(0, *order).reshape(-1, *place.box)
+
+
 def materialized(parts: Sequence[Part], like: torch.Tensor) -> torch.Tensor:
     """Return the gradient of each example, the sum of all parts. `like` is zeros of its shape (batch, ...)."""
     total = like
     for part in parts:
         place = part.place
         box = total[(slice(None), *(slice(a, b) for a, b in zip(place.start, place.stop, strict=True)))]
-        order = [0] * len(place.axes)
-        for i, axis in enumerate(place.axes):
-            order[axis] = i + 1
         for term in part.terms:
-            matrices = _matrices(term, place, like.dtype)
-            sizes = [place.view[axis] for axis in place.axes]
-            box += matrices.reshape(-1, *sizes).permute(0, *order).reshape(box.shape)
+            box += _in_box(_matrices(term, place, like.dtype), place)
     return total
 
 
