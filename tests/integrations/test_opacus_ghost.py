@@ -113,7 +113,6 @@ def test_large_gradients_are_not_made():
 
 @pytest.mark.parametrize("scale", [1.0, 1e4, 1e30])
 def test_one_example_moves_the_sum_by_at_most_the_threshold(scale):
-    """In whole numbers."""
     model, optimizer, criterion, _ = private(PrivacyEngine(), loss_reduction="sum")
     torch.manual_seed(0)
     for _ in range(20):

@@ -48,3 +48,23 @@ def trained(optimizer, once, max_norm=1.0, steps=STEPS, looks=4, **settings):
     watched.remove()
     assert (watched.reports, watched.looks) == ([], looks), watched
     return watched
+
+
+def named(optimizer, once, kind, words, steps=6, max_norm=1.0, **settings):
+    """Take steps with a guard; check that it names one kind of mistake, once, and return the finding."""
+    watched = gradclip.guard(optimizer, max_norm, every=3, **settings)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(steps):
+            once()
+    watched.remove()
+    told = [one for one in caught if one.category is gradclip.ClippingWarning]
+    assert [one.kind for one in watched.reports] == [kind], watched
+    (found,) = watched.reports
+    assert words in found.sentence
+    assert [str(one.message) for one in told] == [str(found)]
+    assert found.fix in str(found)
+    # The warning is about the user's line, not about PyTorch's or gradclip's.
+    assert told[0].filename == once.__code__.co_filename
+    assert f"1 mistake)\n- {kind}, step {found.step}: " in repr(watched)
+    return found

@@ -268,8 +268,7 @@ class Monitor(Totals):
 
     def save(self, path: str | Path) -> None:
         """Write the kept steps as lines of JSON, one per step."""
-        text = "".join(to_line(step) + "\n" for step in self.records)
-        Path(path).write_text(text, encoding="utf-8")
+        Path(path).write_text("".join(f"{to_line(step)}\n" for step in self.records), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path, capacity: int | None = None) -> Monitor:
