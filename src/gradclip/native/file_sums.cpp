@@ -108,7 +108,7 @@ std::vector<double> sums_of_pieces(const Asked& asked, Room room, int64_t needed
   const int64_t pieces = pieces_of(asked), most = std::min(pieces, room.size / needed);
   if (most < std::min<int64_t>(pieces, 1)) throw std::invalid_argument("the memory to read into is too small");
   std::vector<double> sums(static_cast<std::size_t>(pieces));
-  const int useful = std::min(threads_worth(asked.count, threads, kReadByOne), static_cast<int>(most));
+  const int useful = std::min(threads_worth(asked.count, threads, kComputedByOne), static_cast<int>(most));
   if (pieces == 0) return sums;
   on_threads(useful, [&](int thread) {
     const DefaultArithmetic ours;
