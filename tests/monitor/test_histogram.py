@@ -5,32 +5,13 @@ import math
 import numpy as np
 import pytest
 from matplotlib.colors import to_hex
-from matplotlib.figure import Figure
 
+from drawn_panels import NORMS, columns, drawn, legend
 from gradclip.monitor.histogram import Bars, histogram
-from gradclip.monitor.looks import Look, Palette
+from gradclip.monitor.looks import Palette
 from gradclip.monitor.records import Columns, Step
 
-NORMS = [0.5, 2.0, math.nan, 3.0, math.inf, 0.0]
 USUAL = np.geomspace(0.8, 1.25, 200)
-
-
-def columns(norms, max_norm=1.0):
-    return Columns.of(
-        [Step(i, float(x), max_norm, skipped=bool(np.isinf(x))) for i, x in enumerate(norms, 1)],
-    )
-
-
-def drawn(panel, *given):
-    figure = Figure()
-    axes = figure.add_subplot()
-    panel(axes, *given, Look())
-    figure.draw_without_rendering()
-    return axes
-
-
-def legend(axes):
-    return [text.get_text() for text in axes.get_legend().get_texts()]
 
 
 def test_the_histogram_counts_every_positive_norm():

@@ -3,21 +3,12 @@
 import math
 
 import numpy as np
-from matplotlib.figure import Figure
 
 import gradclip
+from drawn_panels import drawn
 from gradclip.monitor import layer_map
 from gradclip.monitor.layer_map import LayerMap
-from gradclip.monitor.looks import Look
 from gradclip.monitor.records import Counts, Layers, LayerTable, Overview, Step
-
-
-def drawn(panel, *given):
-    figure = Figure()
-    axes = figure.add_subplot()
-    panel(axes, *given, Look())
-    figure.draw_without_rendering()
-    return axes
 
 
 def of_all(table):
