@@ -52,8 +52,8 @@ std::vector<Piece> cut(const std::vector<Span>& spans, int64_t length = kChunk);
 enum class Order { forward, backward };
 
 // The elements that are worth a thread: one core takes several times as long for them as a thread takes to start. They
-// are more if they are only read, or rewritten in place, and fewer if there is much to compute, or if results go to new
-// pages of memory.
+// are more if they are only read, or rewritten in place, and fewer if there is much to compute, if results go to new
+// pages of memory, or if they are read from a file.
 constexpr int64_t kReadByOne = int64_t{1} << 21, kComputedByOne = int64_t{1} << 19;
 
 // The number of threads worth starting for this many elements, if `by_one` are worth a thread.
