@@ -1,0 +1,154 @@
+"""The device of the tests in tests/gpu, with what only a GPU has: streams, graphs, and errors where a call waits.
+
+With GRADCLIP_TEST_DEVICE=cpu the same tests run on the CPU as a rehearsal. All that differs then is in `Rehearsal`.
+"""
+
+import os
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the memory
+
+import numpy as np
+import torch
+
+DEVICE = torch.device(os.environ.get("GRADCLIP_TEST_DEVICE", "cuda"))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+# Relative distances: how far a clipped norm may lie below the threshold.
+TIGHT = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-2}
+
+
+class Cuda:
+    """A GPU of NVIDIA or AMD."""
+
+    processes, jax = "nccl", "gpu"
+
+    def synchronize(self):
+        torch.cuda.synchronize()
+
+    def usual(self):
+        """Let everything wait again."""
+        torch.cuda.set_sync_debug_mode("default")
+
+    @contextmanager
+    def waiting_is_an_error(self):
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    def delay(self):
+        """Keep the current stream busy for some 20 ms, so that the host runs far ahead of it."""
+        torch.cuda._sleep(40_000_000)
+
+    def stream(self):
+        return torch.cuda.Stream()
+
+    def using(self, stream):
+        return torch.cuda.stream(stream)
+
+    def before(self, stream):
+        """Let a stream begin after what the current one has to do."""
+        stream.wait_stream(torch.cuda.current_stream())
+
+    def after(self, stream):
+        """Let the current stream go on after what another one has to do."""
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def captured(self, step, warmups=3):
+        """Run a step some times, capture it in a graph, which does not run it, and return what runs the graph."""
+        side = self.stream()
+        self.before(side)
+        with self.using(side):
+            for _ in range(warmups):
+                step()
+        self.after(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        return graph.replay
+
+
+class Rehearsal:
+    """The CPU: calls run in order, and nothing waits. A captured step is the step itself."""
+
+    processes, jax = "gloo", "cpu"
+
+    def synchronize(self):
+        pass
+
+    usual = delay = stream = synchronize
+
+    def waiting_is_an_error(self):
+        return nullcontext()
+
+    def using(self, stream):
+        return nullcontext()
+
+    def before(self, stream):
+        pass
+
+    after = before
+
+    def captured(self, step, warmups=3):
+        for _ in range(warmups):
+            step()
+        return step
+
+
+ON = Rehearsal() if DEVICE.type == "cpu" else Cuda()
+
+
+def moved(leaves):
+    """Return copies of tensors on the device, which requires to wait."""
+    ON.usual()
+    return [x.to(DEVICE, copy=True) for x in leaves]
+
+
+def on_host(leaves):
+    """Return the values of tensors as float64 arrays, which requires to wait."""
+    ON.usual()
+    return [x.detach().cpu().double().numpy() for x in leaves]
+
+
+def drawn(seed, dtypes, shapes, scale=1.0):
+    """Return normal numbers as tensors on the CPU, whose dtypes take turns, and copies of them on the device."""
+    rng = np.random.default_rng(seed)
+    made = [torch.tensor(np.float64(rng.standard_normal(shape)) * scale) for shape in shapes]
+    leaves = [x.to(dtypes[i % len(dtypes)]) for i, x in enumerate(made)]
+    return leaves, moved(leaves)
+
+
+def held(leaves):
+    """Return holders of copies of gradients, which lie in memory as these do."""
+    return [SimpleNamespace(grad=x.clone()) for x in leaves]
+
+
+def grads(holders):
+    return [one.grad for one in holders]
+
+
+def parameters_with(leaves):
+    """Return parameters of zeros on the device with copies of these gradients."""
+    made = [torch.nn.Parameter(torch.zeros_like(x, device=DEVICE)) for x in leaves]
+    for parameter, grad in zip(made, moved(leaves), strict=True):
+        parameter.grad = grad
+    return made
+
+
+def numbers(*values, dtype=torch.float32):
+    """Return a vector on the device."""
+    ON.usual()
+    return torch.tensor(values, dtype=dtype).to(DEVICE)
+
+
+def same_bits(leaves, others):
+    """Say whether tensors on the device hold the same bits as those on the CPU."""
+    ON.usual()
+    return all(torch.equal(_bits(x), _bits(y)) for x, y in zip(leaves, others, strict=True))
+
+
+def _bits(x):
+    return x.detach().cpu().reshape(-1).view(torch.uint8)
