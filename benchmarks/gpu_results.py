@@ -1,0 +1,27 @@
+"""The results of gpu.py: how contenders are called, one row as a line, and the files of all devices."""
+
+import json
+
+from report import RESULTS, rounded
+
+KERNELS, PLAIN, PEER, FLOOR = "gradclip", "gradclip without kernels", "peer", "floor"
+
+
+def name_of(device):
+    """Return the file name for the results of a device."""
+    return f"gpu-{'-'.join(device.split())}.json"
+
+
+def measured(folder=RESULTS):
+    """Return what was measured on each device."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"))]
+
+
+def shown(row):
+    """Return a row as a line to print."""
+    words = ", ".join(row[key] for key in ("workload", "dtype", "call", "case") if row.get(key))
+    if "error" in row:
+        return f"{words}: {row['error']}"
+    times = "   ".join(f"{name} {rounded(t['ms'], 3)} ms, {t['host us']:.0f} us" for name, t in row["times"].items())
+    errors = "".join(f"   {name}: {error}" for name, error in row.get("errors", {}).items())
+    return f"{words}: {times}{errors}"
