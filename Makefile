@@ -12,10 +12,11 @@ NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/nativ
 DEMO ?=
 COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
+GPU ?=
 TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all trainers check attack lint docs look parity bench accelerators gpu wheel portable release compilers versions sanitize clean
+.PHONY: help demo test test-all trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
 test test-all check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
@@ -24,7 +25,7 @@ test test-all check attack parity bench wheel release sanitize lucid trainers: e
 unexport PYTHONDONTWRITEBYTECODE
 
 help:  ## Show this menu
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 22
 
 demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
@@ -92,9 +93,15 @@ accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with 
 	$(BIN)/python benchmarks/counts_jax.py --write
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
-gpu: $(VENV)/ready  ## Run the tests that need a GPU, count operations and time them; needs a GPU
-	$(BIN)/python -m pytest -m gpu tests/gpu
-	$(BIN)/python benchmarks/counts.py calls --write
+gpu:  ## Test and time gradclip on a GPU in 9 minutes, with what python3 has; GPU="--only tests --seconds 200" for a part
+	python3 scripts/gpu.py $(GPU)
+
+gpu-wheels:  ## Collect wheels for `make gpu` on a machine without a package registry, in gpu-wheels
+	$(PYTHON) scripts/gpu_wheels.py
+
+gpu-rehearsal: .venv-gpu/ready  ## Run what `make gpu` runs on this machine, where the CPU takes the place of the GPU
+	$(PYTHON) scripts/gpu_wheels.py build/gpu/wheels --this-python
+	PIP_NO_INDEX=1 .venv-gpu/bin/python scripts/gpu.py --rehearse --wheels build/gpu/wheels $(GPU)
 
 wheel: .venv-lint/ready  ## Build the wheel, and install it with and without a compiler in an empty environment
 	rm -rf dist .venv-wheel
@@ -148,6 +155,14 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 	$(PIP) -e '.[test]'
 	touch $@
 
+# What a bare machine with a GPU has. PyTorch for the CPU alone exists for fewer Pythons.
+.venv-gpu/ready: pyproject.toml
+	$(PYTHON) -m venv .venv-gpu
+	.venv-gpu/bin/$(INSTALL) torch==2.13.0
+	.venv-gpu/bin/$(INSTALL) triton==3.6.0 jax optax numpy scipy opt-einsum safetensors matplotlib typer rich pytest hypothesis \
+	  scikit-build-core nanobind cmake ninja
+	touch $@
+
 .venv-demo/ready: pyproject.toml $(NATIVE)
 	$(PYTHON) -m venv .venv-demo
 	.venv-demo/bin/$(INSTALL) -e '.[demo]'
@@ -174,6 +189,6 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 	touch $@
 
 clean:  ## Remove environments, build outputs and caches
-	rm -rf .venv .venv-* dist build gradclip-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
+	rm -rf .venv .venv-* dist build gpu-wheels gradclip-demo .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info src/*.egg-info
 	find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
 	rm -f src/gradclip/native/*.so
