@@ -19,9 +19,9 @@ TIGHT = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.f
 
 
 class Cuda:
-    """A GPU of NVIDIA or AMD."""
+    """A GPU: what sends messages between processes there, its name in JAX, and whether graphs can capture steps."""
 
-    processes, jax = "nccl", "gpu"
+    processes, jax, capturable = "nccl", "gpu", True
 
     def synchronize(self):
         torch.cuda.synchronize()
@@ -74,7 +74,7 @@ class Cuda:
 class Rehearsal:
     """The CPU: calls run in order, and nothing waits. A captured step is the step itself."""
 
-    processes, jax = "gloo", "cpu"
+    processes, jax, capturable = "gloo", "cpu", False
 
     def synchronize(self):
         pass
@@ -152,3 +152,43 @@ def same_bits(leaves, others):
 
 def _bits(x):
     return x.detach().cpu().reshape(-1).view(torch.uint8)
+
+
+# A short training, and the same on the CPU in float64 with PyTorch's own clipping
+
+
+def network(device=DEVICE, dtype=torch.float32):
+    """Return a small network, always with the same weights."""
+    generator = torch.Generator().manual_seed(0)
+    made = torch.nn.Sequential(torch.nn.Linear(12, 16), torch.nn.Tanh(), torch.nn.Linear(16, 3))
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 3)
+    return made.to(device, dtype)
+
+
+def batches(count, device=DEVICE, dtype=torch.float32):
+    """Return inputs of some steps. From one to the next, they are larger by half: so norms grow, too."""
+    generator = torch.Generator().manual_seed(1)
+    return [(1.5**i * torch.randn(8, 12, generator=generator)).to(device, dtype) for i in range(count)]
+
+
+def loss_of(model, x):
+    return model(x).square().sum(-1).mean()
+
+
+def trained_on_host(optimizer_of, max_norm, inputs):
+    """Return the weights after plain steps on the CPU in float64, clipped by PyTorch, and the norms before clipping."""
+    model, norms = network("cpu", torch.float64), []
+    optimizer = optimizer_of(model.parameters())
+    for x in inputs:
+        optimizer.zero_grad()
+        loss_of(model, x.cpu().double()).backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)))
+        optimizer.step()
+    return on_host(model.parameters()), norms
+
+
+def check_weights(model, wanted, rtol=1e-4):
+    for found, other in zip(on_host(model.parameters()), wanted, strict=True):
+        np.testing.assert_allclose(found, other, rtol=rtol, atol=rtol)
