@@ -1,4 +1,4 @@
-"""Errors of kernels, which come late, are those of the test that launched them. The most telling files come first."""
+"""The order of these tests, what of the frameworks' own warnings is an error, and to which test late errors belong."""
 
 from pathlib import Path
 
@@ -26,12 +26,18 @@ FIRST = (
 
 
 def pytest_collection_modifyitems(items):
+    """Run the most telling files first. Pass over warnings of frameworks, which differ from machine to machine."""
     places = {Path(__file__).with_name(f"{name}.py"): place for place, name in enumerate(FIRST)}
     items.sort(key=lambda item: places.get(item.path, -1))  # those of other folders keep their places
+    for item in items:
+        if item.path in places:
+            for name in ("torch", "jax", "triton"):
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:::{name}"))
 
 
 @pytest.fixture(autouse=True)
 def finished():
+    """Wait after each test: errors of kernels come late, and would be told of a later one."""
     yield
     ON.usual()
     ON.synchronize()
