@@ -21,7 +21,7 @@ from collections import deque
 from importlib import metadata
 from pathlib import Path
 
-from gpu_results import name_of, shown
+from gpu_results import name_of, shown, words
 from report import RESULTS
 
 HERE = Path(__file__).parent
@@ -29,6 +29,8 @@ PARTS = {"gpu_rows.py": 30, "gpu_private.py": 45, "gpu_jax.py": 90}
 """The processes, and how many seconds each has for a row. JAX compiles a program for each."""
 STARTING = 90
 """Seconds until a process must answer for the first time: it imports frameworks."""
+ENDING = 2
+"""Seconds that are left for the end of a run."""
 STARTS = 6
 """How often a process is started again at the row after one that failed."""
 PACKAGES = ("gradclip", "torch", "triton", "jax", "optax", "opacus", "numpy")
@@ -67,10 +69,6 @@ class Results:
             new.replace(self.path)
 
 
-def words(row):
-    return [row.get(key) for key in ("workload", "dtype", "call", "case")]
-
-
 def versions():
     found = {"python": platform.python_version()}
     for name in PACKAGES:
@@ -93,9 +91,20 @@ class Worker:
         pipe = subprocess.PIPE
         self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment)
         self.lines, self.said = queue.Queue(), deque(maxlen=1)
-        self.listener = threading.Thread(target=self._listen, daemon=True)
-        self.listener.start()
-        threading.Thread(target=self._read, daemon=True).start()
+        self.threads = [threading.Thread(target=target, daemon=True) for target in (self._listen, self._read)]
+        for thread in self.threads:
+            thread.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.kill()
+        self.process.wait()
+        for thread in self.threads:
+            thread.join()
+        self.process.stdout.close()
+        self.process.stderr.close()
 
     def _listen(self):
         self.said.extend(line for line in self.process.stderr if line.strip())
@@ -112,12 +121,8 @@ class Worker:
     def ended(self):
         """Return why the process ended, or None if it ended well."""
         code = self.process.wait()
-        self.listener.join(5)
+        self.threads[0].join()
         return None if code == 0 else f"the process ended with {code}: {''.join(self.said).strip()}"
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
 
 
 def follow(worker, part, limit, results, deadline):
@@ -127,9 +132,8 @@ def follow(worker, part, limit, results, deadline):
         try:
             message = worker.message(min(patience, deadline - time.monotonic()))
         except queue.Empty:
-            worker.end()
             if time.monotonic() >= deadline:
-                results.stop(", ".join(filter(None, (row or {"workload": part}).values())))
+                results.stop(words(row or {"workload": part}))
                 return None
             results.add({**(row or {"workload": part}), "error": f"took more than {patience} seconds"})
             return next_row
@@ -150,13 +154,14 @@ def follow(worker, part, limit, results, deadline):
 
 def measure(options):
     results = Results(options.out, keeps=bool(options.only))
-    deadline = time.monotonic() + options.seconds
+    deadline = time.monotonic() + options.seconds - ENDING
     for part, limit in PARTS.items():
         start, begun = 0, time.monotonic()
         for _ in range(STARTS):
             if start is None or time.monotonic() >= deadline:
                 break
-            start = follow(Worker(part, options, start), part, limit, results, deadline)
+            with Worker(part, options, start) as worker:
+                start = follow(worker, part, limit, results, deadline)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
     print(f"written: {results.path}")
 

@@ -17,11 +17,24 @@ def measured(folder=RESULTS):
     return [json.loads(path.read_text()) for path in sorted(folder.glob("gpu-*.json"))]
 
 
+def words(row):
+    """Return what a row is about."""
+    return ", ".join(row[key] for key in ("workload", "dtype", "call", "case") if row.get(key))
+
+
 def shown(row):
     """Return a row as a line to print."""
-    words = ", ".join(row[key] for key in ("workload", "dtype", "call", "case") if row.get(key))
     if "error" in row:
-        return f"{words}: {row['error']}"
+        return f"{words(row)}: {row['error']}"
     times = "   ".join(f"{name} {rounded(t['ms'], 3)} ms, {t['host us']:.0f} us" for name, t in row["times"].items())
     errors = "".join(f"   {name}: {error}" for name, error in row.get("errors", {}).items())
-    return f"{words}: {times}{errors}"
+    return f"{words(row)}: {times}{errors}"
+
+
+def together(rows):
+    """Return {(workload, dtype, call): {case: row}} of the rows that were measured."""
+    found = {}
+    for row in rows:
+        if "times" in row:
+            found.setdefault((row["workload"], row["dtype"], row["call"]), {})[row["case"]] = row
+    return found

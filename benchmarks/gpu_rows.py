@@ -51,7 +51,7 @@ class Measure:
             self._make(row)
         try:
             found = self._measured(row)
-        except BaseException:
+        except Exception:
             self._drop()
             raise
         if "errors" in found:

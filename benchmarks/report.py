@@ -30,6 +30,7 @@ TRAINING_PICTURE = RESULTS / "training.png"
 GRAPHS = RESULTS / "graphs.json"
 GROWTH = RESULTS / "growth.json"
 PICTURE = RESULTS / "clipping.png"
+GPU_PICTURE = PRIVATE_STEPS_PICTURE.parent / "gpu.svg"
 SPEED_PICTURE = PRIVATE_STEPS_PICTURE.parent / "speed.svg"
 _UNITS = {2**30: "GB", 2**20: "MB", 2**10: "KB"}
 

@@ -5,6 +5,8 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+from gpu_results import measured
+from gpu_tables import of_gpu
 from private_tables import OF_JAX, OF_TORCH, of_growth, of_noise, of_private_times, of_two_cores
 from report import (
     CALLS,
@@ -15,10 +17,12 @@ from report import (
     COUNTS_JAX,
     FILES,
     FOLDED,
+    GPU_PICTURE,
     GRAPHS,
     NOISE,
     PER_EXAMPLE,
     PRIVATE_STEPS,
+    RESULTS,
     SCENARIOS,
     SHARDED,
     SHARDED_JAX,
@@ -244,6 +248,16 @@ class Table:
         page.write_text(page.read_text().replace(start + self.on_page(), start + self.current()))
 
 
+@dataclass(frozen=True)
+class OfDevices(Table):
+    """What is on a page of all GPUs. It stays as it is until one has been timed."""
+
+    def current(self):
+        found = measured(self.measured)
+        picture = GPU_PICTURE.relative_to((ROOT / self.page).parent) if GPU_PICTURE.exists() else None
+        return self.lines(found, picture) if found else self.on_page()
+
+
 TABLES = [
     Table("docs/adaptive.md", "best figures", TRAINING, of_best, "tasks"),
     Table("docs/adaptive.md", "doubt", TRAINING, of_doubt, "tasks"),
@@ -265,6 +279,7 @@ TABLES = [
     Table("docs/accelerators.md", "compiled", COUNTS_COMPILED, of_compiled, "lines"),
     Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
     Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),
+    OfDevices("docs/accelerators.md", "gpu", RESULTS, of_gpu),
     Table("docs/per-example.md", "sums", PER_EXAMPLE, of_sums),
     Table("docs/per-example.md", "steps in JAX", PRIVATE_STEPS, OF_JAX),
     Table("docs/per-example.md", "steps in PyTorch", PRIVATE_STEPS, OF_TORCH),

@@ -40,6 +40,7 @@ OF_THE_REPOSITORY = {
     "docs",
     "examples",
     "gallery",
+    "gpu_benchmark",
     "gpu_script",
     "layering",
     "mirror",
