@@ -19,6 +19,19 @@ same bound holds, for orders >= 1:
    result of the smallest element. K is lowered by a further 2**-49 for all roundings in float64, which are fewer than
    16.
 
+bfloat16 may be multiplied by a bfloat16 number f, and the products divided by a bfloat16 number S >= 1, where one of
+the two is 1. That step changes no bits, so results are rounded once, as in 4, which holds with f / S in place of c. And
+f / S is at most c:
+
+- Where the significand of r, which is 1 / c raised by one unit of bfloat16, is at least 1.5, S is r, rounded down to
+  bfloat16. 1 / c is computed within one unit of float32, so S is above 1 / c, by at most one unit: 1 / S is at least
+  c * (1 - 0.0053).
+- Otherwise f is c, rounded down to bfloat16. Then the significand of c is at least 1.34 or at most 1 + 2**-8, so f is
+  at least c * (1 - 0.0059), unless c is subnormal. If c is 0 or 1, so is f.
+
+With u = 2**-8, results have at least 0.9902 of the norm that they could have, but for roundings of products, which are
+up and down on random data.
+
 A norm may come in units of a power of two, its divisor. K and the limit are divided by it. This is exact, since K is
 large enough: for float64 the threshold is at least 2**-500.
 

@@ -5,8 +5,13 @@ the norms. Devices add in different orders, so the bounds here hold for any orde
 only if the factor has the tensors' dtype. Its slow path on CUDA rounds a scalar of another dtype to the tensors' dtype,
 to nearest, so half types are multiplied in other ways.
 
-Some operations launch one kernel per tensor: for bfloat16, and if each tensor has its own factor. PyTorch's own
-optimizers use these operations. Their names are private, but unchanged from 2.6 to 2.13.
+float16 is multiplied by the operation that GradScaler uses, in float32. From 2.6 to 2.13 its CUDA kernel has no
+bfloat16 (`AmpKernels.cu`). So bfloat16 is multiplied by a bfloat16 number, then divided by one, and `one_factor` proves
+the bound. That reads and writes the tensors twice. So a tensor that takes the device longer than the host needs for a
+launch is multiplied by a launch of its own, in float32.
+
+Each tensor has a launch of its own too if it has its own factor. PyTorch's own optimizers use these operations. Their
+names are private, but unchanged from 2.6 to 2.13.
 """
 
 from __future__ import annotations
@@ -31,7 +36,12 @@ _BITS = {
     torch.bfloat16: torch.int16,
 }
 _HALVES = (torch.float16, torch.bfloat16)
-_UNSCALES = ("cuda", "cpu", "meta", "xpu")  # devices with the operation that GradScaler uses to unscale
+# The devices on which the operation that GradScaler uses to unscale takes tensors of a dtype.
+_UNSCALES = {torch.float16: ("cuda", "cpu", "meta", "xpu"), torch.bfloat16: ("xpu",)}
+# The devices on which bfloat16 is multiplied in two steps: CUDA, and the CPU, where tests emulate it.
+_TWO_STEPS = ("cuda", "cpu")
+# Two steps take about nine launches. A launch takes the host about 5 us, in which a GPU reads and writes 2**21 numbers.
+_FEW, _LARGE = 8, 2**21
 # Before 2.13, the CUDA kernels count a tensor's elements in 32 bits.
 _MOST = 2**63 - 1 if torch.__version__ >= (2, 13) else 2**31 - 1
 
@@ -108,10 +118,7 @@ class MultiTensor:
                 if by.blanks:
                     _blank(results, by, kind)
                 return results
-            # The products would be float32. Multiplying by a Python number just copies the tensors.
-            results = torch._foreach_mul(some, 1.0)
-            _multiply(results, by, kind)
-            return results
+            return _products_of_halves(some, by, kind)
 
         return self._made(arrays, products)
 
@@ -218,12 +225,79 @@ def _numbers(
 
 
 def _multiply(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
-    """Multiply tensors of one device and dtype in place. `kind` are their indices.
+    """Multiply tensors of one device and dtype in place. `kind` are their indices."""
+    together, alone = _in_two_steps(some, by)
+    if together:
+        small = [some[place] for place in together]
+        factor, divisor = _factor_and_divisor(by.factors["bfloat16"], small[0].device)
+        torch._foreach_mul_(small, factor)
+        torch._foreach_div_(small, divisor)
+    if alone:
+        _multiply_in_float32([some[place] for place in alone], by, [kind[place] for place in alone])
+    _finish(some, by, kind)
 
-    The factor is float64 for float64 tensors, else float32. Each product is then rounded to the tensors' dtype.
+
+def _products_of_halves(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> Sequence[torch.Tensor]:
+    """Return the products of tensors of a half type."""
+    results = list(some)
+    together, alone = _in_two_steps(some, by)
+    if together:
+        factor, divisor = _factor_and_divisor(by.factors["bfloat16"], some[0].device)
+        products = torch._foreach_mul([some[place] for place in together], factor)
+        torch._foreach_div_(products, divisor)
+        _put(results, together, products)
+    if alone:
+        # The products would be float32. Multiplying by a Python number just copies the tensors.
+        products = torch._foreach_mul([some[place] for place in alone], 1.0)
+        _multiply_in_float32(products, by, [kind[place] for place in alone])
+        _put(results, alone, products)
+    _finish(results, by, kind)
+    return results
+
+
+def _put(results: list[torch.Tensor], places: Sequence[int], products: Sequence[torch.Tensor]) -> None:
+    for place, product in zip(places, products, strict=True):
+        results[place] = product
+
+
+def _in_two_steps(some: Sequence[torch.Tensor], by: OneFactor) -> tuple[Sequence[int], Sequence[int]]:
+    """Return the positions of the tensors that are multiplied in two steps, and those of the others.
+
+    Compiled code is not split: compilers make few kernels of many multiplications, and compute them in float32.
     """
+    everything, first = range(len(some)), some[0]
+    possible = first.dtype is torch.bfloat16 and by.sizes is None and first.device.type in _TWO_STEPS
+    if not possible or torch.compiler.is_compiling():
+        return (), everything
+    together = [place for place in everything if some[place].numel() < _LARGE]
+    if len(together) <= _FEW:
+        return (), everything
+    return together, [place for place in everything if some[place].numel() >= _LARGE]
+
+
+def _factor_and_divisor(c: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return f and S of `one_factor`, bfloat16 scalars on a device, for a float32 scalar c.
+
+    The upper half of a float32 number is that number in bfloat16, rounded toward zero. So no operation is needed for f.
+    If c is 0 or so small that 1 / c is infinite, S is 1. If c is NaN, so is one of the two.
+    """
+    factor = _upper_half(c)
+    raised = c.reciprocal().view(torch.int32) + 2**16  # the next bfloat16 number after 1 / c, with some bits more
+    divides = (raised & 2**22) != 0  # the significand is at least 1.5
+    one = torch.ones_like(factor)  # a number of the host would be copied to the device
+    factor, divisor = torch.where(divides, one, factor), torch.where(divides, _upper_half(raised), one)
+    return sent(factor, device), sent(divisor, device)
+
+
+def _upper_half(x: torch.Tensor) -> torch.Tensor:
+    """Return a scalar's upper 16 bits as a bfloat16 number. Devices store the lower half first."""
+    return x.reshape(1).view(torch.bfloat16).unbind()[1]
+
+
+def _multiply_in_float32(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
+    """Multiply tensors in place by a float32 factor, or float64 tensors by a float64 one. Products are rounded."""
     dtype, values = some[0].dtype, by.factors[dtype_name(some[0])]
-    if dtype is torch.float16 and by.sizes is None and some[0].device.type in _UNSCALES:
+    if by.sizes is None and some[0].device.type in _UNSCALES.get(dtype, ()):
         # The operation GradScaler uses to unscale: it multiplies in float32, and changes nothing if the factor is 1.
         factor = sent(values, some[0].device)
         torch._amp_foreach_non_finite_check_and_unscale_(some, torch.zeros_like(factor), factor)
@@ -234,8 +308,12 @@ def _multiply(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) 
         found = _numbers(values.reshape(-1, 1) if by.sizes else values.reshape(1), some, kind, by.sizes)
         factors = [found] * len(some) if isinstance(found, torch.Tensor) else found
         torch._foreach_mul_([x if x.ndim else x.view(1) for x in some], factors)
-    if by.steps is not None and dtype is torch.float16:
-        _step(some, _numbers(by.steps.to(dtype), some, kind, by.sizes))
+
+
+def _finish(some: Sequence[torch.Tensor], by: OneFactor, kind: Sequence[int]) -> None:
+    """Do what follows the multiplication, in place."""
+    if by.steps is not None and some[0].dtype is torch.float16:
+        _step(some, _numbers(by.steps.to(torch.float16), some, kind, by.sizes))
     if by.blanks:
         _blank(some, by, kind)
 
