@@ -39,5 +39,4 @@ def pytest_collection_modifyitems(items):
 def finished():
     """Wait after each test: errors of kernels come late, and would be told of a later one."""
     yield
-    ON.usual()
     ON.synchronize()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import gradclip
-from on_gpu import DEVICE, ON, drawn, grads, held, moved, on_host, same_bits
+from on_gpu import DEVICE, drawn, moved, on_host, same_bits
 from rational import at_most, power_of_norm
 
 pytestmark = pytest.mark.gpu
@@ -65,7 +65,7 @@ def test_functional():
             assert power_of_norm(on_host(clipped.values()), 2) >= (0.99 * float(max_norm)) ** 2
 
 
-@pytest.mark.parametrize("policy", ["propagate", "skip", "zero"])
+@pytest.mark.parametrize("policy", ["skip", "zero"])
 def test_policies(policy):
     """Small, so that its kernels are few."""
 
@@ -75,20 +75,5 @@ def test_policies(policy):
 
     (bad,) = moved([torch.tensor([3.0, math.nan, 4.0, 12.0])])
     clipped, _ = clip([bad])
-    wanted = {"propagate": [math.nan] * 4, "skip": [0.0] * 4, "zero": np.array([3, 0, 4, 12]) / 13}[policy]
+    wanted = {"skip": [0.0] * 4, "zero": np.array([3, 0, 4, 12]) / 13}[policy]
     np.testing.assert_allclose(on_host(clipped)[0], wanted, rtol=1e-5)
-
-
-def test_a_step_with_its_backward_pass():
-    """The loss, its gradients and clipping; the call itself is eager, between compiled parts."""
-    model = torch.nn.Linear(12, 3, device=DEVICE)
-    compiled = torch.compile(model)
-    (x,) = moved([torch.linspace(-1.0, 1.0, 96).reshape(8, 12)])
-    compiled(x).square().sum().backward()
-    holders = held([p.grad for p in model.parameters()])
-    with ON.waiting_is_an_error():
-        norm = gradclip.clip_grad_norm_(model.parameters(), 0.5)
-    results = on_host([p.grad for p in model.parameters()])
-    assert float(norm) == pytest.approx(norm_of(grads(holders)), rel=1e-6)
-    assert at_most(results, 2, 0.5)
-    assert power_of_norm(results, 2) >= 0.4999**2

@@ -146,9 +146,7 @@ def test_a_module_and_labels():
     wanted, _ = summed(made, max_norm)
     network = host.to(DEVICE)
     for method in ("auto", "ghost"):
-        clipped = gradclip.clipped_grad(
-            loss_with(network), max_norm, batch_argnums=(1, 2), method=method, pad_to=COUNT
-        )
+        clipped = gradclip.clipped_grad(loss_with(network), max_norm, batch_argnums=(1, 2), method=method, pad_to=COUNT)
         found = clipped(dict(network.named_parameters()), *moved([x, y]))
         for key, value in found.items():
             np.testing.assert_allclose(on_host([value])[0], wanted[key], rtol=1e-3, atol=1e-4)

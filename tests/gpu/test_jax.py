@@ -18,7 +18,6 @@ SHAPES = {"w": (300, 40), "b": (1001,), "s": (), "empty": (0, 3)}
 SMALL = {"w": (13, 5), "b": (5,), "s": (), "empty": (0, 3)}
 DTYPES = ("float32", "bfloat16", "float16")
 TIGHT = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 1e-2}
-STEP = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 def tree_of(seed, dtypes, shapes=SMALL, scale=1.0):
@@ -45,8 +44,9 @@ def test_it_runs_on_the_gpu():
     np.testing.assert_allclose(clipped["w"], [0.6, 0.8], rtol=1e-6)
 
 
-@pytest.mark.parametrize("dtypes", [*((dtype,) for dtype in DTYPES), DTYPES], ids=str)
-@pytest.mark.parametrize("ord", [1, 2, math.inf])
+@pytest.mark.parametrize(
+    ("dtypes", "ord"), [*(((dtype,), 2) for dtype in DTYPES), *((DTYPES, ord) for ord in (1, 2, math.inf))], ids=str
+)
 def test_the_bound_and_the_norm(dtypes, ord):
     tree = tree_of(0, dtypes, SHAPES if ord == 2 else SMALL)
     wanted = norm_of(tree, ord)
@@ -64,19 +64,24 @@ def test_the_bound_and_the_norm(dtypes, ord):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("seed", range(3))
-def test_random_thresholds(dtype, seed):
+def test_random_thresholds(dtype):
     """Rounding to nearest would break the bound in half of the cases."""
-    tree = tree_of(10 + seed, (dtype,))
     call = jax.jit(gradclip.clip_by_global_norm)
-    for share in (1 - 2.0**-20, 0.7, 0.3, 0.01):
-        max_norm = np.float32(norm_of(tree) * share)
-        clipped, _ = call(tree, max_norm)
-        assert at_most(wide(clipped), 2, float(max_norm))
-        eager, _ = gradclip.clip_by_global_norm(tree, float(max_norm))
-        assert at_most(wide(eager), 2, float(max_norm))
-        for x, y in zip(wide(eager), wide(clipped), strict=True):
-            np.testing.assert_allclose(x, y, rtol=8 * STEP[dtype])
+    for seed in range(6):
+        tree = tree_of(10 + seed, (dtype,))
+        for share in (1 - 2.0**-20, 0.7, 0.3, 0.01):
+            max_norm = np.float32(norm_of(tree) * share)
+            clipped, _ = call(tree, max_norm)
+            assert at_most(wide(clipped), 2, float(max_norm))
+            assert power_of_norm(wide(clipped), 2) >= (float(max_norm) * (1 - TIGHT[dtype])) ** 2
+
+
+def test_eager_calls():
+    tree = tree_of(17, ("float32",))
+    clipped, norm = gradclip.clip_by_global_norm(tree, 0.5)
+    assert float(norm) == pytest.approx(norm_of(tree), rel=1e-6)
+    assert at_most(wide(clipped), 2, 0.5)
+    np.testing.assert_allclose(wide(clipped)[1], wide(tree)[1] * (0.5 / norm_of(tree)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("dtype", "scale"), [("float32", 1e30), ("float32", 1e-30), ("float16", 1e-6)])

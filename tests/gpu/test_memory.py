@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import gradclip
-from on_gpu import DEVICE, DTYPES, ON, drawn, grads, moved, numbers, on_host, parameters_with
+from on_gpu import DEVICE, DTYPES, drawn, grads, moved, numbers, on_host, parameters_with
 from rational import at_most, power_of_norm
 
 pytestmark = pytest.mark.gpu
@@ -46,7 +46,7 @@ def test_misaligned_views_of_one_buffer(dtype, offset, size):
     assert all(one.grad is view for one, view in zip(holders, views, strict=True))
     after = there.cpu()
     around = [after[:offset], after[starts[0] + size : starts[1]], after[starts[1] + size :]]
-    assert all((x == 3e4 if dtype is not torch.bfloat16 else x == flat[0]).all() for x in around)
+    assert all((x == flat[0]).all() for x in around)
     if size <= 5000:
         check_clipped([first, second], views, 0.5)
     else:
@@ -94,7 +94,7 @@ def test_an_expanded_gradient_is_replaced():
     assert float(gradclip.clip_grad_norm_([weight], 3.0)) == 6.0
     assert weight.grad.shape == (3, 12)
     element = weight.grad.unique().item()
-    assert 0.4999 < element
+    assert element > 0.4999
     assert 36 * Fraction(element) ** 2 <= 9
 
 

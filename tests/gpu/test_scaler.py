@@ -121,8 +121,7 @@ def test_autocast_to_half_types():
     """Activations are in float16 (bfloat16 on the CPU), gradients of the weights in float32."""
     model, scaler = network(), scaler_of()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-    half = torch.float16 if DEVICE.type == "cuda" else torch.bfloat16
-    with torch.autocast(DEVICE.type, dtype=half):
+    with torch.autocast(DEVICE.type, dtype=ON.half):
         loss = loss_of(model, batches(1)[0]).float()
     scaler.scale(loss).backward()
     scaler.unscale_(optimizer)

@@ -19,8 +19,6 @@ pytestmark = pytest.mark.gpu
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory):
-    if DEVICE.type == "cuda":
-        torch.cuda.set_device(0)
     file = tmp_path_factory.mktemp("group") / "store"
     dist.init_process_group(ON.processes, init_method=f"file://{file}", rank=0, world_size=1)
     yield init_device_mesh(DEVICE.type, (1,))
@@ -127,7 +125,7 @@ def test_gradients_that_processes_hold(mesh):
 def test_replicas(mesh):
     """DistributedDataParallel on one process: steps are those without it."""
     model = network()
-    wrapped = torch.nn.parallel.DistributedDataParallel(model, device_mesh=mesh)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
     optimizer, inputs = torch.optim.SGD(model.parameters(), lr=0.05), batches(4)
     for x in inputs:
         optimizer.zero_grad()

@@ -70,7 +70,7 @@ def test_several_norms(dtypes, policy):
 
 @pytest.mark.parametrize("dtypes", [(torch.float32,), DTYPES], ids=str)
 def test_other_calls(dtypes):
-    leaves, there = drawn(43, dtypes, SHAPES)
+    _, there = drawn(43, dtypes, SHAPES)
     holders, clamped, rows = held(there), held(there), held(there[:1])
     with ON.waiting_is_an_error():
         gradclip.layer_norms(there)

@@ -19,16 +19,12 @@ TIGHT = {torch.float32: 1e-5, torch.float64: 1e-5, torch.bfloat16: 1e-2, torch.f
 
 
 class Cuda:
-    """A GPU: what sends messages between processes there, its name in JAX, and whether graphs can capture steps."""
+    """A GPU: who sends messages between processes, its name in JAX, its half type, and whether graphs capture steps."""
 
-    processes, jax, capturable = "nccl", "gpu", True
+    processes, jax, half, capturable = "nccl", "gpu", torch.float16, True
 
     def synchronize(self):
         torch.cuda.synchronize()
-
-    def usual(self):
-        """Let everything wait again."""
-        torch.cuda.set_sync_debug_mode("default")
 
     @contextmanager
     def waiting_is_an_error(self):
@@ -74,12 +70,12 @@ class Cuda:
 class Rehearsal:
     """The CPU: calls run in order, and nothing waits. A captured step is the step itself."""
 
-    processes, jax, capturable = "gloo", "cpu", False
+    processes, jax, half, capturable = "gloo", "cpu", torch.bfloat16, False
 
     def synchronize(self):
         pass
 
-    usual = delay = stream = synchronize
+    delay = stream = synchronize
 
     def waiting_is_an_error(self):
         return nullcontext()
@@ -103,13 +99,11 @@ ON = Rehearsal() if DEVICE.type == "cpu" else Cuda()
 
 def moved(leaves):
     """Return copies of tensors on the device, which requires to wait."""
-    ON.usual()
     return [x.to(DEVICE, copy=True) for x in leaves]
 
 
 def on_host(leaves):
     """Return the values of tensors as float64 arrays, which requires to wait."""
-    ON.usual()
     return [x.detach().cpu().double().numpy() for x in leaves]
 
 
@@ -140,13 +134,11 @@ def parameters_with(leaves):
 
 def numbers(*values, dtype=torch.float32):
     """Return a vector on the device."""
-    ON.usual()
     return torch.tensor(values, dtype=dtype).to(DEVICE)
 
 
 def same_bits(leaves, others):
     """Say whether tensors on the device hold the same bits as those on the CPU."""
-    ON.usual()
     return all(torch.equal(_bits(x), _bits(y)) for x, y in zip(leaves, others, strict=True))
 
 
