@@ -21,14 +21,22 @@ from gpu_job import Job, Log
 ROOT = Path(__file__).resolve().parent.parent
 PYTHON = sys.executable
 RESERVE = 10  # seconds to end what takes too long
+# After some errors of a GPU nothing works in a process, so what is likelier to cause one runs in a process of its own.
 FIRST = ("tests/gpu/test_cuda.py", "tests/gpu/test_bound.py")
+GRAPHS = ("tests/gpu/test_streams.py", "tests/gpu/test_graphs.py")
+OTHERS = ("tests/gpu/test_jax.py", "tests/gpu/test_sharded.py", "tests/gpu/test_compiled.py")
 PYTEST = (
     *(PYTHON, "-m", "pytest", "-c", os.devnull, "--rootdir", ".", "--confcutdir", "tests/gpu"),
-    *("-p", "no:cacheprovider", "-o", "faulthandler_timeout=60", "-o", "markers=gpu: needs a GPU"),
+    *("-p", "no:cacheprovider", "-p", "no:logging", "-o", "faulthandler_timeout=60", "-o", "markers=gpu: needs a GPU"),
     *("-m", "gpu", "-q", "-ra", "--tb=short", "--durations=15"),
 )
 WHEELS, COMPILE = "wheels", "compile"
 CMAKE = f"cmake-{sys.implementation.cache_tag}"
+
+
+def tests(name, *chosen):
+    """Return the command of tests that also writes NAME.xml."""
+    return (*PYTEST, f"--junitxml={{out}}/{name}.xml", *chosen)
 
 
 @dataclass(frozen=True)
@@ -43,30 +51,22 @@ class Part:
     compiled: bool = True  # whether to wait for the C++ kernels
 
 
+ON, OFF = {"GRADCLIP_GPU_KERNELS": "1"}, {"GRADCLIP_GPU_KERNELS": "0"}
 PARTS = (
     Part("machine", 3, (PYTHON, "scripts/gpu_machine.py"), compiled=False),
-    Part(
-        "kernels",
-        5,
-        (*PYTEST, "--junitxml={out}/kernels.xml", *FIRST),
-        {"GRADCLIP_GPU_KERNELS": "1"},
-        compiled=False,
-    ),
+    Part("kernels", 5, tests("kernels", *FIRST), ON, compiled=False),
     Part("info", 1, (PYTHON, "-m", "gradclip", "info")),
-    Part(
-        "tests",
-        6,
-        (*PYTEST, "--junitxml={out}/tests.xml", *(f"--ignore={name}" for name in FIRST), "tests/gpu"),
-        {"GRADCLIP_GPU_KERNELS": "1"},
-    ),
-    Part("without", 2, (*PYTEST, "--junitxml={out}/without.xml", *FIRST), {"GRADCLIP_GPU_KERNELS": "0"}),
+    Part("tests", 4, tests("tests", *(f"--ignore={name}" for name in FIRST + GRAPHS + OTHERS), "tests/gpu"), ON),
+    Part("graphs", 2, tests("graphs", *GRAPHS), ON),
+    Part("others", 3, tests("others", *OTHERS), ON),
+    Part("without", 1, (*PYTEST, *FIRST), OFF),
     Part(
         "times",
-        6,
+        7,
         (PYTHON, "benchmarks/gpu.py", "--seconds", "{seconds}", "--out", "{out}"),
         rehearsal=("--device", "cpu", "--small"),
     ),
-    Part("counts", 2, (PYTHON, "benchmarks/counts.py", "calls")),
+    Part("counts", 1, (PYTHON, "benchmarks/counts.py", "calls")),
 )
 NAMES = (WHEELS, COMPILE, *(part.name for part in PARTS))
 
@@ -99,10 +99,11 @@ class Run:
         """Return the environment of a part, in which the compiled gradclip hides the one in src."""
         ready = self.compiling is None and (self.built / "gradclip").exists()
         folders = [*([self.built] if ready else []), self.site, "tests/support", "tests/exact", "tests", "src"]
+        paths = [str(ROOT / folder) for folder in folders] + list(filter(None, [os.environ.get("PYTHONPATH")]))
         rehearsal = {"GRADCLIP_TEST_DEVICE": "cpu", "TRITON_INTERPRET": "1"} if self.rehearse else {}
         return {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join(str(ROOT / folder) for folder in folders),
+            "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             "TRITON_CACHE_DIR": str(self.work / "triton"),

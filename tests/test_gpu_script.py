@@ -146,14 +146,18 @@ def test_a_run_that_is_ended_ends_what_compiles(started, monkeypatch):
     monkeypatch.setattr(gpu.Run, "finish", ended)
     monkeypatch.setattr(gpu, "pip", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(SystemExit):
-        go(run, ["compile", "one"], run.work, (part("one", "", compiled=False),))
+        go(run, ["compile", "one"], run.work, (part("one", ""),))
     assert run.compiling.process.returncode is not None
 
 
-def test_the_seconds_of_all_parts_are_shared():
+def test_each_part_has_a_share_and_what_it_runs():
     names = [one.name for one in gpu.PARTS]
     assert len(set(names)) == len(names)
     assert all(one.share > 0 for one in gpu.PARTS)
+    files = {word.removeprefix("--ignore=") for one in gpu.PARTS for word in one.command}
+    files = {word for word in files if word.startswith(("tests/", "benchmarks/", "scripts/"))}
+    assert {"tests/gpu", "benchmarks/gpu.py"} <= files
+    assert all((gpu.ROOT / name).exists() for name in files)
 
 
 def made_wheel(folder, name, *required, size=0):
