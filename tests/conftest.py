@@ -1,10 +1,13 @@
 import gc
 import os
 
-import pytest
+# Read when Triton is first imported: its kernels then run on the CPU, in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
 
-from frameworks import WITH_FLOAT32, by_name
-from quick import pytest_collection_modifyitems  # noqa: F401
+import pytest  # noqa: E402
+
+from frameworks import WITH_FLOAT32, by_name  # noqa: E402
+from quick import pytest_collection_modifyitems  # noqa: E402, F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
 # start, which distributed/test_mesh_axes.py gives them.

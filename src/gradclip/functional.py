@@ -35,7 +35,7 @@ from gradclip.distributed.mesh_axes import holders_of, over_axes
 from gradclip.distributed.processes import processes_of
 from gradclip.gradients import Gradients
 from gradclip.leaves import counted
-from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read
+from gradclip.ordinary import Ordinary, known_threshold, known_thresholds, read, read_on_device
 from gradclip.parameters import ParameterList
 from gradclip.tree import FlatTree, flattened
 from gradclip.typing import AxisName, Integers, Where
@@ -91,13 +91,29 @@ def clip_groups(
     known = leaves.known
     threshold = known_threshold(max_norms[0]) if known is not None and isinstance(layout, Scope) else None
     found = None if known is None or threshold is None else known.clipped(threshold, clipping.order)
+    if known is None and isinstance(layout, Scope) and axis_name is None:
+        found = _clip_on_device(leaves.flat, max_norms[0], clipping)
     return _clip_carefully(leaves, layout, max_norms, clipping, axis_name) if found is None else found
+
+
+def _clip_on_device(flat: FlatTree, max_norm: Any, clipping: Clipping) -> tuple[list[Any], list[Any]] | None:
+    """Clip leaves that kernels on their device read, by their common norm. None if that is not possible."""
+    given = read_on_device(flat.leaves)
+    known = None if given is None else known_threshold(max_norm)
+    threshold = given.threshold(max_norm) if given is not None and known is None else known
+    if given is None or threshold is None:
+        return None
+    found = given.clipped(threshold, clipping.order, clipping.nonfinite)
+    return None if found is None else (found[0], [found[1]])
 
 
 def norms_of_groups(leaves: Leaves, layout: Groups | Scope, order: Order, axis_name: AxisName = None) -> list[Any]:
     """Return the norm of each group of leaves, or of all leaves, as for `clip_groups`."""
     known = leaves.known
     norm = known.norm(order) if known is not None and isinstance(layout, Scope) else None
+    if known is None and isinstance(layout, Scope) and axis_name is None:
+        given = read_on_device(leaves.flat.leaves)
+        norm = None if given is None else given.norm(order)
     if norm is not None:
         return [norm]
     return _clip_carefully(leaves, layout, None, Clipping(math.inf, order, PROPAGATE, CLIP), axis_name)[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gradclip import ordinary
 from gradclip.adaptive.holder import AdaptiveNorm
@@ -29,7 +29,7 @@ from gradclip.flush_mode import with_subnormals
 from gradclip.gradients import Gradients, Taken, entered
 from gradclip.inplace_choice import checked_choice, chosen_parameters
 from gradclip.inplace_groups import clip_by_parts, clip_ordinary, several_norms
-from gradclip.one_norm import clip_each, clip_taken
+from gradclip.one_norm import clip_each, clip_on_device, clip_taken
 from gradclip.parameter_groups import have_thresholds
 from gradclip.parameters import ParameterList, repeatable, reusable
 from gradclip.typing import (
@@ -222,17 +222,9 @@ class _Call(NamedTuple):
         params = None if self.each is None or self.choice.where is not None else self.told()
         plain = self.parameters if params is None or params.flat is None else params.flat
         known = ordinary.to_clip(plain, max_norm) if self.alone and self.choice.where is None else None
-        if known is not None:
-            # Checked only now: with several processes, which never get here, an error must reach all of them.
-            (given, threshold), order, policy = known, Order.parse(self.ord), Nonfinite.named(self.nonfinite)
-            more = (params, self.each)
-            norm = given.clip_(threshold, order) if params is None else clip_each(given, threshold, order, *more)
-            if norm is not None:
-                return norm, None
-            gradients = Gradients.of(params or ParameterList.of(self.parameters))
-            if len(gradients.grads) == len(given.leaves):  # else an empty one is listed twice
-                taken = Taken(gradients, given.backend, given.arrays())
-                return clip_taken(taken, ALONE, Clipping(threshold, order, policy, CLIP), skip_above, self.each)
+        found = None if known is None else self._at_once(*known, params, skip_above)
+        if found is not None:
+            return found
         params = self.told(each=isinstance(max_norm, Mapping))
         if several_norms(params.groups, max_norm):
             return self.by_parts(params, max_norm), None
@@ -245,6 +237,28 @@ class _Call(NamedTuple):
             asked = Clipping(check_threshold(bound, backend=taken.backend), order, policy, CLIP)
         each = processes.watched(self.each)
         return clip_taken(taken, processes.holders(taken.backend), asked, skip_above, each)
+
+    def _at_once(
+        self,
+        given: ordinary.Ordinary | ordinary.OnDevice,
+        threshold: Any,
+        params: ParameterList | None,
+        skip_above: float | None,
+    ) -> tuple[Scalar, Seen | None] | None:
+        """Clip arrays that kernels read. None if that is not possible in one look or few launches."""
+        # Checked only now: with several processes, which never get here, an error must reach all of them.
+        order, policy = Order.parse(self.ord), Nonfinite.named(self.nonfinite)
+        asked = Clipping(threshold, order, policy, CLIP)
+        if not isinstance(given, ordinary.Ordinary):
+            return clip_on_device(given, asked, skip_above, params, self.each)
+        norm = clip_each(given, threshold, order, params, self.each)
+        if norm is not None:
+            return norm, None
+        gradients = Gradients.of(params or ParameterList.of(self.parameters))
+        if len(gradients.grads) != len(given.leaves):  # an empty one is listed twice
+            return None
+        taken = Taken(gradients, given.backend, given.arrays())
+        return clip_taken(taken, ALONE, asked, skip_above, self.each)
 
     def by_holder(self, max_norm: AdaptiveNorm) -> Scalar:
         """Clip to the threshold that an `AdaptiveNorm` has for this step. Errors also reach the other processes."""

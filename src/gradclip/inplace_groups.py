@@ -47,9 +47,10 @@ def several_norms(parameters: object, max_norm: object) -> bool:
 def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:
     """Clip ordinary gradients that no other process shares, as `clip_by_parts` does. None if that is not possible."""
     given = ordinary.gradients(params.parameters if params.tree is None else params.tree)
-    if given is None or not given.kernels.writable:
+    here = isinstance(given, ordinary.Ordinary)
+    if given is None or (here and not given.kernels.writable):
         return None
-    order, _ = Order.parse(settings[0]), Nonfinite.named(settings[1])
+    order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
     parts = parts_of(params, max_norm, alone=True)
     if any(part.adaptive is not None for part in parts):
         return None
@@ -62,7 +63,7 @@ def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord |
         every = [part for part, owner in zip(every, params.parameters, strict=True) if owner.grad is not None]
     if limits is None or len(every) != len(given.leaves):
         return None
-    return given.clip_parts_(every, limits, order)
+    return given.clip_parts_(every, limits, order) if here else given.clip_parts_(every, limits, order, policy)
 
 
 def clip_by_parts(

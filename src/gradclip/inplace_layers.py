@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gradclip import ordinary
 from gradclip.arguments import in_place, is_single_threshold
 from gradclip.core.decision import Clipping
 from gradclip.core.nonfinite import Nonfinite
@@ -11,6 +12,7 @@ from gradclip.core.norms import Order
 from gradclip.core.rules import CLIP
 from gradclip.core.several import Each
 from gradclip.inplace_parts import Call, Layerwise, clip_parts
+from gradclip.parameters import reusable
 from gradclip.tree import flatten
 from gradclip.typing import Integers, Meshes, Ord, Parameters, Policy, ProcessGroups, Thresholds, Where
 
@@ -64,6 +66,11 @@ def clip_grad_layer_norm_(
     (5.0, [0.6, 0.8], [0.5])
 
     """
+    if process_group is None and mesh is None and where is None and integers == "keep":
+        parameters = reusable(parameters)
+        norms = _clip_on_device(parameters, max_norm, Order.parse(ord), Nonfinite.named(nonfinite))
+        if norms is not None:
+            return norms
     call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
     with call.processes.preparing():
         clipping = Clipping(None, Order.parse(ord), Nonfinite.named(nonfinite), CLIP)
@@ -74,3 +81,23 @@ def clip_grad_layer_norm_(
     with taken.backend.precision():
         holders = call.processes.holders(taken.backend)
         return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))
+
+
+def _clip_on_device(parameters: Parameters, max_norm: Thresholds, order: Order, policy: Nonfinite) -> list[Any] | None:
+    """Clip gradients that kernels on their device read. None if that is not possible."""
+    if not isinstance(parameters, list | tuple):
+        return None
+    given = ordinary.gradients(parameters)
+    if given is None or isinstance(given, ordinary.Ordinary):
+        return None
+    every = len(parameters) == len(given.leaves)
+    if isinstance(max_norm, list | tuple):
+        threshold = ordinary.known_thresholds(max_norm) if every and len(max_norm) == len(parameters) else None
+    else:
+        known = ordinary.known_threshold(max_norm)
+        threshold = given.threshold(max_norm) if known is None else known
+    norms = None if threshold is None else given.clip_each_(threshold, order, policy)
+    if norms is None or every:
+        return None if norms is None else list(norms)
+    found = iter(norms)
+    return [None if parameter.grad is None else next(found) for parameter in parameters]

@@ -1,9 +1,14 @@
 """Gradients that a call in place has taken, clipped by one norm."""
 
+from collections.abc import Sequence
+from typing import Any
+
+from gradclip.backends.on_device import OnDevice
+from gradclip.backends.registry import find
 from gradclip.core.decision import Clipping
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Holders
-from gradclip.core.norms import Order
+from gradclip.core.norms import Norm, Order
 from gradclip.core.pipeline import Seen, decide, seen
 from gradclip.gradients import Gradients, Taken
 from gradclip.ordinary import Ordinary
@@ -21,10 +26,41 @@ def clip_each(
     distinct = len(set(map(id, given.leaves))) == len(given.leaves)  # else an empty one may be listed twice
     norm = given.clip_(max_norm, order, sums) if distinct else None
     if norm is not None:
-        lacking = len(params.parameters) > len(given.leaves)
-        owners = [one for one in params.parameters if one.grad is not None] if lacking else params.parameters
-        each.take(sums, order, (owners, (params.sizes, params.names)), lambda: Gradients.of(params).names_of_layers())
+        each.take(sums, order, _owned(params, given), lambda: Gradients.of(params).names_of_layers())
     return norm
+
+
+def _owned(params: ParameterList, given: Ordinary | OnDevice) -> tuple[Sequence[Any], object]:
+    """Return the parameters that hold the gradients, and how they were listed."""
+    lacking = len(params.parameters) > len(given.leaves)
+    owners = [one for one in params.parameters if one.grad is not None] if lacking else params.parameters
+    return owners, (params.sizes, params.names)
+
+
+def clip_on_device(
+    given: OnDevice,
+    asked: Clipping,
+    skip_above: float | None,
+    params: ParameterList | None,
+    each: EachNorm | None,
+) -> tuple[Scalar, Seen | None] | None:
+    """Clip gradients that kernels on their device read, likewise. None if that is not possible."""
+    order, policy = asked.order, asked.nonfinite
+    if each is None and skip_above is None:
+        norm = given.clip_(asked.max_norm, order, policy)
+        return None if norm is None else (norm, None)
+    wanted = params is not None and each is not None and each.wants(order)
+    found = given.clip_watched_(asked.max_norm, order, policy, each=wanted)
+    if found is None:
+        return None
+    wide, norms = found
+    if wanted:
+        each.take_norms(norms, _owned(params, given), lambda: Gradients.of(params).names_of_layers())
+    backend = find([wide], lambda: ["the norm"])
+    norm = backend.leave_scalar(wide, "float32", given.leaves)
+    if skip_above is None:
+        return norm, None
+    return norm, seen(backend, Norm(wide, None, 0.0, 0.0), asked.max_norm, skip_above)
 
 
 def clip_taken(

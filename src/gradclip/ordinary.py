@@ -16,6 +16,7 @@ import optree
 from gradclip.arguments import check_threshold, of_each
 from gradclip.backends import among_several
 from gradclip.backends.host.protocol import HostBackend
+from gradclip.backends.on_device import OnDevice
 from gradclip.backends.registry import framework_of
 from gradclip.backends.sums import ENOUGH, kernels_norm_error
 from gradclip.core.arrays import Arrays
@@ -133,7 +134,13 @@ def read(leaves: Sequence[Any]) -> Ordinary | None:
     return _described(backend, leaves) if backend and backend.plain(leaves) else None
 
 
-def gradients(parameters: object) -> Ordinary | None:
+def read_on_device(leaves: Sequence[Any]) -> OnDevice | None:
+    """Return the leaves of a tree for kernels on their device; None if these cannot read all of them."""
+    framework = framework_of(leaves[0]) if leaves else None
+    return framework.on_device(leaves) if framework else None
+
+
+def gradients(parameters: object) -> Ordinary | OnDevice | None:
     """Return the gradients of parameters, or a tree of arrays that are gradients.
 
     Return None if they are not ordinary, if some share memory, or if there may be other processes.
@@ -151,15 +158,26 @@ def gradients(parameters: object) -> Ordinary | None:
     leaves = listed if in_tree else framework.gradients_of(listed)
     if not leaves:
         return None
-    found = _described(framework.on_fast_path(leaves), leaves)
+    backend = framework.on_fast_path(leaves)
+    if backend is None:
+        given = framework.on_device(leaves)
+        return given if given is not None and given.apart() else None
+    found = _described(backend, leaves)
     return None if found is None or found.kernels.overlap() else found
 
 
-def to_clip(parameters: object, max_norm: object) -> tuple[Ordinary, float] | None:
-    """Return the same if they can be written in place, with the threshold if it is known; else None."""
+def to_clip(parameters: object, max_norm: object) -> tuple[Ordinary | OnDevice, Any] | None:
+    """Return the same if they can be written in place, with the threshold if it is known; else None.
+
+    On a device, the threshold may also be a scalar there.
+    """
     found = gradients(parameters)
-    threshold = known_threshold(max_norm) if found is not None and found.kernels.writable else None
-    return None if found is None or threshold is None else (found, threshold)
+    if found is None or (isinstance(found, Ordinary) and not found.kernels.writable):
+        return None
+    threshold = known_threshold(max_norm)
+    if threshold is None and not isinstance(found, Ordinary):
+        threshold = found.threshold(max_norm)
+    return None if threshold is None else (found, threshold)
 
 
 def _described(backend: HostBackend | None, leaves: Sequence[Any]) -> Ordinary | None:

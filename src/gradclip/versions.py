@@ -3,6 +3,7 @@
 import platform
 from importlib.metadata import PackageNotFoundError, version
 
+from gradclip.backends.gpu_switch import status_text
 from gradclip.backends.imported import needed_instead
 from gradclip.native import native_status
 
@@ -25,9 +26,10 @@ LIBRARIES = (
 
 
 def info_text() -> str:
-    """Return one line for the kernels in use and one for the version of each library."""
-    lines = {name: _shown(name, version) for name, version in installed_versions().items()}
-    return "\n".join(f"{name:<18} {text}" for name, text in {"native kernels": str(native_status()), **lines}.items())
+    """Return one line for each kind of kernels in use, and one for the version of each library."""
+    lines = {"native kernels": str(native_status()), "gpu kernels": status_text()}
+    lines |= {name: _shown(name, version) for name, version in installed_versions().items()}
+    return "\n".join(f"{name:<18} {text}" for name, text in lines.items())
 
 
 def version_text() -> str:

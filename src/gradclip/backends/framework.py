@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
     from gradclip.backends.host.arrays import HostArray
     from gradclip.backends.host.protocol import HostBackend
+    from gradclip.backends.on_device import OnDevice
     from gradclip.core.protocols import Backend
 
 
@@ -33,6 +34,10 @@ class Framework(ABC):
 
     def on_fast_path(self, leaves: Sequence[Any]) -> "HostBackend | None":
         """Return the backend if all leaves are in host memory with readable values, or None in case of doubt."""
+        return None
+
+    def on_device(self, leaves: Sequence[Any]) -> "OnDevice | None":
+        """Return what clips all leaves on their device with kernels of our own, or None if that is not possible."""
         return None
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _WIDE_SECOND = 2.0**-1020
 _WIDE_FIRST = 2.0**1000
 _NARROW_SECOND = 2.0**-126
-_NARROW_LOWERED = 1.0 - 2.0**-23
+NARROW_LOWERED = 1.0 - 2.0**-23
 
 
 def coefficient(
@@ -94,7 +94,7 @@ def of_number(norm: float, error: float, max_norm: float) -> tuple[tuple[float, 
     if upper <= max_norm:
         return KEPT
     wide = max_norm / upper * LOWERED if upper else 0.0
-    narrow = wide * _NARROW_LOWERED
+    narrow = wide * NARROW_LOWERED
     # A negative or NaN threshold fails this comparison.
     if not narrow >= _NARROW_SECOND or norm * (1.0 - 2.0 * error) <= max_norm:
         return None
@@ -155,7 +155,7 @@ def _narrow(backend: Backend, factor: Array) -> Factors:
     if backend.wide is not FLOAT64:
         return Factors(_flushed(backend.xp, factor, backend.wide.tiny))
     xp = backend.xp
-    lowered = factor * _NARROW_LOWERED
+    lowered = factor * NARROW_LOWERED
     one = xp.ones_like(factor)
     tiny, huge = lowered < _NARROW_SECOND, lowered > 2.0**100
     first = _flushed(xp, xp.where(tiny, lowered / _NARROW_SECOND, lowered), _NARROW_SECOND)

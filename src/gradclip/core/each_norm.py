@@ -65,8 +65,14 @@ class EachNorm:
         names: Callable[[], Sequence[str]],
     ) -> None:
         """Take the sums of powers of the gradients, and who owns them, listed in which way. `names` finds names."""
+        self.take_norms(np.sqrt(sums) if order.p == 2 else np.array(sums), owned, names)
+
+    def take_norms(
+        self, norms: Array, owned: tuple[Sequence[Any], object], names: Callable[[], Sequence[str]]
+    ) -> None:
+        """Take the norms of the gradients likewise."""
         if self.names is None:
-            self.norms = np.sqrt(sums) if order.p == 2 else np.array(sums)
+            self.norms = norms
             self.names = self._found.of(*owned, names) if owned[0] else names()
 
     def measure(self, backend: Backend, arrays: Arrays, order: Order, names: Callable[[], Sequence[str]]) -> None:

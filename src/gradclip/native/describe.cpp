@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <numeric>
 #include <optional>
 #include <string_view>
@@ -123,14 +124,15 @@ std::optional<Dtype> dtype_of(const dlpack::DataType& type) {
   return std::nullopt;
 }
 
-std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::FromPyObject from_py_object) {
+std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::FromPyObject from_py_object,
+                                   dlpack::Device device = {dlpack::kCpu, 0}) {
   dlpack::Tensor view;
   if (from_py_object(tensor, &view) != 0) {
     PyErr_Clear();
     return std::nullopt;
   }
   const auto dtype = dtype_of(view.dtype);
-  if (view.device.type != dlpack::kCpu || !dtype) return std::nullopt;
+  if (view.device.type != device.type || view.device.id != device.id || !dtype) return std::nullopt;
   const int64_t item = kItemSizes[static_cast<std::size_t>(*dtype)];
   layout.start(static_cast<std::byte*>(view.data) + view.byte_offset, *dtype, item, true);
   int64_t contiguous = 1;
@@ -141,6 +143,8 @@ std::optional<Span> span_of_tensor(PyObject* tensor, Layout& layout, dlpack::Fro
   }
   return dense_span(layout);
 }
+
+constexpr Dtype kKindsOnDevices[] = {Dtype::float32, Dtype::bfloat16, Dtype::float16};
 
 template <class SpanOf>
 Described describe(const nb::list& arrays, const SpanOf& span_of) {
@@ -169,4 +173,24 @@ Described describe_tensors(nb::list tensors, nb::object exchange_api) {
   return describe(tensors, [from_py_object](PyObject* tensor, Layout& layout) {
     return span_of_tensor(tensor, layout, from_py_object);
   });
+}
+
+std::optional<OnDevice> describe_on_device(nb::list tensors, nb::object exchange_api, int device_type, int device_id) {
+  const dlpack::FromPyObject from_py_object = dlpack::from_py_object(exchange_api.ptr());
+  const dlpack::Device device = {device_type, device_id};
+  OnDevice found;
+  Arrays arrays;
+  Layout layout = {};
+  for (nb::handle tensor : tensors) {
+    const auto span = span_of_tensor(tensor.ptr(), layout, from_py_object, device);
+    if (!span) return std::nullopt;
+    const auto kind = std::find(std::begin(kKindsOnDevices), std::end(kKindsOnDevices), span->dtype);
+    if (kind == std::end(kKindsOnDevices)) return std::nullopt;
+    found.addresses.push_back(reinterpret_cast<std::uintptr_t>(span->data));
+    found.counts.push_back(span->count);
+    found.kinds.push_back(static_cast<int>(kind - std::begin(kKindsOnDevices)));
+    arrays.add(span->data, span->count, span->dtype);
+  }
+  found.apart = !arrays.overlap({});
+  return found;
 }

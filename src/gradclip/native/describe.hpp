@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include <nanobind/nanobind.h>
@@ -22,3 +23,16 @@ Described describe_buffers(nanobind::list arrays);
 
 // `exchange_api`: the capsule in the attribute `__dlpack_c_exchange_api__` of the tensors' type.
 Described describe_tensors(nanobind::list tensors, nanobind::object exchange_api);
+
+// Tensors of one device that can be read there: of float32 (kind 0), bfloat16 (1) or float16 (2), each in a contiguous
+// stretch of memory.
+struct OnDevice {
+  std::vector<std::uintptr_t> addresses;
+  std::vector<int64_t> counts;
+  std::vector<int> kinds;
+  bool apart;  // whether no two share memory
+};
+
+// The device is DLPack's. Empty if one of the tensors is not as above.
+std::optional<OnDevice> describe_on_device(nanobind::list tensors, nanobind::object exchange_api, int device_type,
+                                           int device_id);

@@ -169,6 +169,14 @@ NB_MODULE(_kernels, m) {
         return held(describe_tensors(tensors, std::move(exchange_api)), tensors);
       },
       "tensors"_a, "exchange_api"_a, locked);
+  m.def(
+      "describe_on_device",
+      [](nb::list tensors, nb::object exchange_api, int device_type, int device_id) -> nb::object {
+        const auto found = describe_on_device(tensors, std::move(exchange_api), device_type, device_id);
+        if (!found) return nb::none();
+        return nb::make_tuple(found->addresses, found->counts, found->kinds, found->apart);
+      },
+      "tensors"_a, "exchange_api"_a, "device_type"_a, "device_id"_a, locked);
   m.def("xla_power_sums", [] { return capsule_of(xla_power_sums); });
   m.def("xla_add_examples", [] { return capsule_of(xla_add_examples); });
   m.def("xla_entries", [] { return capsule_of(xla_entries); });

@@ -15,6 +15,7 @@ from array_api_compat import torch as namespace
 from gradclip.backends import any_distributed
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
+from gradclip.backends.torch.launched import Launched
 from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent, without_nonfinite_
 from gradclip.backends.torch.tensors import (
     KNOWN,
@@ -148,7 +149,7 @@ class Torch(Examples):
         if self._may_flush or not self.visible:
             return None
         if arrays.grouped is None:
-            arrays.grouped = MultiTensor.of(arrays.items) or False
+            arrays.grouped = Launched.of(arrays.items) or False
         return arrays.grouped or None
 
     def sum_error(self, count: int, arrays: Arrays, p: float, scope: Scope) -> float:

@@ -14,6 +14,7 @@ from array_api_compat import torch as namespace
 from gradclip.backends.framework import Framework
 from gradclip.backends.torch.device import Torch
 from gradclip.backends.torch.host import TorchHost
+from gradclip.backends.torch.launched import OnDevice
 from gradclip.backends.torch.multi_tensor import sent
 from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
 from gradclip.tree import Sparse
@@ -68,6 +69,12 @@ class PyTorch(Framework):
             return None
         plain = torch.nn.Parameter not in set(map(type, leaves)) and in_host_memory(leaves)
         return HOST if plain and visible(leaves) else None
+
+    def on_device(self, leaves: Sequence[Any]) -> OnDevice | None:
+        if torch.compiler.is_compiling() or set(map(type, leaves)) != {torch.Tensor} or in_host_memory(leaves):
+            return None
+        asked = torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, leaves))
+        return None if asked or not visible(leaves) else OnDevice.of(leaves)
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         if not set(map(type, parameters)) <= PLAIN:

@@ -1,0 +1,33 @@
+"""Whether the kernels for GPUs are wanted and can run here, said without importing a framework."""
+
+import os
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
+
+VARIABLE = "GRADCLIP_GPU_KERNELS"
+ON_BY_DEFAULT = False
+_OLDEST = (3, 3)  # older releases of Triton launch compiled kernels with other arguments
+
+
+def wanted() -> bool:
+    """Say whether the kernels are switched on."""
+    return os.environ.get(VARIABLE, "1" if ON_BY_DEFAULT else "0") != "0"
+
+
+@lru_cache(maxsize=1)
+def lacking() -> str:
+    """Return what the kernels lack; empty if they can run."""
+    try:
+        found = version("triton")
+    except PackageNotFoundError:
+        return "Triton is not installed"
+    oldest = ".".join(map(str, _OLDEST))
+    too_old = tuple(map(int, found.split(".")[:2])) < _OLDEST
+    return f"Triton {found} is too old, {oldest} is needed" if too_old else ""
+
+
+def status_text() -> str:
+    """Return one line that says whether PyTorch's gradients on a GPU are clipped by the kernels."""
+    if not wanted():
+        return f"off; set {VARIABLE}=1 to use them"
+    return f"off: {lacking()}" if lacking() else f"on, by Triton {version('triton')}"

@@ -1,0 +1,83 @@
+"""Triton's kernels for GPUs, run by its interpreter on CPU tensors, which then stand for those of a device."""
+
+import importlib
+import os
+import sys
+from contextlib import contextmanager
+from unittest import mock
+
+from gradclip.backends import gpu_switch
+from gradclip.backends.torch import framework, launches
+
+KERNELS = "gradclip.backends.torch.gpu_kernels"
+ON = {gpu_switch.VARIABLE: "1", "TRITON_INTERPRET": "1"}
+# The interpreter computes with NumPy, which warns of what GPUs do silently.
+SILENT = "ignore:.*encountered in:RuntimeWarning"
+
+
+@contextmanager
+def switched(**settings):
+    """Import the kernels anew under these variables of the environment."""
+    before = sys.modules.pop(KERNELS, None)
+    with mock.patch.dict(os.environ, settings):
+        _forget()
+        try:
+            yield
+        finally:
+            sys.modules.pop(KERNELS, None)
+            if before is not None:
+                sys.modules[KERNELS] = before
+            _forget()
+
+
+def _forget():
+    launches.kernels.cache_clear()
+    gpu_switch.lacking.cache_clear()
+    for kept in (launches._tables, launches._compiled):
+        kept.clear()
+
+
+class Launched:
+    """The names of launched kernels, and the bytes of gradients that they read and write."""
+
+    def __init__(self):
+        self.names = []
+        self.read = self.written = 0
+
+
+@contextmanager
+def interpreted():
+    """Let the interpreter run the kernels on CPU tensors; yield what was launched."""
+    with switched(**ON):
+        module = importlib.import_module(KERNELS)
+        builder = type(importlib.import_module("triton.runtime.interpreter").interpreter_builder)
+        found, launch = Launched(), launches.launch
+        load, store = builder.create_masked_load, builder.create_masked_store
+
+        def launched(name, *arguments):
+            found.names.append(name)
+            launch(name, *arguments)
+
+        def loaded(self, pointers, mask, *rest):
+            got = load(self, pointers, mask, *rest)
+            found.read += _bytes(mask, got)
+            return got
+
+        def stored(self, pointers, value, mask, *rest):
+            found.written += _bytes(mask, value)
+            return store(self, pointers, value, mask, *rest)
+
+        with (
+            mock.patch.object(framework, "in_host_memory", return_value=False),
+            mock.patch.object(launches, "launch", launched),
+            mock.patch.object(builder, "create_masked_load", loaded),
+            mock.patch.object(builder, "create_masked_store", stored),
+        ):
+            found.module = module
+            yield found
+
+
+def _bytes(mask, values):
+    """Return the bytes of gradients in a load or a store. Tables are read number by number, and sums are float64."""
+    size = values.data.dtype.itemsize
+    return int(mask.data.sum()) * size if mask.data.size > 1 and size < 8 else 0
