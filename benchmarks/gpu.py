@@ -45,7 +45,7 @@ class Results:
 
     def describe(self, described):
         if self.path is None:
-            self.path = self.folder / name_of(described["device"])
+            self.path = self.folder / name_of(described.get("device", "unknown"))
             if self.keeps and self.path.exists():
                 self.found["rows"] = json.loads(self.path.read_text())["rows"]
         self.found = {**described, **self.found, **described}
@@ -163,6 +163,8 @@ def measure(options):
             with Worker(part, options, start) as worker:
                 start = follow(worker, part, limit, results, deadline)
         print(f"{part}: {time.monotonic() - begun:.0f} s", flush=True)
+    if results.path is None:
+        results.describe({})
     print(f"written: {results.path}")
 
 

@@ -36,7 +36,7 @@ class Device:
             return {"device": "CPU", "cache": 0, "copy GB/s": self._speed_of_copy(COPIED // 64)}
         found = torch.cuda.get_device_properties(0)
         names = {"device": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-        return {**names, "cache": found.L2_cache_size, "copy GB/s": self._speed_of_copy(COPIED)}
+        return {**names, "cache": getattr(found, "L2_cache_size", 0), "copy GB/s": self._speed_of_copy(COPIED)}
 
     def wait(self):
         if self.real:

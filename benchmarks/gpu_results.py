@@ -8,8 +8,8 @@ KERNELS, PLAIN, PEER, FLOOR = "gradclip", "gradclip without kernels", "peer", "f
 
 
 def name_of(device):
-    """Return the file name for the results of a device."""
-    return f"gpu-{'-'.join(device.split())}.json"
+    """Return the file name for the results of a device; one that pages do not read if it did not answer."""
+    return "unknown.json" if device == "unknown" else f"gpu-{'-'.join(device.split())}.json"
 
 
 def measured(folder=RESULTS):
@@ -32,9 +32,9 @@ def shown(row):
 
 
 def together(rows):
-    """Return {(workload, dtype, call): {case: row}} of the rows that were measured."""
-    found = {}
-    for row in rows:
+    """Return {(workload, dtype, call): {case: row}} of the rows that were measured, workload after workload."""
+    found, order = {}, list(dict.fromkeys(row["workload"] for row in rows))
+    for row in sorted(rows, key=lambda row: order.index(row["workload"])):
         if "times" in row:
             found.setdefault((row["workload"], row["dtype"], row["call"]), {})[row["case"]] = row
     return found

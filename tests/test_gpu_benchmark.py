@@ -88,11 +88,8 @@ def test_a_part_that_is_measured_again_leaves_the_rest(load, monkeypatch, tmp_pa
 def test_a_process_that_cannot_start_is_kept(load, monkeypatch, tmp_path):
     script = tmp_path / "worker.py"
     script.write_text("import no_such_module")
-    results = load("gpu").Results(tmp_path, keeps=False)
-    options = Namespace(turns=0.01, only="", device="cpu", small=True)
-    with load("gpu").Worker(str(script), options, 0) as process:
-        assert load("gpu").follow(process, "part", 2, results, float("inf")) is None
-    (row,) = results.found["rows"]
+    run(load, monkeypatch, tmp_path, {str(script): 2})
+    (row,) = json.loads((tmp_path / "unknown.json").read_text())["rows"]
     assert row["error"] == "the process ended with 1: ModuleNotFoundError: No module named 'no_such_module'"
 
 
