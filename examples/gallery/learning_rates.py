@@ -1,6 +1,6 @@
 """Learning rates that work, with and without clipping.
 
-A recurrent network reads a digit row by row. It is trained at eleven learning
+A recurrent network reads a digit row by row. It is trained at ten learning
 rates: without clipping, and with `clip_by_global_norm` first in the optax
 chain. One compiled program trains all rates side by side.
 
@@ -23,7 +23,8 @@ from sklearn.datasets import load_digits
 from gradclip.integrations.optax import clip_by_global_norm
 
 STEPS, BATCH, HIDDEN = 300, 32, 32
-RATES = [0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8]
+# Not 1.6: with max_norm=0.1, the last bits decide there if it works.
+RATES = [0.003, 0.01, 0.03, 0.1, 0.2, 0.4, 0.8, 3.2, 6.4, 12.8]
 
 digits = load_digits()
 images, labels = digits.images / 16, digits.target
