@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(items):
                 item.add_marker(pytest.mark.filterwarnings(f"ignore:::{name}"))
 
 
+@pytest.fixture(autouse=True, scope="session")
+def standing_in():
+    with ON.standing_in():
+        yield
+
+
 @pytest.fixture(autouse=True)
 def finished():
     """Wait after each test: errors of kernels come late, and would be told of a later one."""

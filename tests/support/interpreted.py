@@ -31,7 +31,7 @@ def switched(**settings):
 
 
 def _forget():
-    launches.kernels.cache_clear()
+    launches._imported.cache_clear()
     gpu_switch.lacking.cache_clear()
     for kept in (launches._tables, launches._compiled):
         kept.clear()

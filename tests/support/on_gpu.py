@@ -6,11 +6,14 @@ With GRADCLIP_TEST_DEVICE=cpu the same tests run on the CPU as a rehearsal. All 
 import os
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
+from unittest import mock
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # JAX would take most of the memory
 
 import numpy as np
 import torch
+
+from gradclip.backends.torch import framework
 
 DEVICE = torch.device(os.environ.get("GRADCLIP_TEST_DEVICE", "cuda"))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -22,6 +25,9 @@ class Cuda:
     """A GPU: who sends messages between processes, its name in JAX, its half type, and whether graphs capture steps."""
 
     processes, jax, half, capturable = "nccl", "gpu", torch.float16, True
+
+    def standing_in(self):
+        return nullcontext()
 
     def synchronize(self):
         torch.cuda.synchronize()
@@ -71,6 +77,12 @@ class Rehearsal:
     """The CPU: calls run in order, and nothing waits. A captured step is the step itself."""
 
     processes, jax, half, capturable = "gloo", "cpu", torch.bfloat16, False
+
+    def standing_in(self):
+        """If Triton interprets the kernels, let CPU tensors take the path of those of a device."""
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            return nullcontext()
+        return mock.patch.object(framework, "in_host_memory", return_value=False)
 
     def synchronize(self):
         pass

@@ -89,12 +89,9 @@ class Torch(Examples):
     def scalar(self, value: float | torch.Tensor, near: Sequence[torch.Tensor]) -> torch.Tensor:
         if isinstance(value, torch.Tensor):
             value = not_above(value) if self.wide is FLOAT32 and value.dtype is torch.float64 else value
-            return value.to(self.device, self.wide_dtype)
+            return sent(value, self.device).to(self.wide_dtype)
         if isinstance(value, np.ndarray):
-            made = torch.tensor(value, dtype=self.wide_dtype, device="cpu")
-            if self.device.type == "cuda" and torch.cuda.is_available():
-                made = made.pin_memory()  # lets the copy to the device run without blocking the host
-            return sent(made, self.device)
+            return sent(torch.tensor(value, dtype=self.wide_dtype, device="cpu"), self.device)
         if self.varies(value):
             # A sum with a tensor is what compilers turn into operations on a tensor. They compile others again.
             return torch.zeros((), dtype=self.wide_dtype, device=self.device) + value

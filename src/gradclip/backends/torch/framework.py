@@ -101,7 +101,7 @@ class PyTorch(Framework):
         return [noised(x) for x in leaves]
 
     def like(self, leaf: torch.Tensor, dtype: str, values: np.ndarray) -> torch.Tensor:
-        return leaf.new_tensor(values, dtype=getattr(torch, dtype))
+        return sent(torch.tensor(values, dtype=getattr(torch, dtype), device="cpu"), leaf.device)
 
     def zeros(self, shape: tuple[int, ...], leaf: torch.Tensor) -> torch.Tensor:
         return leaf.new_zeros(shape)

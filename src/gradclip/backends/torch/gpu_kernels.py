@@ -31,8 +31,10 @@ import triton.language as tl
 
 CHUNK = 1 << 16
 """The most elements of a chunk: a multiple of 8, so that chunks of aligned tensors are aligned."""
-BLOCK = 1024
+BLOCK = 4096
 """How many elements a program reads at a time."""
+OPTIONS = {"num_warps": 8, "enable_fp_fusion": True}
+"""How the kernels are compiled."""
 
 
 def additions(chunks: int) -> int:

@@ -24,6 +24,7 @@ import torch
 
 from gradclip import native
 from gradclip.backends import gpu_switch
+from gradclip.backends.torch.multi_tensor import sent
 from gradclip.core.coefficient import NARROW_LOWERED
 from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Order, relative_error
@@ -35,24 +36,22 @@ _SIZES = (4, 2, 2)
 _MOST_TABLES = 32
 
 
-@lru_cache(maxsize=1)
 def kernels() -> ModuleType | None:
     """Return the kernels; None if they are switched off or cannot run here."""
-    if not gpu_switch.wanted():
-        return None
+    return _imported() if gpu_switch.wanted() else None
+
+
+@lru_cache(maxsize=1)
+def _imported() -> ModuleType | None:
     why = gpu_switch.lacking()
     if not why:
         try:
             return importlib.import_module("gradclip.backends.torch.gpu_kernels")
         except ImportError as error:
             why = f"Triton cannot be imported ({error})"
-    _warn(why)
-    return None
-
-
-def _warn(why: str) -> None:
     if gpu_switch.VARIABLE in os.environ:  # asked for
         warnings.warn(f"gradclip runs without its kernels for GPUs: {why}.", stacklevel=2)
+    return None
 
 
 class Described(NamedTuple):
@@ -184,11 +183,6 @@ def _rows(found: Described, part_of: Sequence[int] | None) -> tuple[np.ndarray, 
     return np.stack([number, place * chunk * item, count, kinds[number]], 1), part[number]
 
 
-def sent(numbers: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return numbers on a device, copied without waiting."""
-    return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)
-
-
 class _Kept:
     """Numbers on a device, copied again only if they change."""
 
@@ -247,7 +241,7 @@ def launch(
             found[(programs, 1, 1)](*given, *constants, stream=_stream(device))
             return
         # Under Triton's interpreter there is nothing to keep.
-        found = getattr(_module(), name)[(programs,)](*given, *constants)
+        found = getattr(_module(), name)[(programs,)](*given, *constants, **_module().OPTIONS)
         if found is not None:
             _compiled[key] = found
 

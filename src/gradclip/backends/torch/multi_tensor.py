@@ -167,6 +167,8 @@ class MultiTensor:
 
 def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor on a device, copied asynchronously. The host must not read it before the copy is complete."""
+    if device.type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available():
+        x = x.pin_memory()  # copies of other memory wait
     return x.to(device, non_blocking=device.type != "cpu")
 
 
