@@ -190,7 +190,8 @@ class Gradients:
             every = zip(updated, self.grads, self.lying, strict=True)
             updated = [new if grad is old else self._written(backend, old, new) for new, grad, old in every]
         whole = self.shards.whole(updated) if self.shards else updated
-        if whole is self.held:
+        # PyTorch 2.11 cannot compile a comparison of two lists by identity.
+        if backend.visible and whole is self.held:
             return
         for owner, old, new in zip(self.owners, self.held, whole, strict=True):
             if old is not new:
@@ -248,7 +249,7 @@ class Taken(NamedTuple):
 
 def _once(owners: Sequence[Any], gradients: Sequence[Any]) -> tuple[list[Any], list[Any]]:
     """Return each different owner that has a gradient, and its gradient."""
-    if len(set(map(id, owners))) == len(owners) and id(None) not in set(map(id, gradients)):
+    if len(set(map(id, owners))) == len(owners) and type(None) not in set(map(type, gradients)):
         return list(owners), list(gradients)
     both = {id(owner): (owner, grad) for owner, grad in zip(owners, gradients, strict=True) if grad is not None}
     return [owner for owner, _ in both.values()], [grad for _, grad in both.values()]

@@ -6,6 +6,7 @@ from array_api_compat import numpy as namespace
 
 from frameworks import numpy_dtype
 from gradclip.backends.portable import Portable
+from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Order
 
 SIZES = (0, 1, 15, 16, 17, 32767, 32769, 65537)
@@ -15,7 +16,7 @@ class Plain(Portable):
     """The portable operations, on NumPy arrays."""
 
     def __init__(self):
-        super().__init__(namespace)
+        super().__init__(namespace, FLOAT64)
 
     def leave(self, array, leaf):
         return array

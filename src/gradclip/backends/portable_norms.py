@@ -32,7 +32,7 @@ class PortableNorms:
     divisors_up_to = math.inf  # smaller if a compiler multiplies by the inverse, which could be subnormal
     splits_by_range = True  # arrays whose powers may overflow or underflow are read twice; the others need not be
 
-    def __init__(self, xp: ModuleType, wide: Format = FLOAT64) -> None:
+    def __init__(self, xp: ModuleType, wide: Format) -> None:
         self.xp = xp
         self.wide = wide
 

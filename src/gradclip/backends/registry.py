@@ -229,7 +229,7 @@ def _key_of(value: object) -> str | None:
 
 def _keys_of(values: Sequence[Any]) -> set[str | None]:
     kinds = set(map(type, values))
-    if not kinds <= _KEY_BY_TYPE.keys():
+    if kinds.difference(_KEY_BY_TYPE):
         _KEY_BY_TYPE.update({type(value): _classify(value) for value in values})
     return {_KEY_BY_TYPE[kind] for kind in kinds}
 

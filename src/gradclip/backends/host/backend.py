@@ -25,7 +25,7 @@ from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.host.scaling import Scaling
 from gradclip.backends.sums import ENOUGH, examples_sum_error, filled, kernels_sum_error
 from gradclip.core.arrays import Arrays, checked_dtype
-from gradclip.core.formats import BFLOAT16, SUPPORTED, bare_name, is_complex, sum_dtype
+from gradclip.core.formats import BFLOAT16, FLOAT64, SUPPORTED, bare_name, is_complex, sum_dtype
 from gradclip.core.memory import Region, region_of_array
 from gradclip.core.scopes import Scope
 from gradclip.core.values import Array
@@ -59,7 +59,7 @@ class Host(Scaling):
     splits_by_range = False
 
     def __init__(self) -> None:
-        super().__init__(Namespace("gradclip.backends.host.namespace"))
+        super().__init__(Namespace("gradclip.backends.host.namespace"), FLOAT64)
 
     def precision(self) -> AbstractContextManager[Any]:
         # Overflow to infinity is a valid result here, so NumPy must not warn.

@@ -47,7 +47,7 @@ class Graph(Portable):
     divisors_up_to = 1.0 / FLOAT64.tiny  # XLA multiplies by the inverse
 
     def __init__(self, *, visible: bool) -> None:
-        super().__init__(namespace)
+        super().__init__(namespace, FLOAT64)
         self.visible = visible
         # The sums with first additions in float32, or None if such sums are not allowed.
         self.some_at_a_time: list[tf.Tensor] | None = None
