@@ -164,8 +164,8 @@ class Gradients:
         return [owner for owner, _ in both], [grad for _, grad in both]
 
     def _beside(self, grad: object) -> bool:
-        own = self.grads and entry_of(self.grads[0])
-        return bool(own) and entry_of(grad) is own and not any_distributed([grad])
+        own = entry_of(self.grads[0]) if self.grads else None
+        return own is not None and entry_of(grad) is own and not any_distributed([grad])
 
     def named(self, indices: Sequence[int]) -> str:
         """Return the names of the gradients at `indices`, for errors."""

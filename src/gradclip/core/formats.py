@@ -4,6 +4,8 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
+from gradclip.flush_mode import being_compiled
+
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _WITHOUT_VALUES = ("float0",)  # JAX's dtype of derivatives with respect to integers, which holds no numbers
 
@@ -56,20 +58,28 @@ FLOAT32 = Format("float32", 24, -126, 128)
 FLOAT64 = Format("float64", 53, -1022, 1024)
 _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
-_BARE_NAMES: dict[Hashable, str] = {}  # cached: NumPy takes a microsecond to make a name
+# Cached: NumPy takes a microsecond to make a name. By the type of the dtype: `torch.compile` of PyTorch 2.11 cannot read
+# a dict with NumPy's dtypes as keys.
+_BARE_NAMES: dict[type, dict[Hashable, str]] = {}
 
 
 def bare_name(dtype: Hashable) -> str:
     """Return the name of a dtype, such as `float32` for `torch.float32` and for NumPy's float32 in any byte order."""
-    name = _BARE_NAMES.get(dtype)
-    if name is None:
-        # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
-        held = getattr(dtype, "names", None)
-        name = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
-        # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names:
-        # `torch.compile` cannot read a dict with others as keys, such as datetimes in two units.
-        if (name in SUPPORTED or is_integer_name(name)) and not hasattr(dtype, "as_numpy_dtype"):
-            _BARE_NAMES[dtype] = name
+    try:
+        return _BARE_NAMES[type(dtype)][dtype]
+    except KeyError:
+        return _named(dtype)
+
+
+def _named(dtype: Hashable) -> str:
+    # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
+    held = getattr(dtype, "names", None)
+    name: str = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
+    # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names. Compiled code
+    # would have to rebuild a dict that changed while it was traced.
+    known = name in SUPPORTED or is_integer_name(name)
+    if known and not hasattr(dtype, "as_numpy_dtype") and not being_compiled():
+        _BARE_NAMES.setdefault(type(dtype), {})[dtype] = name
     return name
 
 

@@ -63,6 +63,9 @@ class _Along:
     def __call__(self, ndim: int) -> tuple[int, ...]:
         return self.axes
 
+    def __hash__(self) -> int:
+        return hash(_Along)  # not of the axes: when compiling, PyTorch 2.11 hashes what it calls before it has any
+
 
 def units_along(axes: tuple[int, ...]) -> Scope:
     """Return the scope of units indexed by these axes; without axes, an array is one unit."""
