@@ -1,13 +1,15 @@
 import gc
 import os
 
-# Read when Triton is first imported: its kernels then run on the CPU, in its interpreter.
+# Read when Triton is first imported: its kernels then run on the CPU, in its interpreter. Tests of the kernels switch
+# them on; the others test what PyTorch's own operations do.
 os.environ.setdefault("TRITON_INTERPRET", "1")
+os.environ.setdefault("GRADCLIP_GPU_KERNELS", "0")
 
-import pytest  # noqa: E402
+import pytest
 
-from frameworks import WITH_FLOAT32, by_name  # noqa: E402
-from quick import pytest_collection_modifyitems  # noqa: E402, F401
+from frameworks import WITH_FLOAT32, by_name
+from quick import pytest_collection_modifyitems  # noqa: F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
 # start, which distributed/test_mesh_axes.py gives them.

@@ -22,7 +22,7 @@ from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import ALONE
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import Seen
+from gradclip.core.records import Seen
 from gradclip.core.rules import CLIP
 from gradclip.distributed.processes import processes_of, telling
 from gradclip.flush_mode import with_subnormals

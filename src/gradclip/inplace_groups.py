@@ -23,8 +23,9 @@ from gradclip.core.holders import Holders
 from gradclip.core.layouts import Groups
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Norm, Order, of_all
-from gradclip.core.pipeline import Seen, decide, decide_jointly, seen
+from gradclip.core.pipeline import decide, decide_jointly, seen
 from gradclip.core.protocols import Backend
+from gradclip.core.records import Seen
 from gradclip.core.rules import CLIP
 from gradclip.core.several import Each
 from gradclip.core.values import Array
@@ -47,8 +48,7 @@ def several_norms(parameters: object, max_norm: object) -> bool:
 def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord | Order, Policy]) -> Scalar | None:
     """Clip ordinary gradients that no other process shares, as `clip_by_parts` does. None if that is not possible."""
     given = ordinary.gradients(params.parameters if params.tree is None else params.tree)
-    here = isinstance(given, ordinary.Ordinary)
-    if given is None or (here and not given.kernels.writable):
+    if given is None or (isinstance(given, ordinary.Ordinary) and not given.kernels.writable):
         return None
     order, policy = Order.parse(settings[0]), Nonfinite.named(settings[1])
     parts = parts_of(params, max_norm, alone=True)
@@ -63,7 +63,9 @@ def clip_ordinary(params: ParameterList, max_norm: object, settings: tuple[Ord |
         every = [part for part, owner in zip(every, params.parameters, strict=True) if owner.grad is not None]
     if limits is None or len(every) != len(given.leaves):
         return None
-    return given.clip_parts_(every, limits, order) if here else given.clip_parts_(every, limits, order, policy)
+    if isinstance(given, ordinary.Ordinary):
+        return given.clip_parts_(every, limits, order)
+    return given.clip_parts_(every, limits, order, policy)
 
 
 def clip_by_parts(
@@ -232,7 +234,7 @@ def _observe(adaptive: AdaptiveNorm, found: Found, number: int, limit: float | A
     """Have an `AdaptiveNorm` observe the norm of its part, and that the step is not finite if another part is not."""
     norm = found.of_part(number)
     beyond = seen(found.taken.backend, found.norms[number], limit, adaptive.skip_above)
-    shown = Seen(*(flag & found.finite for flag in adaptive.shown(norm, limit, beyond)))
+    shown = Seen(*(flag & found.finite for flag in adaptive.shown(norm, limit, beyond)[:3]))
     adaptive.observe(norm, limit, asked.order, asked.nonfinite, shown)
 
 

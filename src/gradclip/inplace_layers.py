@@ -68,7 +68,7 @@ def clip_grad_layer_norm_(
     """
     if process_group is None and mesh is None and where is None and integers == "keep":
         parameters = reusable(parameters)
-        norms = _clip_on_device(parameters, max_norm, Order.parse(ord), Nonfinite.named(nonfinite))
+        norms = _clip_on_device(parameters, max_norm, ord, nonfinite)
         if norms is not None:
             return norms
     call = Call.of("clip_grad_layer_norm_", parameters, process_group, mesh, where, integers)
@@ -83,14 +83,16 @@ def clip_grad_layer_norm_(
         return layers.arranged(clip_parts(taken, layers.groups, Each(layers.thresholds), clipping, holders))
 
 
-def _clip_on_device(parameters: Parameters, max_norm: Thresholds, order: Order, policy: Nonfinite) -> list[Any] | None:
+def _clip_on_device(parameters: Parameters, max_norm: Thresholds, ord: Ord, nonfinite: Policy) -> list[Any] | None:
     """Clip gradients that kernels on their device read. None if that is not possible."""
     if not isinstance(parameters, list | tuple):
         return None
     given = ordinary.gradients(parameters)
     if given is None or isinstance(given, ordinary.Ordinary):
         return None
+    order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
     every = len(parameters) == len(given.leaves)
+    threshold: Any
     if isinstance(max_norm, list | tuple):
         threshold = ordinary.known_thresholds(max_norm) if every and len(max_norm) == len(parameters) else None
     else:

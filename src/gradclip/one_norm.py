@@ -4,12 +4,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from gradclip.backends.on_device import OnDevice
-from gradclip.backends.registry import find
 from gradclip.core.decision import Clipping
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.holders import Holders
-from gradclip.core.norms import Norm, Order
-from gradclip.core.pipeline import Seen, decide, seen
+from gradclip.core.norms import Order
+from gradclip.core.pipeline import decide, seen
+from gradclip.core.records import Seen
 from gradclip.gradients import Gradients, Taken
 from gradclip.ordinary import Ordinary
 from gradclip.parameters import ParameterList
@@ -49,18 +49,14 @@ def clip_on_device(
     if each is None and skip_above is None:
         norm = given.clip_(asked.max_norm, order, policy)
         return None if norm is None else (norm, None)
-    wanted = params is not None and each is not None and each.wants(order)
-    found = given.clip_watched_(asked.max_norm, order, policy, each=wanted)
+    wanted = each if params is not None and each is not None and each.wants(order) else None
+    found = given.clip_watched_(asked.max_norm, order, policy, each=wanted is not None, skip_above=skip_above)
     if found is None:
         return None
-    wide, norms = found
-    if wanted:
-        each.take_norms(norms, _owned(params, given), lambda: Gradients.of(params).names_of_layers())
-    backend = find([wide], lambda: ["the norm"])
-    norm = backend.leave_scalar(wide, "float32", given.leaves)
-    if skip_above is None:
-        return norm, None
-    return norm, seen(backend, Norm(wide, None, 0.0, 0.0), asked.max_norm, skip_above)
+    norm, norms, shown = found
+    if wanted is not None and params is not None:
+        wanted.take_norms(norms, _owned(params, given), lambda: Gradients.of(params).names_of_layers())
+    return norm, shown
 
 
 def clip_taken(

@@ -161,7 +161,10 @@ def gradients(parameters: object) -> Ordinary | OnDevice | None:
     backend = framework.on_fast_path(leaves)
     if backend is None:
         given = framework.on_device(leaves)
-        return given if given is not None and given.apart() else None
+        once = (
+            given is not None and given.apart() and len(set(map(id, leaves))) == len(leaves)
+        )  # an empty one may not be
+        return given if once else None
     found = _described(backend, leaves)
     return None if found is None or found.kernels.overlap() else found
 

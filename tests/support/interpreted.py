@@ -54,9 +54,9 @@ def interpreted():
         found, launch = Launched(), launches.launch
         load, store = builder.create_masked_load, builder.create_masked_store
 
-        def launched(name, *arguments):
-            found.names.append(name)
-            launch(name, *arguments)
+        def launched(name, programs, *arguments):
+            found.names += [name] * bool(programs)
+            launch(name, programs, *arguments)
 
         def loaded(self, pointers, mask, *rest):
             got = load(self, pointers, mask, *rest)

@@ -18,7 +18,7 @@ from gradclip.backends.registry import entry_of, find, framework_of
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import Seen
+from gradclip.core.records import Seen
 from gradclip.typing import Scalar, Threshold
 from gradclip.words import shown, with_advice
 
@@ -159,21 +159,26 @@ class AdaptiveNorm:
         if _on_device(norm):
             _check_untraced(norm)
         value = norm if _on_device(norm) else float(norm)
-        finite, above, spike = shown
-        skipped = spike | ((finite == 0) & nonfinite.blanks)
+        finite, above, spike, _ = shown
+        skips = self.skip_above < math.inf
+        skipped = spike if skips else False
+        if nonfinite.blanks:
+            skipped = skipped | (finite == 0)
         history = self.rule.observe(self._beside(norm, value), value)
-        more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
+        more = {"steps": 1, "clipped": above & (spike == 0) if skips else above, "skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
 
     def shown(self, norm: Scalar, threshold: Scalar, beyond: Seen | None = None) -> Seen:
         """Say what a norm shows; `beyond` is what a norm shows that its dtype may not hold."""
+        if beyond is not None and beyond.final:
+            return beyond
         if _on_device(norm):
             framework: Any = framework_of(norm)
             xp, finite = framework.namespace, framework.namespace.isfinite(norm)
             threshold = framework.beside(threshold, norm) if entry_of(threshold) is entry_of(norm) else threshold
             found = Seen(finite, (norm > threshold) & finite, (norm > threshold * self.skip_above) & finite)
-            return found if beyond is None else Seen(*map(partial(xp.where, finite), found, beyond))
+            return found if beyond is None else Seen(*map(partial(xp.where, finite), found[:3], beyond))
         value, limit = float(norm), float(threshold)
         if math.isfinite(value):
             return Seen(True, limit < value, limit * self.skip_above < value)

@@ -163,18 +163,16 @@ class QuantileThreshold:
         if of_one_norm(norms):
             return self._number(norms, int(count))
         xp = namespace_of(norms)
-        smallest = partial(_smallest, xp.sort(norms, axis=-1), count[..., None])
+        smallest = partial(_smallest, _ordered(norms, count), count[..., None])
         # Keep one axis until the end: NumPy 1 would convert the product of a scalar to float64.
-        found = self._of(smallest, self.factor, lambda x, least: xp.where(x < least, least, x))
+        found = self._of(smallest, self.factor, lambda x, least: xp.clip(x, least, math.inf))
         return self._within(norms, count[..., None], found)[..., 0]
 
     def _within(self, norms: Array, count: Any, found: Array) -> Any:
         """Return `initial` where nothing is counted, else what was found, limited to [lower, upper]."""
         xp = namespace_of(norms)
         initial, lower, upper = self._bounds[dtype_name(norms)]
-        threshold = xp.where(count > 0, found, initial)
-        threshold = xp.where(threshold < lower, lower, threshold)
-        return xp.where(threshold > upper, upper, threshold)
+        return xp.clip(xp.where(count > 0, found, initial), lower, upper)
 
     def _number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
         """Compute `max_norm` for one norm at each step in NumPy arrays, with fewer operations."""
@@ -221,15 +219,14 @@ class QuantileThreshold:
         if last.shape != count.shape:  # one norm for all layers
             last = xp.broadcast_to(last, count.shape)
         shifted = xp.concat([last[..., None], norms[..., :-1]], axis=-1)
-        return NormHistory(
-            xp.where(kept[..., None], shifted, norms), xp.where(kept & (count < self.window), count + 1, count)
-        )
+        more = count + xp.astype(kept, count.dtype)
+        return NormHistory(xp.where(kept[..., None], shifted, norms), xp.clip(more, 0, self.window))
 
     def _quantile_number(self, norms: np.ndarray, count: int) -> np.floating[Any]:
         return _smallest_number(norms, count, self._fraction)
 
     def _quantile_array(self, norms: Array, count: Any) -> Any:
-        return _smallest(namespace_of(norms).sort(norms, axis=-1), count[..., None], self._fraction)
+        return _smallest(_ordered(norms, count), count[..., None], self._fraction)
 
     def _own(self, history: AnyHistory) -> tuple[Any, Any]:
         if len(history) != self.arrays:
@@ -270,11 +267,19 @@ def _place(fraction: tuple[int, int], count: Any) -> Any:
     return (count * numerator + (denominator - 1)) // denominator
 
 
+def _ordered(norms: Array, count: Any) -> Array:
+    """Return the norms in rising order; ones in rows without norms."""
+    xp = namespace_of(norms)
+    return xp.where(count[..., None] > 0, xp.sort(norms, axis=-1), 1.0)
+
+
 def _smallest(ordered: Array, count: Any, fraction: tuple[int, int]) -> Any:
-    """Return the quantile of each row of ordered norms; 1 for rows without norms."""
-    xp, k = namespace_of(ordered), _place(fraction, count)
-    found = xp.take_along_axis(ordered, xp.where(k > 0, k - 1, 0), axis=-1)
-    return xp.where(count > 0, found, 1.0)
+    """Return the quantile of each row of ordered norms."""
+    xp, (numerator, denominator) = namespace_of(ordered), fraction
+    # The place k of the smallest, counted from 0: ceil(count * fraction) - 1.
+    at = xp.clip((count * numerator - 1) // denominator, 0, ordered.shape[-1] - 1)
+    # One row is read by its places alone, which takes PyTorch one operation and not six.
+    return xp.take(ordered, at, axis=-1) if ordered.ndim == 1 else xp.take_along_axis(ordered, at, axis=-1)
 
 
 def _smallest_number(norms: np.ndarray, count: int, fraction: tuple[int, int]) -> np.floating[Any]:

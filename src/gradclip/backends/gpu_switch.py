@@ -6,20 +6,21 @@ from importlib.metadata import PackageNotFoundError, version
 
 VARIABLE = "GRADCLIP_GPU_KERNELS"
 ON_BY_DEFAULT = False
-_OLDEST = (3, 3)  # older releases of Triton launch compiled kernels with other arguments
+_OLDEST = (3, 4)  # older releases of Triton pass numbers as float32
+_NAMES = ("triton", "pytorch-triton", "pytorch-triton-rocm")  # of what installs it
 
 
 def wanted() -> bool:
     """Say whether the kernels are switched on."""
-    return os.environ.get(VARIABLE, "1" if ON_BY_DEFAULT else "0") != "0"
+    asked = os.environ.get(VARIABLE, "1" if ON_BY_DEFAULT else "0")
+    return asked.strip().lower() not in ("", "0", "false", "no", "off")
 
 
 @lru_cache(maxsize=1)
 def lacking() -> str:
     """Return what the kernels lack; empty if they can run."""
-    try:
-        found = version("triton")
-    except PackageNotFoundError:
+    found = _release()
+    if found is None:
         return "Triton is not installed"
     oldest = ".".join(map(str, _OLDEST))
     too_old = tuple(map(int, found.split(".")[:2])) < _OLDEST
@@ -30,4 +31,13 @@ def status_text() -> str:
     """Return one line that says whether PyTorch's gradients on a GPU are clipped by the kernels."""
     if not wanted():
         return f"off; set {VARIABLE}=1 to use them"
-    return f"off: {lacking()}" if lacking() else f"on, by Triton {version('triton')}"
+    return f"off: {lacking()}" if lacking() else f"on, by Triton {_release()}"
+
+
+def _release() -> str | None:
+    for name in _NAMES:
+        try:
+            return version(name)
+        except PackageNotFoundError:
+            pass
+    return None

@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.records import Seen
 
 
 class OnDevice(Protocol):
@@ -29,8 +30,10 @@ class OnDevice(Protocol):
     def clip_(self, max_norm: Any, order: Order, policy: Nonfinite) -> Any:
         """Clip the arrays in place; return their norm."""
 
-    def clip_watched_(self, max_norm: Any, order: Order, policy: Nonfinite, *, each: bool) -> tuple[Any, Any] | None:
-        """Clip the arrays in place; return their norm and, if asked, that of each, before clipping, as wide numbers."""
+    def clip_watched_(
+        self, max_norm: Any, order: Order, policy: Nonfinite, *, each: bool, skip_above: float | None
+    ) -> tuple[Any, Any, Seen | None] | None:
+        """Clip the arrays in place; return their norm, and if asked, that of each as wide numbers and what it shows."""
 
     def clip_each_(self, max_norm: Any, order: Order, policy: Nonfinite) -> Any:
         """Clip each array in place by its own norm; return the norms. The threshold is one for all, or a list."""

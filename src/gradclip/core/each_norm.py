@@ -67,9 +67,7 @@ class EachNorm:
         """Take the sums of powers of the gradients, and who owns them, listed in which way. `names` finds names."""
         self.take_norms(np.sqrt(sums) if order.p == 2 else np.array(sums), owned, names)
 
-    def take_norms(
-        self, norms: Array, owned: tuple[Sequence[Any], object], names: Callable[[], Sequence[str]]
-    ) -> None:
+    def take_norms(self, norms: Array, owned: tuple[Sequence[Any], object], names: Callable[[], Sequence[str]]) -> None:
         """Take the norms of the gradients likewise."""
         if self.names is None:
             self.norms = norms

@@ -58,8 +58,8 @@ FLOAT32 = Format("float32", 24, -126, 128)
 FLOAT64 = Format("float64", 53, -1022, 1024)
 _BY_NAME = {f.name: f for f in (FLOAT16, BFLOAT16, FLOAT32, FLOAT64)}
 SUPPORTED = (*_BY_NAME, *_PARTS)
-# Cached: NumPy takes a microsecond to make a name. By the type of the dtype: `torch.compile` of PyTorch 2.11 cannot read
-# a dict with NumPy's dtypes as keys.
+# Cached: NumPy takes a microsecond to make a name. By the type of the dtype: `torch.compile` of PyTorch 2.11 cannot
+# read a dict with NumPy's dtypes as keys.
 _BARE_NAMES: dict[type, dict[Hashable, str]] = {}
 
 
@@ -75,8 +75,8 @@ def _named(dtype: Hashable) -> str:
     # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
     held = getattr(dtype, "names", None)
     name: str = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
-    # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names. Compiled code
-    # would have to rebuild a dict that changed while it was traced.
+    # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names. Compiled
+    # code would have to rebuild a dict that changed while it was traced.
     known = name in SUPPORTED or is_integer_name(name)
     if known and not hasattr(dtype, "as_numpy_dtype") and not being_compiled():
         _BARE_NAMES.setdefault(type(dtype), {})[dtype] = name

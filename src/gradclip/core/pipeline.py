@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from gradclip.core.holders import Held, Measured
 from gradclip.core.layouts import Groups, Layout, Rows, Several
 from gradclip.core.norms import Norm, Order, settled
 from gradclip.core.protocols import Backend, ConcreteBackend, is_concrete
-from gradclip.core.records import OneFactor
+from gradclip.core.records import OneFactor, Seen
 from gradclip.core.scopes import LAYER, TREE, Scope
 from gradclip.core.several import Table, quickly
 from gradclip.core.together import decide_together, part_of
@@ -23,14 +23,6 @@ from gradclip.core.values import Array
 
 if TYPE_CHECKING:
     from gradclip.core.holders import Holders
-
-
-class Seen(NamedTuple):
-    """What a norm shows: whether it is finite, above the threshold, and above so many times the threshold."""
-
-    finite: Any
-    above: Any
-    spike: Any
 
 
 def seen(backend: Backend, norm: Norm, max_norm: float | Array, spikes_above: float) -> Seen:

@@ -130,3 +130,15 @@ class Into(NamedTuple):
 
     arrays: Arrays
     leaves: Any = None  # a sequence, or None
+
+
+class Seen(NamedTuple):
+    """What a norm shows: whether it is finite, above the threshold, and above so many times the threshold.
+
+    `final`: no narrower dtype that users get the norm in says otherwise.
+    """
+
+    finite: Any
+    above: Any
+    spike: Any
+    final: bool = False

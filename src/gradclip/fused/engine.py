@@ -19,7 +19,7 @@ from gradclip.backends.torch.distributed import device_for
 from gradclip.backends.torch.process_groups import Group
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import Seen
+from gradclip.core.records import Seen
 from gradclip.typing import Policy, Scalar, Threshold
 
 if TYPE_CHECKING:

@@ -37,9 +37,9 @@ from gradclip.core.decision import Clipping
 from gradclip.core.each_norm import EachNorm
 from gradclip.core.nonfinite import PROPAGATE, Nonfinite
 from gradclip.core.norms import Order
-from gradclip.core.pipeline import Seen, decide, seen
+from gradclip.core.pipeline import decide, seen
 from gradclip.core.protocols import Backend
-from gradclip.core.records import Coefficient
+from gradclip.core.records import Coefficient, Seen
 from gradclip.core.rules import CLIP
 from gradclip.core.values import Array
 from gradclip.distributed.processes import ONE_PROCESS, Processes, processes_of, telling

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gradclip.backends.torch.framework import HOST
-from gradclip.backends.torch.launches import described, table_of
+from gradclip.backends.torch.launches import NEAREST, NEAREST_BUT_FLOAT16, described, table_of
 from gradclip.core.norms import Order
 from interpreted import SILENT, interpreted
 from rational import at_most, power_of_norm
@@ -82,7 +82,7 @@ def test_any_address_and_length(launched, dtype, shift):
 SPECIAL = (0.0, -0.0, 1e-45, -1e-45, 1e-40, 2.0**-126, -(2.0**-126), 2.0**-24, 65504.0, 1e-8, 3e38, -1.0, 0.1, 1 / 3)
 FACTORS = (
     *((f, 1.0) for f in (0.5, 1 / 3, 0.999, 1e-3, 2.0**-126, 0.0, 1 - 2.0**-24)),
-    *((f, 2.0**-126) for f in (0.75, 1e-5, 2.0**-126)),
+    *((f, 2.0**-126) for f in (1.0, 0.75, 1e-5, 2.0**-126)),
 )
 
 
@@ -127,6 +127,31 @@ def test_a_norm_within_its_error_of_the_threshold_is_clipped_or_below_it(launche
     table, found, _ = measured(leaves, 2, max_norm=norm * ratio)
     table.scale(found.addresses)
     assert at_most(values(leaves), 2, norm * ratio)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_first_factor_that_is_rounded_to_one_is_no_reason_to_keep(launched, dtype):
+    leaves = [torch.ones(1, dtype=dtype)]
+    max_norm = 2.0**-126 * (1 + 2.0**-23 - 2.0**-27)
+    table, found, _ = measured(leaves, 2, max_norm=max_norm)
+    table.scale(found.addresses)
+    assert at_most(values(leaves), 2, max_norm)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rounding", [NEAREST, NEAREST_BUT_FLOAT16])
+def test_products_can_be_rounded_to_nearest(launched, dtype, rounding):
+    leaves = [torch.tensor([*SPECIAL, math.nan]).to(dtype), *drawn(12, dtype, (3000,), spread=5.0)]
+    factor = float(np.float32(1 / 3))
+    wanted = [(x.float() * factor).to(dtype) for x in leaves]
+    found = described(leaves)
+    table_of(found).scale(found.addresses, factors=torch.tensor([[factor, 1.0]]), rounding=rounding, whole=True)
+    for x, y in zip(leaves, wanted, strict=True):
+        if dtype is torch.float16 and rounding == NEAREST_BUT_FLOAT16:
+            assert (x.abs() <= y.abs()).logical_or(x.isnan()).all()
+            assert not torch.equal(x, y)
+        else:
+            assert torch.equal(x.nan_to_num(7.0), y.nan_to_num(7.0))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])

@@ -14,16 +14,22 @@ POINTERS = {
     "*fp64": ("partial", "limits"),
     "*fp32": ("norms", "factors"),
     "*i32": ("flags",),
-    "fp64": ("max_norm", "inflate"),
+    "*i8": ("shown",),
+    "fp64": ("max_norm", "inflate", "times"),
     "i32": ("rows", "parts"),
 }
 TYPES = {name: kind for kind, names in POINTERS.items() for name in names}
 SUMS = [{"order": order, "zero": zero} for order, zero in ((2, False), (2, True), (1, False), (0, False))]
+LOWER = {"lowered": LOWERED, "narrow_lowered": NARROW_LOWERED}
 DECISIONS = [
-    {"order": 2, "step": -1, "joint": False, "skip": False, "lowered": LOWERED, "narrow_lowered": NARROW_LOWERED},
-    {"order": 0, "step": 1, "joint": True, "skip": True, "lowered": LOWERED, "narrow_lowered": NARROW_LOWERED},
+    {"order": 2, "step": -1, "show": True, "joint": False, "skip": False, **LOWER},
+    {"order": 0, "step": 1, "show": False, "joint": True, "skip": True, **LOWER},
 ]
-SCALES = [{"step": 2, "in_place": True, "zero": False}, {"step": 0, "in_place": False, "zero": True}]
+SCALES = [
+    {"step": 2, "in_place": True, "zero": False, "rounding": 0},
+    {"step": 0, "in_place": False, "zero": True, "rounding": 0},
+    {"step": 2, "in_place": True, "zero": False, "rounding": 1},
+]
 KERNELS = {"sums": SUMS, "decide": DECISIONS, "scale": SCALES}
 CODE = """
     import json, sys, warnings

@@ -154,6 +154,11 @@ def full_like(x: tf.Tensor, value: float) -> tf.Tensor:
     return tf.zeros_like(x) + tf.convert_to_tensor(value, x.dtype)
 
 
+def take(x: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
+    """Return the entries at these places of an axis."""
+    return tf.gather(x, indices, axis=axis)
+
+
 def take_along_axis(x: tf.Tensor, indices: tf.Tensor, axis: int) -> tf.Tensor:
     """Return the elements at indices along the last axis."""
     if axis not in (-1, x.ndim - 1):

@@ -65,16 +65,19 @@ class PyTorch(Framework):
         return Torch(tensors[0].device, visible=seen)
 
     def on_fast_path(self, leaves: Sequence[Any]) -> TorchHost | None:
-        if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        if _recorded():
             return None
         plain = torch.nn.Parameter not in set(map(type, leaves)) and in_host_memory(leaves)
         return HOST if plain and visible(leaves) else None
 
     def on_device(self, leaves: Sequence[Any]) -> OnDevice | None:
-        if torch.compiler.is_compiling() or set(map(type, leaves)) != {torch.Tensor} or in_host_memory(leaves):
+        if _recorded() or set(map(type, leaves)) != {torch.Tensor} or in_host_memory(leaves):
             return None
-        asked = torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, leaves))
-        return None if asked or not visible(leaves) else OnDevice.of(leaves)
+        forward = torch.autograd.forward_ad._current_level >= 0
+        asked = forward or (torch.is_grad_enabled() and any(map(_REQUIRES_GRAD, leaves)))
+        # Modes that watch or replace PyTorch's operations do not see kernels.
+        watched = torch._C._len_torch_dispatch_stack() > 0
+        return None if asked or watched or not visible(leaves) else OnDevice.of(leaves)
 
     def gradients_of(self, parameters: Sequence[Any]) -> Sequence[Any] | None:
         if not set(map(type, parameters)) <= PLAIN:
@@ -140,6 +143,11 @@ class PyTorch(Framework):
         # A parameter made from a tensor subclass keeps that type, and is marked instead.
         is_parameter = type(parameter).__name__ == "Parameter" or getattr(parameter, "_is_param", False)
         return not (parameter.requires_grad or is_parameter)
+
+
+def _recorded() -> bool:
+    """Say whether a compiler or `torch.jit.trace` records what is done."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 
 def in_host_memory(tensors: Sequence[torch.Tensor]) -> bool:

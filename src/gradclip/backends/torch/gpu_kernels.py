@@ -11,17 +11,21 @@ The bound, as in `core.coefficient`:
    underflows there. So a fused multiply-add and a multiplication followed by an addition give the same sum. All terms
    are at least 0. Whatever the order, a term goes through at most `additions(chunks)` additions, which bounds the
    relative error. Magnitudes for `inf` are compared as integers, which is exact, and NaN compares above infinity.
-2. The coefficient. `decide` computes upper, keeps elements if upper <= max_norm, and otherwise lowers the quotient, with
-   the constants of `core.coefficient`. Division, square root and products in float64 are rounded to nearest, since no
-   product here is followed by an addition that could be fused. A quotient below float32's normal range becomes two
-   factors.
-3. The products are those of the host's kernels, bit for bit: rounded to nearest in float32, below the normal range moved
-   one step toward zero, then rounded toward zero in the dtype of the tensor. A GPU must not flush subnormal numbers for
-   that: none of the instructions has the suffix `.ftz`, which a test checks. If a GPU read subnormal elements as zero, or
-   wrote zeros for subnormal products, the result would only be smaller.
+2. The coefficient. `decide` computes upper, keeps elements if upper <= max_norm, and otherwise lowers the quotient,
+   with the constants of `core.coefficient`. Division, square root and products in float64 are rounded to nearest, since
+   no product here is followed by an addition that could be fused. A quotient below float32's normal range becomes two
+   factors, of which the first may be rounded to 1.
+3. The products are those of the host's kernels, bit for bit: rounded to nearest in float32, below the normal range
+   moved one step toward zero, then rounded toward zero in the dtype of the tensor. A GPU must not flush subnormal
+   numbers for that: none of the instructions has the suffix `.ftz`, which a test checks. If a GPU read subnormal
+   elements as zero, or wrote zeros for subnormal products, the result would only be smaller.
 
-A norm that is not finite has the coefficient NaN, or -1 for zeros in place of all elements (`SKIP`). With `ZERO`,
-elements that are not finite count as zeros, and become zeros also where all others are kept.
+The second factor also says what else may happen: elements stay where it is 0, and become zeros where it is -1. A norm
+that is not finite has the first factor NaN, or with `skip` the second factor -1. With `zero`, elements that are not
+finite count as zeros, and become zeros also where all others are kept.
+
+Factors of `core.one_factor` are lowered for products rounded to nearest. With these, `scale` rounds to nearest
+(`rounding` 1), or all but float16 to nearest, where that would be stepped (2).
 """
 
 from __future__ import annotations
@@ -121,7 +125,13 @@ def _added_all(
 
 @triton.jit
 def sums(
-    chunks: tl.tensor, addresses: tl.tensor, partial: tl.tensor, flags: tl.tensor, order: tl.constexpr, zero: tl.constexpr, block: tl.constexpr
+    chunks: tl.tensor,
+    addresses: tl.tensor,
+    partial: tl.tensor,
+    flags: tl.tensor,
+    order: tl.constexpr,
+    zero: tl.constexpr,
+    block: tl.constexpr,
 ) -> None:
     """Write the sum of powers of each chunk; for `order` 0 its largest magnitude; and whether it set any to zero."""
     row = tl.program_id(0)
@@ -175,11 +185,14 @@ def decide(
     norms: tl.tensor,
     factors: tl.tensor,
     limits: tl.tensor,
+    shown: tl.tensor,
     max_norm: tl.float64,
     inflate: tl.float64,
+    times: tl.float64,
     parts: tl.tensor,
     order: tl.constexpr,
     step: tl.constexpr,
+    show: tl.constexpr,
     joint: tl.constexpr,
     skip: tl.constexpr,
     lowered: tl.constexpr,
@@ -189,7 +202,9 @@ def decide(
     """Write the norm and the two factors of each part.
 
     The threshold is `max_norm`, or with a `step` read from `limits`: 1 for one of each part, 0 for the same for all.
-    With `joint`, a part that is not finite counts for all, and the norm of all parts is written after theirs.
+    With `joint`, a part that is not finite counts for all, and the norm of all parts is written after theirs. If asked
+    to `show` it, say whether the norm is finite, above the threshold, and above so many `times` the threshold; a norm
+    that float32 can hold is compared as float32.
     """
     part = tl.program_id(0)
     norm = _norm(partial, tl.load(starts + part), tl.load(starts + part + 1), order, block)
@@ -199,11 +214,17 @@ def decide(
         every = _norm(partial, 0, tl.load(starts + parts), order, block)
         if part == 0:
             tl.store(norms + parts, every.to(norms.dtype.element_ty))
-    limit = tl.full((), 0.0, tl.float64) + max_norm
+    limit = tl.full((), 0.0, tl.float64) + max_norm  # the interpreter passes a plain number
     if step >= 0:
-        limit = tl.load(limits + part * step)
+        limit = tl.load(limits + part * step).to(tl.float64)
         limit = tl.where(limit < 0.0, 0.0, limit)
     finite = every < float("inf")
+    if show:
+        told = norm.to(tl.float32).to(tl.float64)
+        told = tl.where(told < float("inf"), told, norm)
+        tl.store(shown, finite.to(tl.int8))
+        tl.store(shown + 1, (finite & (told > limit)).to(tl.int8))
+        tl.store(shown + 2, (finite & (told > limit * times)).to(tl.int8))
     upper = norm * inflate
     keep = finite & (upper <= limit)
     above = tl.where(upper < float("inf"), tl.where(upper == 0.0, 1.0, upper), 1.0)
@@ -211,22 +232,27 @@ def decide(
     tiny = narrow < 1.1754943508222875e-38
     first = tl.where(tiny, narrow * 8.507059173023462e37, narrow)
     first = tl.where(first < 1.1754943508222875e-38, 0.0, first)
+    second = tl.where(keep, 0.0, tl.where(tiny, 1.1754943508222875e-38, 1.0))
     if skip:
-        first = tl.where(finite, first, -1.0)
+        second = tl.where(finite, second, -1.0)
     else:
         first = tl.where(finite, first, float("nan"))
-    second = tl.where(tiny, 1.1754943508222875e-38, 1.0)
-    tl.store(factors + 2 * part, tl.where(keep, 1.0, first).to(tl.float32))
-    tl.store(factors + 2 * part + 1, tl.where(keep, 1.0, second).to(tl.float32))
+    tl.store(factors + 2 * part, first.to(tl.float32))
+    tl.store(factors + 2 * part + 1, second.to(tl.float32))
 
 
 @triton.jit
-def _narrowed(y: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """Return float32 numbers in a dtype, rounded toward zero."""
+def _narrowed(y: tl.tensor, dtype: tl.constexpr, rounding: tl.constexpr) -> tl.tensor:
+    """Return float32 numbers in a dtype."""
     if dtype == tl.bfloat16:
-        return (y.to(tl.int32, bitcast=True) >> 16).to(tl.int16)
+        bits = y.to(tl.int32, bitcast=True)
+        if rounding != 0:  # half a step is added, less if the result would be even; not to NaN, which has all bits set
+            bits = tl.where(y == y, bits + 0x7FFF + ((bits >> 16) & 1), bits)
+        return (bits >> 16).to(tl.int16)
     elif dtype == tl.float16:
         nearest = y.to(tl.float16)
+        if rounding == 1:
+            return nearest
         above = tl.abs(nearest.to(tl.float32)) > tl.abs(y)
         return (nearest.to(tl.int16, bitcast=True) - above.to(tl.int16)).to(tl.float16, bitcast=True)
     else:
@@ -244,6 +270,7 @@ def _multiplied(
     dtype: tl.constexpr,
     aligned: tl.constexpr,
     zero: tl.constexpr,
+    rounding: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     reading, writing = _start(source, dtype, aligned), _start(target, dtype, aligned)
@@ -253,11 +280,12 @@ def _multiplied(
         if zero:
             x = tl.where((x.to(tl.int32, bitcast=True) & 0x7FFFFFFF) >= 0x7F800000, 0.0, x)
         y = x * first * second
-        below_normal = (tl.abs(y) < 1.1754943508222875e-38) & (y != 0.0)
-        y = (y.to(tl.int32, bitcast=True) - below_normal.to(tl.int32)).to(tl.float32, bitcast=True)
-        y = tl.where(first == 1.0, x, y)
-        y = tl.where(first < 0.0, 0.0, y)
-        tl.store(writing + at, _narrowed(y, dtype), mask=at < end)
+        if rounding == 0:
+            below_normal = (tl.abs(y) < 1.1754943508222875e-38) & (y != 0.0)
+            y = (y.to(tl.int32, bitcast=True) - below_normal.to(tl.int32)).to(tl.float32, bitcast=True)
+        y = tl.where(second == 0.0, x, y)
+        y = tl.where(second < 0.0, 0.0, y)
+        tl.store(writing + at, _narrowed(y, dtype, rounding), mask=at < end)
 
 
 @triton.jit
@@ -269,11 +297,12 @@ def _multiplied_all(
     second: tl.tensor,
     dtype: tl.constexpr,
     zero: tl.constexpr,
+    rounding: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     body = _aligned_count(source, target, count)
-    _multiplied(source, target, 0, body, first, second, dtype, True, zero, block)
-    _multiplied(source, target, body, count, first, second, dtype, False, zero, block)
+    _multiplied(source, target, 0, body, first, second, dtype, True, zero, rounding, block)
+    _multiplied(source, target, body, count, first, second, dtype, False, zero, rounding, block)
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -288,6 +317,7 @@ def scale(
     step: tl.constexpr,
     in_place: tl.constexpr,
     zero: tl.constexpr,
+    rounding: tl.constexpr,
     block: tl.constexpr,
 ) -> None:
     """Write the elements of each chunk times the factors of its part; nothing in place if all of them stay.
@@ -297,19 +327,19 @@ def scale(
     row = rows - 1 - tl.program_id(0)  # the chunks read last may still lie in the cache
     part = tl.load(part_of + row)
     first, second = tl.load(factors + step * part), tl.load(factors + step * part + 1)
-    asked = first != 1.0
+    asked = second != 0.0
     if zero:
         asked = asked | (tl.load(flags + row) != 0)
     if not in_place:
-        asked = asked | (row >= 0)
+        asked = asked | (row >= 0)  # always, as a value that is computed
     if asked:
         chunk = chunks + row.to(tl.int64) * 4
         number, offset = tl.load(chunk), tl.load(chunk + 1)
         count, kind = tl.load(chunk + 2).to(tl.int32), tl.load(chunk + 3)
         source, target = tl.load(sources + number) + offset, tl.load(targets + number) + offset
         if kind == 0:
-            _multiplied_all(source, target, count, first, second, tl.float32, zero, block)
+            _multiplied_all(source, target, count, first, second, tl.float32, zero, rounding, block)
         elif kind == 1:
-            _multiplied_all(source, target, count, first, second, tl.bfloat16, zero, block)
+            _multiplied_all(source, target, count, first, second, tl.bfloat16, zero, rounding, block)
         else:
-            _multiplied_all(source, target, count, first, second, tl.float16, zero, block)
+            _multiplied_all(source, target, count, first, second, tl.float16, zero, rounding, block)

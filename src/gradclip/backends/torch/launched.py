@@ -3,19 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import is_not
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from gradclip.backends.torch.launches import ORDERS, Described, Table, can_launch, described, table_of
-from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary
+from gradclip.backends.torch.launches import (
+    BLANK,
+    KEEP,
+    NEAREST,
+    NEAREST_BUT_FLOAT16,
+    ORDERS,
+    Described,
+    Table,
+    can_launch,
+    described,
+    table_of,
+)
+from gradclip.backends.torch.multi_tensor import MultiTensor, sent
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order
+from gradclip.core.records import Seen
 
 if TYPE_CHECKING:
     from gradclip.core.arrays import Arrays
     from gradclip.core.records import OneFactor
+
+
+# Thresholds that the kernels read.
+_READ = (torch.float32, torch.float64)
 
 
 class OnDevice(NamedTuple):
@@ -36,11 +53,14 @@ class OnDevice(NamedTuple):
     def apart(self) -> bool:
         return self.found.apart
 
-    def threshold(self, max_norm: object) -> Any:
+    def threshold(self, max_norm: Any) -> Any:
         """Return a threshold as the kernels take it, if it is a scalar without a derivative on this device."""
         if type(max_norm) is not torch.Tensor or max_norm.device != self.found.device or max_norm.ndim:
             return None
-        return None if max_norm.requires_grad or not max_norm.is_floating_point() else max_norm.to(torch.float64)
+        wrapped = torch._C._functorch.is_functorch_wrapped_tensor(max_norm)
+        if wrapped or max_norm.requires_grad or max_norm.is_neg() or max_norm._is_zerotensor():
+            return None
+        return max_norm if max_norm.dtype in _READ else None
 
     def norm(self, order: Order) -> torch.Tensor | None:
         """Return the norm of all tensors."""
@@ -56,18 +76,23 @@ class OnDevice(NamedTuple):
         return None if norms is None else norms[0]
 
     def clip_watched_(
-        self, max_norm: Any, order: Order, policy: Nonfinite, *, each: bool
-    ) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Clip the tensors in place; return their norm and, if asked, that of each, before clipping, in float64."""
+        self, max_norm: Any, order: Order, policy: Nonfinite, *, each: bool, skip_above: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None, Seen | None] | None:
+        """Clip the tensors in place; return their norm, that of each in float64 if asked, and what the norm shows."""
         if order.p not in ORDERS or policy.raises or policy.zeroes:
             return None
-        table, addresses = _table_of_each(self.found), self.found.addresses
+        table, addresses, device = _table_of_each(self.found), self.found.addresses, self.found.device
+        shown = None if skip_above is None else torch.empty(3, dtype=torch.int8, device=device)
         table.measure(addresses, order)
         norms = table.decide(0.0, order, dtype=torch.float64) if each else None
-        norm = table.decide(max_norm, order, skip=policy.blanks, whole=True, dtype=torch.float64)[0]
+        times = 1.0 if skip_above is None else skip_above
+        norm = table.decide(max_norm, order, skip=policy.blanks, whole=True, shown=shown, times=times)[0]
         table.scale(addresses, whole=True)
         torch.autograd.graph.increment_version(self.leaves)
-        return norm, norms
+        if shown is None:
+            return norm, norms, None
+        finite, above, spike = shown.view(torch.bool).unbind()
+        return norm, norms, Seen(finite, above, spike, final=True)
 
     def clip_each_(self, max_norm: Any, order: Order, policy: Nonfinite) -> Sequence[torch.Tensor] | None:
         """Clip each tensor in place by its own norm; return the norms."""
@@ -145,34 +170,35 @@ class Launched(MultiTensor):
 
     def multiplied(self, arrays: Arrays, by: OneFactor) -> list[torch.Tensor]:
         """Return the tensors, multiplied."""
-        results, factors = list(map(torch.empty_like, arrays)), self._factors(arrays, by)
-        targets = [x.data_ptr() for x in results]
-        table = _table_of_each(self.found)
-        table.scale(self.found.addresses, targets, factors=factors, whole=len(factors) == 1)
+        results = list(map(torch.empty_like, arrays))
+        self._scale(arrays, by, [x.data_ptr() for x in results])
         return results
 
     def multiply(self, arrays: Arrays, new: Arrays, by: OneFactor) -> None:
         """Multiply the tensors in place, from the values in `new`."""
-        if new is not arrays:
+        if any(map(is_not, arrays, new)):
             super().multiply(arrays, new, by)
             return
-        factors = self._factors(arrays, by)
-        _table_of_each(self.found).scale(self.found.addresses, factors=factors, whole=len(factors) == 1)
+        self._scale(arrays, by)
         torch.autograd.graph.increment_version(list(arrays))
 
+    def _scale(self, arrays: Arrays, by: OneFactor, targets: Sequence[int] | None = None) -> None:
+        factors, rounding = self._factors(arrays, by), NEAREST if by.steps is None else NEAREST_BUT_FLOAT16
+        table = _table_of_each(self.found)
+        table.scale(self.found.addresses, targets, factors=factors, rounding=rounding, whole=len(factors) == 1)
+
     def _factors(self, arrays: Arrays, by: OneFactor) -> torch.Tensor:
-        """Return the two factors of all tensors, or of each. Products are rounded toward zero, so none is stepped."""
-        entries = {name: values.unbind() for name, values in by.factors.items()} if by.sizes else {}
-        alive = None if by.alive is None else by.alive.unbind() if by.sizes else by.alive
-        if not by.sizes and len(by.factors) == 1:
-            first = next(iter(by.factors.values())).reshape(1)
+        """Return the two factors of all tensors, or of each."""
+        given = {name: sent(values, self.found.device) for name, values in by.factors.items()}
+        alive = None if by.alive is None else sent(by.alive, self.found.device)
+        if by.sizes is None and len(given) == 1:
+            first = next(iter(given.values())).reshape(1)
+        elif by.sizes is None:
+            first = torch.stack([given[dtype_name(x)] for x in arrays])
         else:
-            layer_of = [layer for layer, size in enumerate(by.sizes or ()) for _ in range(size)]
-            names = map(dtype_name, arrays)
-            first = torch.stack(
-                [entries[name][layer_of[i]] if by.sizes else by.factors[name] for i, name in enumerate(names)]
-            )
-            alive = torch.stack([alive[layer] for layer in layer_of]) if alive is not None and by.sizes else alive
-        if alive is not None:
-            first = torch.where(alive, first, -1.0)
-        return torch.stack([first, torch.ones_like(first)], -1)
+            layer_of = [layer for layer, size in enumerate(by.sizes) for _ in range(size)]
+            entries = {name: values.unbind() for name, values in given.items()}
+            first = torch.stack([entries[dtype_name(x)][layer] for x, layer in zip(arrays, layer_of, strict=True)])
+            alive = None if alive is None else torch.stack([alive.unbind()[layer] for layer in layer_of])
+        second = torch.where(first == 1.0, KEEP, 1.0)
+        return torch.stack([first, second if alive is None else torch.where(alive, second, BLANK)], -1)

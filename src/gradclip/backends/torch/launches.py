@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache
+from itertools import pairwise
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -31,6 +32,11 @@ from gradclip.core.norms import Order, relative_error
 from gradclip.core.rules import LOWERED
 
 ORDERS = {1.0: 1, 2.0: 2, math.inf: 0}
+KEEP, BLANK = 0.0, -1.0
+"""What the second factor says where elements are not multiplied."""
+TOWARD_ZERO, NEAREST, NEAREST_BUT_FLOAT16 = 0, 1, 2
+"""How products are rounded to half types."""
+# As in `describe_on_device` of the native kernels.
 _KINDS = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 _SIZES = (4, 2, 2)
 _MOST_TABLES = 32
@@ -49,9 +55,15 @@ def _imported() -> ModuleType | None:
             return importlib.import_module("gradclip.backends.torch.gpu_kernels")
         except ImportError as error:
             why = f"Triton cannot be imported ({error})"
-    if gpu_switch.VARIABLE in os.environ:  # asked for
-        warnings.warn(f"gradclip runs without its kernels for GPUs: {why}.", stacklevel=2)
+    _warn(why)
     return None
+
+
+def _warn(why: str) -> None:
+    text = (
+        f"gradclip runs without its kernels for GPUs: {why}. Set {gpu_switch.VARIABLE}=0 to run without them silently."
+    )
+    warnings.warn(text, stacklevel=2)
 
 
 class Described(NamedTuple):
@@ -79,6 +91,8 @@ def described(tensors: Sequence[torch.Tensor]) -> Described | None:
     if -1 in kinds or any(x.device != device for x in tensors) or not all(map(_is_dense, tensors)):
         return None
     counts, addresses = [x.numel() for x in tensors], [x.data_ptr() for x in tensors]
+    if any(count and not address for count, address in zip(counts, addresses, strict=True)):  # without memory
+        return None
     return Described(device, addresses, counts, kinds, _apart(*map(tuple, (addresses, counts, kinds))))
 
 
@@ -91,7 +105,7 @@ def _is_dense(x: torch.Tensor) -> bool:
 def _apart(addresses: tuple[int, ...], counts: tuple[int, ...], kinds: tuple[int, ...]) -> bool:
     each = zip(addresses, counts, kinds, strict=True)
     stretches = sorted((start, start + count * _SIZES[kind]) for start, count, kind in each if count)
-    return all(end <= start for (_, end), (start, _) in zip(stretches, stretches[1:], strict=False))
+    return all(end <= start for (_, end), (start, _) in pairwise(stretches))
 
 
 class Table:
@@ -126,11 +140,13 @@ class Table:
         skip: bool = False,
         whole: bool = False,
         dtype: torch.dtype = torch.float32,
+        shown: torch.Tensor | None = None,
+        times: float = 1.0,
     ) -> torch.Tensor:
         """Launch the decision; return the norms as a vector, with `joint` followed by the norm of all parts.
 
-        The threshold is a number, a list of numbers, one for each part, or a float64 scalar on the device. With
-        `whole`, all parts count as one.
+        The threshold is a number, a list of numbers, one for each part, or a scalar on the device. With `whole`, all
+        parts count as one. To three int8 numbers `shown` it writes what the kernel says of the norm.
         """
         module, parts = _module(), 1 if whole else self.parts
         norms = torch.empty(parts + joint, dtype=dtype, device=self.device)
@@ -144,8 +160,9 @@ class Table:
         additions = module.additions(self.rows if joint or whole else self._largest_part)
         error = relative_error(order, additions * FLOAT64.roundoff, FLOAT64, exact=order.extreme)
         starts, inflate = self._whole if whole else self._starts, 1.0 / (1.0 - error)
-        given = self._partial, starts, norms, self._factors, limits, number, inflate, parts
-        known = ORDERS[order.p], step, joint, skip, LOWERED, NARROW_LOWERED, module.BLOCK
+        show, told = shown is not None, self._flags if shown is None else shown
+        given = self._partial, starts, norms, self._factors, limits, told, number, inflate, times, parts
+        known = ORDERS[order.p], step, show, joint, skip, LOWERED, NARROW_LOWERED, module.BLOCK
         launch("decide", parts, self.device, given, known)
         return norms
 
@@ -155,6 +172,7 @@ class Table:
         targets: Sequence[int] | None = None,
         *,
         factors: torch.Tensor | None = None,
+        rounding: int = TOWARD_ZERO,
         whole: bool = False,
         zero: bool = False,
     ) -> None:
@@ -166,7 +184,8 @@ class Table:
         other = own if targets is None else self._targets.put(targets)
         factors = self._factors if factors is None else factors
         given = self._chunks, self._part_of, own, other, factors, self._flags, self.rows
-        launch("scale", self.rows, self.device, given, (0 if whole else 2, targets is None, zero, _module().BLOCK))
+        constants = 0 if whole else 2, targets is None, zero, rounding, _module().BLOCK
+        launch("scale", self.rows, self.device, given, constants)
 
 
 def _rows(found: Described, part_of: Sequence[int] | None) -> tuple[np.ndarray, np.ndarray]:
@@ -228,13 +247,12 @@ def _stream(device: torch.device) -> int:
 _compiled: dict[Any, Any] = {}
 
 
-def launch(
-    name: str, programs: int, device: torch.device, given: tuple[Any, ...], constants: tuple[Any, ...]
-) -> None:
+def launch(name: str, programs: int, device: torch.device, given: tuple[Any, ...], constants: tuple[Any, ...]) -> None:
     """Launch a kernel on the current stream. Triton takes longer to find a compiled kernel than to launch it."""
     if not programs:
         return
-    key = name, device, constants, given[2].dtype if name == "decide" else None
+    # The dtypes of tensors are part of what is compiled.
+    key = name, device, constants, (given[2].dtype, given[4].dtype) if name == "decide" else None
     found = _compiled.get(key)
     with _current(device):
         if found is not None:
@@ -254,9 +272,27 @@ def _current(device: torch.device) -> AbstractContextManager[Any]:
 
 def can_launch(device: torch.device) -> bool:
     """Say whether kernels may be launched now: not into a graph, which would replay the copy of old addresses."""
-    if kernels() is None:
+    # Triton's interpreter runs the kernels on the CPU, and on the CPU only.
+    wanted = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    if device.type != wanted or kernels() is None:
         return False
-    if device.type == "cuda":
-        return not torch.cuda.is_current_stream_capturing()
-    # Triton's interpreter runs the kernels on the CPU.
-    return device.type == "cpu" and os.environ.get("TRITON_INTERPRET") == "1"
+    if wanted == "cpu":
+        return True
+    with _current(device):
+        return not torch.cuda.is_current_stream_capturing() and _works(device)
+
+
+@lru_cache(maxsize=64)
+def _works(device: torch.device) -> bool:
+    """Try the kernels on a device once. Triton may find no compiler, or not know the device."""
+    leaf = torch.zeros(1, device=device)
+    found = Described(device, [leaf.data_ptr()], [1], [0], True)
+    try:
+        table = Table(found, None, 1)
+        table.measure(found.addresses, Order(2.0))
+        table.decide(1.0, Order(2.0))
+        table.scale(found.addresses)
+    except Exception as error:  # whatever Triton raises, PyTorch's own operations can do the same
+        _warn(f"Triton cannot run them on {device} ({type(error).__name__}: {error})")
+        return False
+    return True
