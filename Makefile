@@ -159,7 +159,7 @@ $(VENV)/ready: pyproject.toml $(NATIVE)
 .venv-gpu/ready: pyproject.toml
 	$(PYTHON) -m venv .venv-gpu
 	.venv-gpu/bin/$(INSTALL) torch==2.13.0
-	.venv-gpu/bin/$(INSTALL) triton==3.6.0 jax optax numpy scipy opt-einsum safetensors matplotlib typer rich pytest hypothesis \
+	.venv-gpu/bin/$(INSTALL) triton==3.9.0 jax optax numpy scipy opt-einsum safetensors matplotlib typer rich pytest hypothesis \
 	  scikit-build-core nanobind cmake ninja
 	touch $@
 

@@ -4,8 +4,6 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 
-from gradclip.flush_mode import being_compiled
-
 _PARTS = {"complex64": "float32", "complex128": "float64"}
 _WITHOUT_VALUES = ("float0",)  # JAX's dtype of derivatives with respect to integers, which holds no numbers
 
@@ -75,10 +73,9 @@ def _named(dtype: Hashable) -> str:
     # PyTorch's dtypes have no name attribute, so take the end of `torch.float32`. NumPy calls `float0` void.
     held = getattr(dtype, "names", None)
     name: str = held[0] if held == _WITHOUT_VALUES else getattr(dtype, "name", str(dtype).rpartition(".")[2])
-    # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names. Compiled
-    # code would have to rebuild a dict that changed while it was traced.
+    # Only what gradclip computes with is cached, and nothing of TensorFlow, whose dtypes know their names.
     known = name in SUPPORTED or is_integer_name(name)
-    if known and not hasattr(dtype, "as_numpy_dtype") and not being_compiled():
+    if known and not hasattr(dtype, "as_numpy_dtype"):
         _BARE_NAMES.setdefault(type(dtype), {})[dtype] = name
     return name
 

@@ -16,7 +16,7 @@ from gradclip.backends import any_distributed
 from gradclip.backends.torch.autograd import asked, call_differentiably
 from gradclip.backends.torch.device_examples import Examples
 from gradclip.backends.torch.launched import Launched
-from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, sent, without_nonfinite_
+from gradclip.backends.torch.multi_tensor import MultiTensor, ordinary, without_nonfinite_
 from gradclip.backends.torch.tensors import (
     KNOWN,
     dense,
@@ -26,6 +26,7 @@ from gradclip.backends.torch.tensors import (
     put_all,
     region,
     restored,
+    sent,
     stored,
     writable,
     write_back,

@@ -15,8 +15,7 @@ from gradclip.backends.framework import Framework
 from gradclip.backends.torch.device import Torch
 from gradclip.backends.torch.host import TorchHost
 from gradclip.backends.torch.launched import OnDevice
-from gradclip.backends.torch.multi_tensor import sent
-from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host
+from gradclip.backends.torch.tensors import PLAIN, default_float, numbers, on_host, sent
 from gradclip.tree import Sparse
 
 _IS_CPU, _REQUIRES_GRAD = attrgetter("is_cpu"), attrgetter("requires_grad")

@@ -20,7 +20,8 @@ from gradclip.backends.torch.launches import (
     described,
     table_of,
 )
-from gradclip.backends.torch.multi_tensor import MultiTensor, sent
+from gradclip.backends.torch.multi_tensor import MultiTensor
+from gradclip.backends.torch.tensors import sent
 from gradclip.core.formats import dtype_name
 from gradclip.core.nonfinite import Nonfinite
 from gradclip.core.norms import Order

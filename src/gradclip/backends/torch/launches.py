@@ -25,7 +25,7 @@ import torch
 
 from gradclip import native
 from gradclip.backends import gpu_switch
-from gradclip.backends.torch.multi_tensor import sent
+from gradclip.backends.torch.tensors import sent
 from gradclip.core.coefficient import NARROW_LOWERED
 from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Order, relative_error

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gradclip.backends.torch.tensors import KNOWN
+from gradclip.backends.torch.tensors import KNOWN, sent
 from gradclip.core.formats import BFLOAT16, FLOAT16, FLOAT32, FLOAT64, Format, dtype_name, format_of
 
 if TYPE_CHECKING:
@@ -163,13 +163,6 @@ class MultiTensor:
         """Return the tensors at these indices, complex ones as their parts."""
         some = [arrays[index] for index in kind]
         return list(map(_real, some)) if self._complex else some
-
-
-def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a tensor on a device, copied asynchronously. The host must not read it before the copy is complete."""
-    if device.type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available():
-        x = x.pin_memory()  # copies of other memory wait
-    return x.to(device, non_blocking=device.type != "cpu")
 
 
 def ordinary(tensors: Sequence[Any]) -> bool:

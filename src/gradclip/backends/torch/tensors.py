@@ -11,12 +11,15 @@ from gradclip import native
 from gradclip.backends import whole_scalar
 from gradclip.backends.host.arrays import HostArray
 from gradclip.core.arrays import checked_dtype
-from gradclip.core.formats import BFLOAT16, dtype_name
+from gradclip.core.formats import BFLOAT16, bare_name, dtype_name
 from gradclip.core.memory import Region, meeting
 
 # Subclasses may redefine operations, so the contents of their memory need not be their values.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 KNOWN = PLAIN | {FakeTensor}
+# Names are kept before anything is compiled: PyTorch 2.11 cannot compile code that keeps one.
+for _dtype in [one for one in vars(torch).values() if isinstance(one, torch.dtype)]:
+    bare_name(_dtype)
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
@@ -32,6 +35,13 @@ def described(tensors: Sequence[Any]) -> native.Described:
     # A placeholder for tensors that NumPy cannot view. The kernels do not support its dtype, so they leave it out.
     empty = np.empty(0, np.int8)
     return native.describe_buffers([viewed(t).data if d else empty for t, d in zip(tensors, dense, strict=True)])
+
+
+def sent(x: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Return a tensor on a device, copied asynchronously. The host must not read it before the copy is complete."""
+    if device.type == "cuda" and x.device.type == "cpu" and torch.cuda.is_available():
+        x = x.pin_memory()  # copies of other memory wait
+    return x.to(device, non_blocking=device.type != "cpu")
 
 
 def stored(leaf: torch.Tensor) -> torch.Tensor:
