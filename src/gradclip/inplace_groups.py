@@ -245,7 +245,7 @@ def _record(monitor: Monitor, parts: Sequence[Part], found: Found, each: EachNor
         norm = found.of_part(number, told=True)
         if not part.common:
             group = monitor.of_group(part.name)
-            group.watched(each and each.of(found.places[number]))
+            group.watched(each and each.of(found.places[number], found.taken.backend.xp.stack))
             group.record(norm, part.recorded, nonfinite=nonfinite)
         if number == step:
             monitor.watched(each)

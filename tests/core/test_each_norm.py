@@ -54,3 +54,17 @@ def test_only_the_first_measurement_counts():
     each.take([25.0], Order.parse(2), ([], ()), lambda: ["a"])
     each.take([1.0], Order.parse(2), ([], ()), fail)
     np.testing.assert_array_equal(each.norms, [5.0])
+
+
+class Refusing(list):
+    def __getitem__(self, index):
+        assert not isinstance(index, list)  # a GPU would wait for it
+        return super().__getitem__(index)
+
+
+def test_some_norms_are_taken_one_by_one():
+    each = EachNorm()
+    each.put(Refusing([1.0, 2.0, 3.0]), ["a", "b", "c"])
+    chosen, nothing = each.of([2, 0], tuple), each.of([], tuple)
+    assert (chosen.names, chosen.norms) == (["c", "a"], (3.0, 1.0))
+    assert (nothing.names, nothing.norms) == ([], [])

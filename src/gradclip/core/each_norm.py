@@ -50,11 +50,12 @@ class EachNorm:
         self.norms: Any = None
         self._found = Names() if found is None else found
 
-    def of(self, indices: Sequence[int]) -> "EachNorm":
-        """Return the names and norms of some of the gradients."""
+    def of(self, indices: Sequence[int], stack: Callable[[Sequence[Array]], Array]) -> "EachNorm":
+        """Return the names and norms of some of the gradients. A list of indices would wait for a device."""
         chosen = EachNorm()
         if self.names is not None:
-            chosen.names, chosen.norms = [self.names[index] for index in indices], self.norms[list(indices)]
+            chosen.names = [self.names[index] for index in indices]
+            chosen.norms = stack([self.norms[index] for index in indices]) if indices else self.norms[:0]
         return chosen
 
     def take(
