@@ -94,14 +94,14 @@ accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with 
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
 gpu:  ## Test and time gradclip on a GPU in 9 minutes, with what python3 has; GPU="--only tests --seconds 200" for a part
-	python3 scripts/gpu.py $(GPU)
+	python3 scripts/gpu_run.py $(GPU)
 
 gpu-wheels:  ## Collect wheels for `make gpu` on a machine without a package registry, in gpu-wheels
 	$(PYTHON) scripts/gpu_wheels.py
 
 gpu-rehearsal: .venv-gpu/ready  ## Run what `make gpu` runs on this machine, where the CPU takes the place of the GPU
 	$(PYTHON) scripts/gpu_wheels.py build/gpu/wheels --this-python
-	PIP_NO_INDEX=1 .venv-gpu/bin/python scripts/gpu.py --rehearse --wheels build/gpu/wheels $(GPU)
+	PIP_NO_INDEX=1 .venv-gpu/bin/python scripts/gpu_run.py --rehearse --wheels build/gpu/wheels $(GPU)
 
 wheel: .venv-lint/ready  ## Build the wheel, and install it with and without a compiler in an empty environment
 	rm -rf dist .venv-wheel

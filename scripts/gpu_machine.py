@@ -1,4 +1,4 @@
-"""Print the GPU, its driver, and the releases of what clips on it. `scripts/gpu.py` runs this first."""
+"""Print the GPU, its driver, and the releases of what clips on it. `scripts/gpu_run.py` runs this first."""
 
 import importlib.metadata
 import os

@@ -6,10 +6,10 @@ import zipfile
 
 import pytest
 
-import gpu
 import gpu_job
+import gpu_run
 import gpu_wheels
-from gpu import Part, Run, go, limit
+from gpu_run import Part, Run, go, limit
 
 SLOW = "import time\nprint('begun', flush=True)\ntry:\n    time.sleep(60)\n"
 HEEDS = SLOW + "finally:\n    print('ended', flush=True)\n"
@@ -26,7 +26,7 @@ def started(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu_job, "GRACE", 0.3)
 
     def start(seconds=30.0, **settings):
-        return Run(tmp_path / "out", gpu.RESERVE + seconds, work=tmp_path / "work", **settings)
+        return Run(tmp_path / "out", gpu_run.RESERVE + seconds, work=tmp_path / "work", **settings)
 
     return start
 
@@ -112,7 +112,7 @@ def test_only_the_device_differs_in_a_rehearsal(started, rehearse):
 
 def compiled_by(code, monkeypatch, run):
     """Run a part before and a part after the kernels are compiled, by some code instead of pip."""
-    monkeypatch.setattr(gpu, "pip", lambda *_: [sys.executable, "-c", code])
+    monkeypatch.setattr(gpu_run, "pip", lambda *_: [sys.executable, "-c", code])
     asks = "import os; print({!r}, os.environ['PYTHONPATH'].split(os.pathsep)[0])"
     parts = (part("before", asks.format("before"), compiled=False), part("after", asks.format("after")))
     passed = go(run, ["compile", "before", "after"], run.work, parts)
@@ -143,21 +143,21 @@ def test_a_run_that_is_ended_ends_what_compiles(started, monkeypatch):
     def ended(*_):
         raise SystemExit(143)
 
-    monkeypatch.setattr(gpu.Run, "finish", ended)
-    monkeypatch.setattr(gpu, "pip", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
+    monkeypatch.setattr(gpu_run.Run, "finish", ended)
+    monkeypatch.setattr(gpu_run, "pip", lambda *_: [sys.executable, "-c", "import time; time.sleep(60)"])
     with pytest.raises(SystemExit):
         go(run, ["compile", "one"], run.work, (part("one", ""),))
     assert run.compiling.process.returncode is not None
 
 
 def test_each_part_has_a_share_and_what_it_runs():
-    names = [one.name for one in gpu.PARTS]
+    names = [one.name for one in gpu_run.PARTS]
     assert len(set(names)) == len(names)
-    assert all(one.share > 0 for one in gpu.PARTS)
-    files = {word.removeprefix("--ignore=") for one in gpu.PARTS for word in one.command}
+    assert all(one.share > 0 for one in gpu_run.PARTS)
+    files = {word.removeprefix("--ignore=") for one in gpu_run.PARTS for word in one.command}
     files = {word for word in files if word.startswith(("tests/", "benchmarks/", "scripts/"))}
     assert {"tests/gpu", "benchmarks/gpu.py"} <= files
-    assert all((gpu.ROOT / name).exists() for name in files)
+    assert all((gpu_run.ROOT / name).exists() for name in files)
 
 
 def made_wheel(folder, name, *required, size=0):

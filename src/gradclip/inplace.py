@@ -167,7 +167,8 @@ def clip_grad_norm_(
         FloatingPointError: with `nonfinite="raise"`, the gradients contain NaN or infinity.
 
     After an error, the gradients are unchanged. If the norm is at most `max_norm`, nothing is written. On an
-    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes.
+    accelerator, the call does not wait for the device (except with `nonfinite="raise"`), so it always writes;
+    kernels for GPUs (`GRADCLIP_GPU_KERNELS=1`) write only what changes.
 
     >>> from types import SimpleNamespace
     >>> import numpy as np
@@ -251,7 +252,10 @@ class _Call(NamedTuple):
         asked = Clipping(threshold, order, policy, CLIP)
         if not isinstance(given, ordinary.Ordinary):
             return clip_on_device(given, asked, skip_above, params, self.each)
-        norm = clip_each(given, threshold, order, params, self.each)
+        if params is None or self.each is None:
+            norm = given.clip_(threshold, order)
+        else:
+            norm = clip_each(given, threshold, order, params, self.each)
         if norm is not None:
             return norm, None
         gradients = Gradients.of(params or ParameterList.of(self.parameters))

@@ -87,8 +87,8 @@ def _clip_on_device(parameters: Parameters, max_norm: Thresholds, ord: Ord, nonf
     """Clip gradients that kernels on their device read. None if that is not possible."""
     if not isinstance(parameters, list | tuple):
         return None
-    given = ordinary.gradients(parameters)
-    if given is None or isinstance(given, ordinary.Ordinary):
+    given = ordinary.gradients_on_device(parameters)
+    if given is None:
         return None
     order, policy = Order.parse(ord), Nonfinite.named(nonfinite)
     every = len(parameters) == len(given.leaves)

@@ -16,12 +16,8 @@ from gradclip.parameters import ParameterList
 from gradclip.typing import Scalar
 
 
-def clip_each(
-    given: Ordinary, max_norm: float, order: Order, params: ParameterList | None, each: EachNorm | None
-) -> Scalar | None:
+def clip_each(given: Ordinary, max_norm: float, order: Order, params: ParameterList, each: EachNorm) -> Scalar | None:
     """Clip ordinary gradients, and give the norm of each to `each`. None if one look does not settle it."""
-    if params is None or each is None:
-        return given.clip_(max_norm, order)
     sums: list[float] = []
     distinct = len(set(map(id, given.leaves))) == len(given.leaves)  # else an empty one may be listed twice
     norm = given.clip_(max_norm, order, sums) if distinct else None

@@ -14,7 +14,7 @@ import numpy as np
 import optree
 
 from gradclip.arguments import check_threshold, of_each
-from gradclip.backends import among_several
+from gradclip.backends import among_several, gpu_switch
 from gradclip.backends.host.protocol import HostBackend
 from gradclip.backends.on_device import OnDevice
 from gradclip.backends.registry import framework_of
@@ -25,6 +25,7 @@ from gradclip.core.formats import FLOAT64
 from gradclip.core.norms import Order, norm_dtype, of_numbers
 
 if TYPE_CHECKING:
+    from gradclip.backends.framework import Framework
     from gradclip.native._kernels import Arrays as KernelArrays
 
 _LARGEST_NORM = 2.0**127  # fits a float32 scalar
@@ -145,6 +146,24 @@ def gradients(parameters: object) -> Ordinary | OnDevice | None:
 
     Return None if they are not ordinary, if some share memory, or if there may be other processes.
     """
+    framework, leaves = _held(parameters)
+    if framework is None:
+        return None
+    backend = framework.on_fast_path(leaves)
+    if backend is None:
+        return _apart(framework, leaves)
+    found = _described(backend, leaves)
+    return None if found is None or found.kernels.overlap() else found
+
+
+def gradients_on_device(parameters: object) -> OnDevice | None:
+    """Return the same if kernels on their device read them."""
+    framework, leaves = _held(parameters) if gpu_switch.wanted() else (None, ())
+    return None if framework is None else _apart(framework, leaves)
+
+
+def _held(parameters: object) -> tuple["Framework | None", Sequence[Any]]:
+    """Return the gradients of parameters with their framework; None in its place if they are not ordinary."""
     listed, in_tree = [parameters], False
     if isinstance(parameters, list | tuple):
         listed = list(parameters)
@@ -154,19 +173,15 @@ def gradients(parameters: object) -> Ordinary | OnDevice | None:
         listed = listed if in_tree else list(parameters.values())
     framework = framework_of(listed[0]) if listed else None
     if framework is None or among_several() or (not in_tree and isinstance(listed[0], np.ndarray)):
-        return None
+        return None, ()
     leaves = listed if in_tree else framework.gradients_of(listed)
-    if not leaves:
-        return None
-    backend = framework.on_fast_path(leaves)
-    if backend is None:
-        given = framework.on_device(leaves)
-        once = (
-            given is not None and given.apart() and len(set(map(id, leaves))) == len(leaves)
-        )  # an empty one may not be
-        return given if once else None
-    found = _described(backend, leaves)
-    return None if found is None or found.kernels.overlap() else found
+    return (framework, leaves) if leaves else (None, ())
+
+
+def _apart(framework: "Framework", leaves: Sequence[Any]) -> OnDevice | None:
+    """Return leaves for kernels on their device; None if some share memory, or one, which may be empty, is repeated."""
+    given = framework.on_device(leaves)
+    return given if given is not None and given.apart() and len(set(map(id, leaves))) == len(leaves) else None
 
 
 def to_clip(parameters: object, max_norm: object) -> tuple[Ordinary | OnDevice, Any] | None:

@@ -1,4 +1,4 @@
-"""Test and time gradclip on a bare machine with a GPU, within a given time: `gpu.py [--seconds 540]`, by `make gpu`.
+"""Test and time gradclip on a bare machine with a GPU, within a given time, by `make gpu`.
 
 Nothing is installed into the system. The wheels of `make gpu-wheels` and the compiled kernels go to `build/gpu`. Each
 part has a share of the time that is left. A part that fails or takes too long does not end the run. Results are written
