@@ -6,6 +6,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad
 
 import gradclip
@@ -205,6 +206,14 @@ def test_a_threshold_without_memory_of_its_own_is_read_by_its_value(launched):
     negated = torch.tensor(0 - 1j, dtype=torch.complex128).conj().imag
     for max_norm, wanted in ((negated, [0.6, 0.8]), (torch._efficientzerotensor((), dtype=torch.float64), [0.0, 0.0])):
         assert gradclip.clip_by_global_norm([x], max_norm)[0][0].tolist() == pytest.approx(wanted)
+
+
+def test_under_fake_tensors_nothing_is_launched(launched):
+    params = parameters()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        gradclip.clip_grad_norm_(params, 1.0)
+        gradclip.clip_grad_norm_(named(params), 1.0)
+    assert launched.names == []
 
 
 def test_a_tracer_is_refused(launched):

@@ -274,7 +274,8 @@ def can_launch(device: torch.device) -> bool:
     """Say whether kernels may be launched now: not into a graph, which would replay the copy of old addresses."""
     # Triton's interpreter runs the kernels on the CPU, and on the CPU only.
     wanted = "cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
-    if device.type != wanted or kernels() is None:
+    fake = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    if device.type != wanted or fake or kernels() is None:
         return False
     if wanted == "cpu":
         return True
