@@ -91,6 +91,7 @@ bench: $(VENV)/ready  ## Compare speed with the replaced libraries and with a pl
 accelerators: $(VENV)/ready  ## Count operations on accelerators, compared with PyTorch, Opacus and optax; needs no GPU
 	$(BIN)/python benchmarks/counts.py --write
 	$(BIN)/python benchmarks/counts_jax.py --write
+	$(BIN)/python benchmarks/counts_kernels.py --write
 	$(BIN)/python benchmarks/tables.py --write > /dev/null
 
 gpu:  ## Test and time gradclip on a GPU in 9 minutes, with what python3 has; GPU="--only tests --seconds 200" for a part

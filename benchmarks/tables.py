@@ -15,6 +15,7 @@ from report import (
     COUNTS_COMPILED,
     COUNTS_EXAMPLES,
     COUNTS_JAX,
+    COUNTS_KERNELS,
     FILES,
     FOLDED,
     GPU_PICTURE,
@@ -155,6 +156,20 @@ def of_counts(lines):
     )
 
 
+def of_kernels(lines):
+    """Return a line for each call: launches and bytes, not clipped and clipped, and the host's time."""
+
+    def said(counts):
+        launches = " / ".join(dict.fromkeys(f"{number:,}" for number, _ in counts))
+        return f"{launches} | {' / '.join(f'{moved:.1f}' for _, moved in counts)}"
+
+    names = "launches", "bytes", "operations, PyTorch", "bytes, PyTorch", "host us", "host us, PyTorch"
+    return head("not clipped / clipped", *names) + "".join(
+        f"| {call} | {said(ours)} | {said(theirs)} | {' | '.join(f'{one:,.0f}' for one in times)} |\n"
+        for call, ours, theirs, times in lines
+    )
+
+
 def of_folded(lines):
     """Return a line for each way to clip, with its time as a multiple of the step alone."""
     calls, cases = ({at(line): None for line in lines} for at in (lambda line: line[2], lambda line: tuple(line[:2])))
@@ -276,6 +291,7 @@ TABLES = [
     Table("docs/tensorflow.md", "graphs", GRAPHS, of_graphs),
     Table("docs/optimizers.md", "steps", FOLDED, of_folded, "lines"),
     Table("docs/accelerators.md", "counts", COUNTS, of_counts, "lines"),
+    Table("docs/accelerators.md", "kernels", COUNTS_KERNELS, of_kernels, "lines"),
     Table("docs/accelerators.md", "compiled", COUNTS_COMPILED, of_compiled, "lines"),
     Table("docs/accelerators.md", "programs", COUNTS_JAX, of_programs, "lines"),
     Table("docs/accelerators.md", "examples", COUNTS_EXAMPLES, of_examples, "lines"),

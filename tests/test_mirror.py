@@ -38,6 +38,7 @@ TESTED_ELSEWHERE = {
 OF_THE_REPOSITORY = {
     "architecture",
     "changed_tests",
+    "counts_kernels",
     "docs",
     "examples",
     "gallery",
