@@ -11,7 +11,9 @@ import published_source
 # A second look: tests/parity/test_declearn.py compares the same modules.
 pytestmark = pytest.mark.slow
 
+# PyTorch imports Triton if it is there, and the process ends if TensorFlow was imported before it.
 PLUGIN = """
+import triton
 import gradclip.integrations.declearn
 from declearn.optimizer import list_optim_modules
 

@@ -159,13 +159,13 @@ class AdaptiveNorm:
         if _on_device(norm):
             _check_untraced(norm)
         value = norm if _on_device(norm) else float(norm)
-        finite, above, spike, _ = shown
-        skips = self.skip_above < math.inf
-        skipped = spike if skips else False
+        finite, above, skipped, final = shown
+        if final and self.skip_above == math.inf:
+            skipped = False  # known here: on a device it would take operations
         if nonfinite.blanks:
             skipped = skipped | (finite == 0)
         history = self.rule.observe(self._beside(norm, value), value)
-        more = {"steps": 1, "clipped": above & (spike == 0) if skips else above, "skipped": skipped}
+        more = {"steps": 1, "clipped": above & (skipped == 0), "skipped": skipped}
         self._counts = {name: count + more[name] for name, count in self._counts.items()}
         self._order, self._history, self.norm, self.threshold = order, history, norm, threshold
 
