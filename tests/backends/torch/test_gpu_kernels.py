@@ -68,11 +68,10 @@ def test_any_address_and_length(launched, dtype, shift):
         view = flat[shift : shift + size]
         norm = measured([view], 1)[2] if size else torch.zeros(())
         assert Fraction(float(norm)) == pytest.approx(power_of_norm(values([view]), 1), rel=1e-13)
-        before, (first, *_) = flat.clone(), [0.5]
+        before = flat.clone()
         found = described([view])
         table = table_of(found)
-        table.scale(found.addresses, factors=torch.tensor([[first, 1.0]]), whole=True)
-        flat[:shift].eq(before[:shift]).all()
+        table.scale(found.addresses, factors=torch.tensor([[0.5, 1.0]]), whole=True)
         assert torch.equal(view, (before[shift : shift + size].float() * 0.5).to(dtype))
         assert torch.equal(flat[:shift], before[:shift])
         assert torch.equal(flat[shift + size :], before[shift + size :])
