@@ -48,7 +48,7 @@ def test_linux_runs_everything():
 def test_linux_has_what_everything_needs():
     packages = installed("\n".join(commands("linux")))
     needed = installed(CI_RUN.read_text("utf-8"))
-    assert needed == {"chromium", "clang-14"}
+    assert {"chromium", "clang-14"} <= needed
     assert needed | {"python3.11-dev", "python3.11-venv"} <= packages
     assert JOBS["linux"]["container"].startswith("python:3.12-")
 
