@@ -1,6 +1,7 @@
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 VENV := .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist worksteal
 # Python compiles modules when it first imports them; pip would compile thousands that are never imported.
 INSTALL := pip --disable-pip-version-check --quiet install --no-compile
 PIP := $(BIN)/$(INSTALL)
@@ -12,14 +13,15 @@ NATIVE := CMakeLists.txt $(wildcard src/gradclip/native/*.cpp src/gradclip/nativ
 DEMO ?=
 COMPILERS ?= g++ clang++-14
 MINUTES ?= 30
+SEED := $(or $(SEED),$(shell date +%s))
 GPU ?=
 TRIAL ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
+.PHONY: help demo test test-all shuffle times ci trainers check attack lint docs look parity bench accelerators gpu gpu-wheels gpu-rehearsal wheel portable release compilers versions sanitize clean
 
 # Tests and timings need the kernels. The demo and the linters do not.
-test test-all check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
+test test-all shuffle times check attack parity bench wheel release sanitize lucid trainers: export GRADCLIP_REQUIRE_NATIVE = 1
 
 # Compiling the frameworks' Python modules again for each of the processes that tests start takes minutes.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,14 +32,22 @@ help:  ## Show this menu
 demo: .venv-demo/ready  ## Train a network at several learning rates, with and without clipping; DEMO="--steps 50" for a short run
 	.venv-demo/bin/gradclip demo $(DEMO)
 
-test: $(VENV)/ready  ## Set up and run the tests, with each value of each parameter once
-	$(BIN)/python -m pytest -m "quick and not gpu" --numprocesses 2 --dist worksteal
-	@$(MAKE) --no-print-directory lucid
+test: $(VENV)/ready  ## Set up and run the tests that are quick: each value of each parameter once
+	$(PYTEST) -m "quick and not gpu"
 
 test-all: $(VENV)/ready  ## Run all tests, with every combination of parameters; Lucid's and the trainers' in their own environments
-	$(BIN)/python -m pytest --numprocesses 2 --dist worksteal
+	$(PYTEST) -p processor_time
 	@$(MAKE) --no-print-directory lucid
 	@$(MAKE) --no-print-directory trainers
+
+shuffle: $(VENV)/ready  ## Run all tests in a random order, which is printed; SEED=7 for that order again
+	PYTHONHASHSEED=$(SEED) $(PYTEST) -p pytest_randomly --randomly-seed $(SEED) --randomly-dont-reset-seed
+
+times: $(VENV)/ready  ## Measure all tests, and write the slow ones to tests/times.json, by which `make test` chooses
+	$(PYTEST) -p processor_time --write-times
+
+ci:  ## Run what CI runs on a clean clone of the last commit, and say what failed and how to repeat it; IN=FOLDER for a place
+	$(PYTHON) scripts/ci.py $(IN)
 
 trainers: $(TRAINERS)/ready  ## Run short trainings by Lightning, Hugging Face, DeepSpeed and Flower, in an environment of their own
 	$(TRAINERS)/bin/python -m pytest -c /dev/null --rootdir . --confcutdir tests/trainers -p no:cacheprovider tests/trainers

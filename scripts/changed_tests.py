@@ -15,19 +15,19 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests"
 ROOM = ROOT / "src" / "gradclip"
 # How the code is laid out: a change of any file may break these.
-ALWAYS = ("tests/test_layering.py", "tests/test_mirror.py")
+ALWAYS = ("tests/repository/test_layering.py", "tests/repository/test_mirror.py")
 # Files and folders whose tests have other names.
 SPECIAL = {
-    "CHANGELOG.md": ["tests/test_docs.py"],
-    "CONTRIBUTING.md": ["tests/test_docs.py"],
+    "CHANGELOG.md": ["tests/repository/test_pages.py"],
+    "CONTRIBUTING.md": ["tests/repository/test_pages.py"],
     "README.md": ["tests/test_readme.py"],
-    "docs": ["tests/test_docs.py", "tests/test_architecture.py"],
+    "docs": ["tests/test_docs.py", *(f"tests/repository/test_{name}.py" for name in ("architecture", "pages"))],
     "examples": ["tests/test_examples.py"],
-    "scripts/changed_tests.py": ["tests/test_changed_tests.py"],
-    "scripts/mirror.py": ["tests/test_changed_tests.py"],
+    "scripts/changed_tests.py": ["tests/repository/test_changed_tests.py"],
+    "scripts/mirror.py": ["tests/repository/test_changed_tests.py"],
     "scripts/structure.py": [],
     "src/gradclip/native": ["tests/native"],
-    "tests/conftest.py": ["tests/test_quick.py"],
+    "tests/conftest.py": ["tests/repository/test_quick.py"],
     "tests/gpu": [],
     "tests/oracle": ["tests/oracle/test_oracle.py"],
     "tests/keras_backends": ["tests/integrations/test_keras.py"],
@@ -35,7 +35,7 @@ SPECIAL = {
     "tests/sharded_jax": ["tests/distributed/test_mesh_axes.py"],
     "tests/site": [],
     "tests/trainers": [],
-    "zensical.toml": ["tests/test_docs.py", "tests/test_site_pages.py"],
+    "zensical.toml": ["tests/repository/test_pages.py", "tests/repository/test_site_pages.py"],
 }
 MOST = 10
 """Test files that are run where one helper changes; the rest are left to `make test`."""
@@ -67,10 +67,10 @@ def of_file(name):
 
 
 def of_module(path):
-    """Return the test files of a module, or those that tests/test_mirror.py names where it has none of its own."""
+    """Return the test files of a module, or those that tests/repository/test_mirror.py names where it has none."""
     inside = path.relative_to(ROOM).with_suffix("")
     name = str(inside.with_name("init") if inside.name == "__init__" else inside)
-    elsewhere = runpy.run_path(str(TESTS / "test_mirror.py"))["TESTED_ELSEWHERE"].get(name, "")
+    elsewhere = runpy.run_path(str(TESTS / "repository" / "test_mirror.py"))["TESTED_ELSEWHERE"].get(name, "")
     return [in_repository(file) for file in tests_of(name, TESTS, modules(ROOM) | kernels(ROOM))] or re.findall(
         r"\S+\.py", elsewhere
     )

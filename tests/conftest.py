@@ -8,7 +8,6 @@ os.environ.setdefault("GRADCLIP_GPU_KERNELS", "0")
 
 import pytest
 
-from frameworks import WITH_FLOAT32, by_name
 from quick import pytest_collection_modifyitems  # noqa: F401
 
 # Those of Keras need a backend, which integrations/test_keras.py chooses, and the others need eight devices from JAX's
@@ -18,12 +17,23 @@ if "device_count=8" not in os.environ.get("XLA_FLAGS", ""):
     collect_ignore.append("sharded_jax")
 
 
+def pytest_collectstart(collector):
+    """Import PyTorch before TensorFlow: Triton's library, which PyTorch loads, aborts after TensorFlow's."""
+    if isinstance(collector, pytest.Module) and collector.path.parent.name != "repository":
+        import frameworks  # noqa: F401
+
+
 def pytest_collection_finish():
     """Let garbage collections pass over what was there before the tests: frameworks, and thousands of tests."""
     gc.collect()
     gc.freeze()
 
 
-@pytest.fixture(params=WITH_FLOAT32, ids=by_name)
-def framework(request):
-    return request.param
+def pytest_generate_tests(metafunc):
+    """Give `framework` to tests that choose none themselves. Other tests need not wait for their imports."""
+    if "framework" in metafunc.fixturenames and not any(
+        "framework" in mark.args[0] for mark in metafunc.definition.iter_markers("parametrize")
+    ):
+        from frameworks import WITH_FLOAT32, by_name
+
+        metafunc.parametrize("framework", WITH_FLOAT32, ids=by_name)

@@ -1,10 +1,20 @@
-"""Which of the collected tests `make test` runs. The others are run by `make test-all`."""
+"""Which of the collected tests `make test` runs. The others are run by `make test-all`.
 
+`tests/times.json` has the processor seconds of each case that takes `CHEAP` or more; `make times` writes it. Of each
+function as few cheap cases as have every value that a cheap case has. Of a function without a cheap case the cheapest,
+if that takes less than `DEAR`. Of a file that would run nothing the cheapest case, whatever it takes.
+"""
+
+import json
 from collections.abc import Hashable, Iterable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+CHEAP, DEAR = 0.2, 1.0
+TIMES = Path(__file__).parents[1] / "times.json"
 # Of these no case may be passed over.
 EVERY_CASE_IN = ("tests/exact/", "tests/native/")
 EVERY_CASE_OF = ("after_error", "every_case")
@@ -20,12 +30,45 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def chosen(items: Iterable[Any]) -> list[Any]:
-    """Return the items that `make test` runs, which depend only on the items and their order."""
-    tests: dict[str, list[Any]] = {}
+    """Return the items that `make test` runs, which depend only on the items, their order and the times."""
+    files: dict[str, dict[str, list[Any]]] = {}
     for item in items:
         if item.get_closest_marker("slow") is None:
-            tests.setdefault(function_of(item), []).append(item)
-    return [item for cases in tests.values() for item in (cases if every_case(cases[0]) else each_value_once(cases))]
+            files.setdefault(file_of(item), {}).setdefault(function_of(item), []).append(item)
+    return [item for functions in files.values() for item in of_file(functions.values())]
+
+
+def of_file(functions: Iterable[list[Any]]) -> list[Any]:
+    """Return the cases of a file that are run, at least one."""
+    picked = [case for cases in functions for case in of_function(cases)]
+    return picked or [min((case for cases in functions for case in cases), key=seconds)]
+
+
+def of_function(cases: list[Any]) -> list[Any]:
+    """Return the cases of a function that are run."""
+    cheap = [case for case in cases if seconds(case) < CHEAP]
+    if cheap:
+        return cheap if every_case(cases[0]) else list(each_value_once(cheap))
+    cheapest = min(cases, key=seconds)
+    return [cheapest] if seconds(cheapest) < DEAR else []
+
+
+@cache
+def times() -> dict[str, dict[str, float]]:
+    """Return the seconds of the cases that are not cheap, by file."""
+    found: dict[str, dict[str, float]] = json.loads(TIMES.read_text())
+    return found
+
+
+def seconds(item: Any) -> float:
+    """Return what a case takes; nothing if it is cheap or not known."""
+    file, _, case = item.nodeid.partition("::")
+    return times().get(file, {}).get(case, 0.0)
+
+
+def file_of(item: Any) -> str:
+    """Return the name of the file that a test is in."""
+    return item.nodeid.partition("::")[0]
 
 
 def function_of(item: Any) -> str:
@@ -34,7 +77,7 @@ def function_of(item: Any) -> str:
 
 
 def every_case(item: Any) -> bool:
-    """Say whether all cases of the item's function are chosen."""
+    """Say whether all cheap cases of the item's function are chosen."""
     return item.nodeid.startswith(EVERY_CASE_IN) or any(map(item.get_closest_marker, EVERY_CASE_OF))
 
 

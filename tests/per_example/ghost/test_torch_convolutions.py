@@ -12,6 +12,8 @@ from gradclip.per_example.ghost.records import Made
 from gradclip.per_example.ghost.torch_taps import TorchTaps
 from tapped_torch import distance, gradients_by_loop, tapped_gradients, with_aux
 
+# PyTorch says it once in a process.
+pytestmark = pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel lengths:UserWarning")
 DTYPE = torch.float64
 
 

@@ -4,13 +4,15 @@ Those of a folder's `__init__.py` are `tests/a/test_init.py`.
 """
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from mirror import kernels, module_of, modules
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 ROOM = TESTS.parent / "src" / "gradclip"
 
 # Modules without a test file of their own, and why.
@@ -34,26 +36,17 @@ TESTED_ELSEWHERE = {
     "integrations/lightning": "needs Lightning, by which tests/trainers/test_lightning.py trains",
     "integrations/transformers": "needs transformers, by which tests/trainers/test_transformers.py trains",
 }
-# Tests of the repository itself: of its pages, its examples, and how it is laid out.
-OF_THE_REPOSITORY = {
-    "architecture",
-    "changed_tests",
+# Tests of programs beside the library, and of what pages and examples do.
+OF_PROGRAMS = {
     "counts_kernels",
     "docs",
     "examples",
     "gallery",
     "gpu_benchmark",
-    "gpu_script",
-    "layering",
-    "mirror",
-    "portable",
-    "quick",
+    "hops",
     "readme",
-    "release",
     "scenarios",
-    "site_pages",
     "training",
-    "workflow",
 }
 # Folders of tests that mirror nothing: helpers, and tests of a kind of their own.
 OTHER_FOLDERS = {
@@ -63,6 +56,7 @@ OTHER_FOLDERS = {
     "keras_backends",
     "oracle",
     "parity",
+    "repository",
     "sharded_jax",
     "site",
     "support",
@@ -90,7 +84,7 @@ def test_every_module_has_its_test_file():
 
 
 def test_every_test_file_names_a_module():
-    names = modules(ROOM) | kernels(ROOM) | OF_THE_REPOSITORY
+    names = modules(ROOM) | kernels(ROOM) | OF_PROGRAMS
     assert without_module(TESTS, names) == []
 
 
@@ -111,3 +105,13 @@ def test_files_are_told_from_each_other(tmp_path):
     (tests / "test_norm.py").touch()
     assert without_test(tests, modules(room)) == {"a/clip", "norms"}
     assert without_module(tests, modules(room)) == ["test_norm.py"]
+
+
+def test_tests_of_the_repository_need_no_framework():
+    missing = "import sys; sys.modules.update(dict.fromkeys(('jax', 'keras', 'tensorflow', 'torch')))"
+    collect = (
+        "import pytest; sys.exit(pytest.main(['--collect-only', '-q', '-p', 'no:cacheprovider', 'tests/repository']))"
+    )
+    command = [sys.executable, "-c", f"{missing}; {collect}"]
+    found = subprocess.run(command, cwd=TESTS.parent, capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout

@@ -12,7 +12,7 @@ WORKFLOW = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text(
 JOBS = WORKFLOW["jobs"]
 CI_RUN = ROOT / ".ci" / "run"
 TARGETS = set(re.findall(r"^([a-z-]+):(?!=)", (ROOT / "Makefile").read_text("utf-8"), re.M))
-MAKE = re.compile(r"^\s*make ([\w-]+)", re.M)
+MAKE = re.compile(r"^\s*(?:part )?make ([\w-]+)", re.M)
 APT = re.compile(r"apt-get install ([^;\n]+)")
 
 

@@ -14,7 +14,7 @@ from changed_tests import ALWAYS, of_file, selected
         ("src/gradclip/tree.py", ["tests/test_tree.py", "tests/test_tree_prefixes.py"]),
         ("src/gradclip/clip.py", ["tests/test_clip.py", "tests/test_clip_everywhere.py"]),
         ("src/gradclip/__init__.py", ["tests/test_init.py"]),
-        ("src/gradclip/__main__.py", ["tests/cli/test_app.py"]),  # as tests/test_mirror.py says
+        ("src/gradclip/__main__.py", ["tests/cli/test_app.py"]),  # as tests/repository/test_mirror.py says
         ("src/gradclip/native/reductions.hpp", ["tests/native"]),
         ("src/gradclip/py.typed", []),
         ("tests/core/test_rules.py", ["tests/core/test_rules.py"]),
@@ -22,8 +22,8 @@ from changed_tests import ALWAYS, of_file, selected
         ("tests/sharded_jax/layouts.py", ["tests/distributed/test_mesh_axes.py"]),
         ("tests/oracle/trees.py", ["tests/oracle/test_oracle.py"]),
         ("README.md", ["tests/test_readme.py"]),
-        ("zensical.toml", ["tests/test_docs.py"]),
-        ("docs/monitor.md", ["tests/test_docs.py", "tests/test_architecture.py"]),
+        ("zensical.toml", ["tests/repository/test_pages.py"]),
+        ("docs/monitor.md", ["tests/test_docs.py", "tests/repository/test_architecture.py"]),
         ("Makefile", []),
     ],
 )
