@@ -100,6 +100,7 @@ def test_a_call_for_some_of_the_parameters_may_be_meant():
 
 
 @pytest.mark.after_error
+@pytest.mark.filterwarnings("error::gradclip.ClippingWarning")
 def test_a_warning_that_is_an_error_changes_nothing():
     weight = torch.nn.Parameter(torch.zeros(2))
     weight.grad = GRADIENT.clone()
