@@ -4,8 +4,8 @@ python tests/oracle/run.py --write | --check | --show [--only PARTS OF NAMES] [-
 
 A name tells the function, framework, dtype, order, policy, kind of threshold, kind of values and number of a case:
 --only /clip_by_layer_norm/ selects a function, --only /torch/ a framework. `--against` makes the calls that differ
-again with another copy of the source, and prints both outcomes. Compiled calls, and those of torch-device,
-PrivateQuantile and fold_into, depend on the processor: elsewhere compare them with a copy of the old source.
+again with another copy of the source, and prints both outcomes. Compiled calls and those of torch-device depend on
+the processor: elsewhere compare them with a copy of the old source.
 """
 
 import argparse

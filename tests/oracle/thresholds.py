@@ -1,8 +1,6 @@
-"""Thresholds that follow, monitors, and the self-test of private sums."""
+"""Clipping in place with thresholds that follow and with monitors."""
 
 import math
-
-import numpy as np
 
 import gradclip
 from oracle import drawing
@@ -41,48 +39,6 @@ def following(given):
     return [seen, counts, max_norm.max_norm, max_norm.history, restored.history, max_norm.state_dict()]
 
 
-def quantile(given):
-    """Let a history follow norms by hand, for one norm or for several layers at once."""
-    drawn, layers = rule(given), given.case.index % 3 == 0
-    shape = (2,) if layers else ()
-    like = given.engine.from_numpy(np.zeros((), drawing.numpy_dtype(given.real_dtype)))
-
-    def steps(norms):
-        history = drawn.init(like, shape)
-        seen = []
-        for place in range(STEPS):
-            history = drawn.observe(history, norms[place])
-            seen.append(drawn.max_norm(history))
-        return seen, history
-
-    numbers = drawing.real_values(given.rng, "float32", STEPS * (2 if layers else 1), given.case.values)
-    norms = given.engine.from_numpy(np.abs(numbers).astype(np.float32).reshape(STEPS, *shape))
-    return [given.engine.over(steps)(norms), drawn.recovery_steps, repr(drawn)]
-
-
-def private(given):
-    """Let a private threshold follow fractions."""
-    drawn = gradclip.PrivateQuantile(
-        target=drawing.one_of(given.rng, (0.25, 0.5, 0.9)),
-        learning_rate=drawing.one_of(given.rng, (0.25, 1.0, 10.0)),
-        initial=1.0,
-        lower=drawing.one_of(given.rng, (2.0**-20, 0.75)),
-        upper=drawing.one_of(given.rng, (4.0, 1e30)),
-    )
-
-    def steps(fractions):
-        state, seen = drawn.init(fractions), []
-        for place in range(STEPS):
-            state = drawn.observe_fraction(state, fractions[place])
-            seen.append([drawn.max_norm(state), state])
-        return seen
-
-    drawn_fractions = (given.rng.randint(-8, 24, STEPS) / 16).astype(np.float32)
-    if given.case.values == "nan":
-        drawn_fractions[2] = np.nan
-    return [given.engine.over(steps)(given.engine.from_numpy(drawn_fractions)), drawn.gradient_noise(1.0, 16.0)]
-
-
 def monitored(given):
     """Clip several steps with a monitor, and read all that it has."""
     told = []
@@ -113,22 +69,8 @@ def monitored_following(given):
     return [held, monitor.records, monitor.counts, monitor.layers]
 
 
-def check_sensitivity(given):
-    """Test a sum that keeps its promise, or one that does not."""
-    examples = given.engine.from_numpy(drawing.leaf(given.rng, given.real_dtype, (5, 3), "ordinary"))
-    factor = drawing.one_of(given.rng, (1.0, 1.0, 1.5))
-
-    def clipped(batch):
-        return gradclip.per_example_clip(batch, 1.0)[0] * factor
-
-    found = gradclip.check_sensitivity(clipped, examples, 1.0 + 2.0**-10, trials=1, seed=given.case.index)
-    return [found.sensitivity, found.cases, str(found)]
-
-
 CALLS = {
     "AdaptiveNorm": following,
     "Monitor": monitored,
     "Monitor of AdaptiveNorm": monitored_following,
 }
-RULES = {"QuantileThreshold": quantile, "PrivateQuantile": private}
-SELF_TEST = {"check_sensitivity": check_sensitivity}
